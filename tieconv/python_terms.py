@@ -9,7 +9,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
-_WORD = r"(?:\$?'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\s'\"])+"
+_WORD = r"(?:(?<=\w)'(?=\w)|\$?'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\s'\"]|['\"])+"
+"""A word of a shell or of a sentence; an apostrophe within a word opens no quotation."""
 _MARKS = ",;:)"
 
 FUNCTIONS = {
@@ -92,7 +93,7 @@ def _command(tokens: list[str], at: int) -> tuple[int, str] | None:
     _, verb, mark = _bare(tokens[at + 2])
     if verb not in FUNCTIONS:
         return None
-    end, given, options = at + 3, list[str](), dict[str, str]()  # options by keyword
+    end, values, options = at + 3, list[str](), dict[str, str]()  # options by keyword
     while not mark and end + 1 < len(tokens):
         before, word, following = _bare(tokens[end + 1])
         if before:
@@ -103,21 +104,21 @@ def _command(tokens: list[str], at: int) -> tuple[int, str] | None:
                 return None
             end += width
             mark = _bare(tokens[end - 1])[2]
-        elif not options and len(given) < _POSITIONALS.get(verb, 1) and not _is_prose(tokens, end + 1, given, verb):
-            given.append(word)
+        elif not options and len(values) < _POSITIONALS.get(verb, 1) and not _is_prose(tokens, end + 1, values, verb):
+            values.append(word)
             end, mark = end + 2, following
         else:
             break
-    return end, f"{lead}{_call(verb, given, options)}{mark}"
+    return end, f"{lead}{_call(verb, values, options)}{mark}"
 
 
-def _is_prose(tokens: list[str], at: int, given: list[str], verb: str) -> bool:
+def _is_prose(tokens: list[str], at: int, values: list[str], verb: str) -> bool:
     """Return whether a word belongs to a sentence: `tieconv dedup on what it writes`."""
-    if not given and verb in ("set-tie", "bias"):
+    if not values and verb in ("set-tie", "bias"):
         return False
     _, word, mark = _bare(tokens[at])
     follows = tokens[at + 2] if at + 2 < len(tokens) and not mark else "-"
-    return re.fullmatch(r"[a-z]+", word) is not None and not follows.startswith("-")
+    return re.fullmatch(r"[a-z]+(?:'[a-z]*)?", word) is not None and not follows.startswith("-")
 
 
 def _take(option: str, tokens: list[str], options: dict[str, str]) -> int | None:
@@ -129,23 +130,23 @@ def _take(option: str, tokens: list[str], options: dict[str, str]) -> int | None
         return 2
     if option not in VALUES or len(tokens) < 3:
         return None
-    first, _, other = _bare(tokens[2])[1].partition("|")
+    first, _, others = _bare(tokens[2])[1].partition("|")
     options[keyword(option)] = _value(first)
-    if other:
-        options[_ELSE] = f" (or {keyword(option)}={' or '.join(map(_value, other.split('|')))})"
+    if others:
+        options[_ELSE] = f" (or {keyword(option)}={' or '.join(map(_value, others.split('|')))})"
     return 4
 
 
-def _call(verb: str, given: list[str], options: dict[str, str]) -> str:
-    graph = "head_form" in options or any(word.strip("'").endswith(".onnx") for word in given)
+def _call(verb: str, values: list[str], options: dict[str, str]) -> str:
+    graph = "head_form" in options or any(word.strip("'").endswith(".onnx") for word in values)
     function = _OF_GRAPHS.get(verb, FUNCTIONS[verb]) if graph else FUNCTIONS[verb]
-    if not given and not options:
+    if not values and not options:
         return f"tieconv.{function}"
     otherwise = options.pop(_ELSE, "")
     writing = {name: value for name, value in options.items() if name in OF_WRITING}
     if verb == "convert":
-        given, options = [], {**({"path": _value(given[0])} if given else {}), **options}
-    own = [*map(_value, given), *(f"{name}={value}" for name, value in options.items() if name not in writing)]
+        values, options = [], {**({"path": _value(values[0])} if values else {}), **options}
+    own = [*map(_value, values), *(f"{name}={value}" for name, value in options.items() if name not in writing)]
     written = [writing.pop("out")] if "out" in writing else []
     written += [f"{name}={value}" for name, value in writing.items()]
     return f"tieconv.{function}({', '.join(own)})" + (f".execute({', '.join(written)})" if written else "") + otherwise

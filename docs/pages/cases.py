@@ -10,7 +10,7 @@ from pathlib import Path
 from fixtures.cases import CASES, Case, Message, Status
 from pages.rules import anchor
 from tieconv import api
-from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES
 from tieconv.text import shown
@@ -94,7 +94,7 @@ def _finding(finding: Finding, source: Path) -> list[str]:
     text = _without(finding.message, source)
     lines = [f"{finding.level} [{finding.rule}](rules.md{target}): {_marked(text)}", ""]
     if finding.remedy:
-        note = "" if finding.remedy.safe else " (yours to decide: it changes, or settles, what the model computes)"
+        note = "" if finding.remedy.safe else f" {REVIEW_FIRST}"
         lines += [f"Fix: `{_without(finding.remedy.command, source)}`{note}", ""]
     return lines
 

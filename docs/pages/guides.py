@@ -97,8 +97,8 @@ def _environment(work: Path) -> dict[str, str]:
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {name: os.environ[name] for name in ("HOME", "OMP_NUM_THREADS") if name in os.environ}
-    return kept | {
+    inherited = {name: os.environ[name] for name in ("HOME", "OMP_NUM_THREADS") if name in os.environ}
+    return inherited | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONWARNINGS": "ignore::FutureWarning",

@@ -183,7 +183,7 @@ def test_the_command_comes_with_what_it_asks_for_first(model: Copy) -> None:
             tieconv.plan_retie(path)
         told = retie_of(path)
         assert told.startswith("Yes, nothing is lost") and f"Before that, {step}" in told
-        assert caught.value.hint is not None and caught.value.hint in told
+        assert caught.value.command_hint and caught.value.command_hint in told
     tieconv.plan_retie(folder, drop_other_formats=True)
 
 

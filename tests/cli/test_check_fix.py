@@ -108,7 +108,9 @@ def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     before = snapshot(folder)
     result = run("check --fix", folder, "-o", tmp_path / "out")
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
-    assert "left: TIE003: tieconv retie" in result.stderr and "review first" in result.stderr
+    assert (
+        "left: TIE003: tieconv retie" in result.stderr and "review first: changes the model's outputs" in result.stderr
+    )
     assert "no safe remedy to apply for what counts, so nothing was written for it" in result.stderr
     assert snapshot(folder) == before
 

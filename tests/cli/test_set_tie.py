@@ -106,7 +106,7 @@ def test_a_loss_is_refused_and_can_be_forced(model, tmp_path: Path, name: str, f
     assert why in refused(f"set-tie {flag}", folder, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     result = ok(f"set-tie {flag} --force", folder, "-o", tmp_path / "out")
-    assert "not function-preserving" in result.stderr
+    assert "review first" in result.stderr
     assert levels(tmp_path / "out") == [flag == "true"]
 
 
@@ -185,7 +185,7 @@ def sign_of_zero(stored) -> None:
         (cast, "equal after a cast"),
         (sign_of_zero, "sign of zeros"),
         (lambda stored: stored.update({H: stored.pop(E)}), "is absent and another name of its group is stored"),
-        (lambda stored: stored.update({H: stored[E][:100].clone()}), "shape [100, 32] against [192, 32]"),
+        (lambda stored: stored.update({H: stored[E][:100].clone()}), "the shapes are [100, 32] and [192, 32]"),
         (lambda stored: stored.pop(E), "neither"),
     ],
 )
@@ -244,7 +244,7 @@ def test_python_api(model, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["set-tie true", "set-tie auto", "retie"])
 def test_an_absent_head_that_is_decided_is_told(model, line: str) -> None:
     """Nothing in an untied model without a head says what the head is: the plan says what it becomes."""
-    note = f"{H} was not stored although the config says untied"
+    note = f"transformers 4 and 5 load {H} with random numbers now and with the values of {E} afterwards"
     assert note in ok(line, model("llama-headless-config")).stdout
     assert note not in ok(line, model("llama-tied")).stdout
 

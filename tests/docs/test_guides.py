@@ -65,8 +65,8 @@ def test_every_block_is_run_or_says_that_it_is_not(path: Path) -> None:
 def _shown(path: Path) -> list[str]:
     """Return each `tieconv` command of a page's shell blocks, as far as the first operator of the shell."""
     blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    found = re.findall(r"^\s*(tieconv [^#\n|&>;]+)", "\n".join(blocks), re.MULTILINE)
-    return [command.strip() for command in found]
+    commands = re.findall(r"^\s*(tieconv [^#\n|&>;]+)", "\n".join(blocks), re.MULTILINE)
+    return [command.strip() for command in commands]
 
 
 SHOWN = [command for path in PAGES for command in _shown(path)]

@@ -36,7 +36,7 @@ def step(module: str) -> str | None:
         return None
     if module in SCREEN or not folder or folder in SINGLY:
         return module
-    return f"{folder}/" if room in ("execute", "onnx") else f"{room}/"
+    return f"{folder}/" if room in ("execute", "onnx", "plans") else f"{room}/"
 
 
 class Walk:

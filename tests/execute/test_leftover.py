@@ -172,17 +172,17 @@ DOUBTFUL = [
     (fifo_marker, "owner is not a regular file"),
     (directory_marker, "owner is not a regular file"),
     (symlink, "it is a symlink"),
-    (open_to_the_group, "other users may write to it"),
-    (open_to_others, "other users may write to it"),
-    (marker_open_to_others, "other users may write to its file owner"),
+    (open_to_the_group, "other users have permission to write to it"),
+    (open_to_others, "other users have permission to write to it"),
+    (marker_open_to_others, "other users have permission to write to its file owner"),
     pytest.param(foreign_directory, "it belongs to another user", marks=needs_root),
     pytest.param(foreign_marker, "its file owner belongs to another user", marks=needs_root),
     (other_machine, "process 1 on another-machine may still be writing to it"),
     (living, "may still be writing to it"),
-    (unmarked, "it was not made by tieconv"),
-    (foreign_program, "it was not made by tieconv"),
-    (nested_marker, "it was not made by tieconv"),
-    (cut_marker_with_more, "it was not made by tieconv"),
+    (unmarked, "tieconv did not make it"),
+    (foreign_program, "tieconv did not make it"),
+    (nested_marker, "tieconv did not make it"),
+    (cut_marker_with_more, "tieconv did not make it"),
     (with_a_file, r"it holds thesis\.tex"),
     (new_is_a_symlink, "it holds new"),
     (new_is_a_hard_link, "it holds new"),
@@ -339,7 +339,7 @@ def test_a_directory_that_took_its_name(model: Path, tmp_path: Path) -> None:
         os.rename(planted, path / "new")
         return models.inspect(written)
 
-    with pytest.raises(DestinationError, match="was replaced by another program"):
+    with pytest.raises(DestinationError, match="another program replaced"):
         execute(models.retie(model), Target(out), reinspect=swap)
     assert not out.exists()
     assert models.digest(path / "new") == content

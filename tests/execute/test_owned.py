@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_nothing(
 def test_what_cannot_be_removed_is_told(tmp_path: Path, signals: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has its name, and the sentence says which directory is left and that the model is as it should be."""
     monkeypatch.setattr(Staging, "release", fail)
-    with pytest.raises(WriteFailedError, match=r"is left over: it could not be removed") as caught:
+    with pytest.raises(WriteFailedError, match=r"tieconv could not remove its staging directory") as caught:
         owning(tmp_path / "out", signals, lambda staging: (tmp_path / "out").mkdir())
     assert caught.value.code == "write.leftover"
     assert str(tmp_path / "out") in (caught.value.hint or "")
@@ -84,7 +84,7 @@ def test_a_refusal_removes_what_a_dead_run_left(tmp_path: Path) -> None:
 def test_a_written_model_is_there_of_a_leftover(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A retie that is written, with a directory beside it that is not removed."""
     monkeypatch.setattr(Staging, "release", fail)
-    with pytest.raises(WriteFailedError, match="left over"):
+    with pytest.raises(WriteFailedError, match="could not remove"):
         execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
     assert models.files_under(tmp_path / "out") == models.files_under(model)
 

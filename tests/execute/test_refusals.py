@@ -49,7 +49,7 @@ def test_existing_out_needs_overwrite(model: Path, tmp_path: Path) -> None:
     """An OUT that exists, even an empty directory, is not written without --overwrite."""
     (tmp_path / "out").mkdir()
     error = refused(models.retie(model), Target(tmp_path / "out"), DestinationError, "out.exists")
-    assert "--overwrite" in error.hint
+    assert "--overwrite" in error.command_hint
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_hub_cache_is_not_changed_in_place(tmp_path: Path) -> None:
     (repository / "blobs").mkdir(parents=True)
     snapshot = models.single(repository / "snapshots" / "abc")
     error = refused(models.retie(snapshot), Target(snapshot, in_place=True), RefusedError, "in-place.hub-cache")
-    assert "-o" in error.hint
+    assert "-o" in error.command_hint
 
 
 def test_linked_weights_are_not_changed_in_place(model: Path) -> None:
@@ -221,7 +221,7 @@ def test_mount_point_in_place(tmp_path: Path, mount: Mount) -> None:
         os.rename(path, top / path.name)
     source.rmdir()
     error = refused(models.retie(top), Target(top, in_place=True), RefusedError, "in-place.mount")
-    assert re.search("-o", error.hint)
+    assert re.search("-o", error.command_hint)
     execute(models.set_config(top), Target(top, in_place=True), reinspect=models.inspect)
     assert models.inspect(top).config.effective
     assert models.strays(tmp_path) == []
@@ -238,11 +238,11 @@ def test_out_in_the_hub_cache(model: Path, tmp_path: Path, inside: str, overwrit
     (tmp_path / "link").symlink_to(repository)
     before = models.digest(tmp_path)
     for root in (repository, tmp_path / "link"):
-        with pytest.raises(DestinationError, match="lies in the hub cache") as caught:
+        with pytest.raises(DestinationError, match="is in the Hub cache") as caught:
             execute(models.retie(model), Target(root / inside, overwrite=overwrite), reinspect=models.inspect)
         assert caught.value.code == "out.hub-cache"
         lone = models.retie(model / "model.safetensors")
-        with pytest.raises(DestinationError, match="lies in the hub cache"):
+        with pytest.raises(DestinationError, match="is in the Hub cache"):
             execute(lone, Target(root / f"{inside}.safetensors", overwrite=overwrite), reinspect=models.inspect)
     assert models.digest(tmp_path) == before
 
@@ -256,9 +256,9 @@ def test_shared_blobs_of_the_hub_cache(model: Path, tmp_path: Path) -> None:
     source.symlink_to(shared / "twin.safetensors")
     execute(models.retie(shared / "twin.safetensors"), Target(shared / "o.safetensors"), reinspect=models.inspect)
     (tmp_path / "hub" / "models--o--n").mkdir()
-    with pytest.raises(DestinationError, match="lies in the hub cache"):
+    with pytest.raises(DestinationError, match="is in the Hub cache"):
         execute(models.retie(shared / "twin.safetensors"), Target(shared / "p.safetensors"), reinspect=models.inspect)
-    with pytest.raises(RefusedError, match="hub cache"):
+    with pytest.raises(RefusedError, match="Hub cache"):
         execute(
             models.retie(shared / "twin.safetensors"),
             Target(shared / "twin.safetensors", in_place=True),

@@ -188,7 +188,7 @@ def test_a_copy_that_goes_wrong(model: Path, tmp_path: Path, monkeypatch: pytest
     [
         (Promises(False, ()), "tied"),
         (Promises(None, (TiePromise("other", True, (), ()),)), "other"),
-        (Promises(None, (TiePromise(models.EMBED, False, (), ()),)), "declared"),
+        (Promises(None, (TiePromise(models.EMBED, False, (), ()),)), "the written config declares tied = "),
         (Promises(None, (TiePromise(models.EMBED, True, (models.HEAD,), ()),)), models.HEAD),
         (Promises(None, (TiePromise(models.EMBED, True, (), (models.EMBED,)),)), models.EMBED),
     ],
@@ -209,7 +209,7 @@ def test_inspection_that_fails(model: Path, tmp_path: Path) -> None:
     def reinspect(_path: Path) -> Any:
         raise UnreadableError("no")
 
-    with pytest.raises(VerificationError, match="cannot be inspected: no"):
+    with pytest.raises(VerificationError, match="cannot inspect the written model: no"):
         execute(models.retie(model), Target(tmp_path / "out"), reinspect=reinspect)
     assert os.listdir(tmp_path) == ["source"]
 

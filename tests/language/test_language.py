@@ -10,7 +10,7 @@ MODULE = '''"""The first docstring of all."""
 
 # A comment of two
 # lines in all.
-LIMIT = 3
+LIMIT = 3  # a comment after code
 """What an attribute is for."""
 
 
@@ -31,6 +31,7 @@ def test_every_text_of_a_module_is_read_once():
         ("docstring", 10, "Return a long and useful sentence."),
         ("message", 11, "the file `x` has no head and no embedding"),
         ("comment", 3, "A comment of two lines in all."),
+        ("comment", 5, "a comment after code"),
     ]
 
 

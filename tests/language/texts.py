@@ -89,17 +89,18 @@ def _messages(tree: ast.AST, file: str, docstrings: set[int]) -> Iterator[Text]:
 
 
 def _comments(source: str, file: str) -> Iterator[Text]:
-    """Yield each run of comment lines as one text."""
+    """Yield each run of comment lines as one text, and each comment after code as another."""
     run: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or re.match(r"# (noqa|type:|pragma|fmt:)", token.string):
             continue
-        if run and token.start[0] != last + 1:
+        after_code = bool(token.line[: token.start[1]].strip())
+        if run and (after_code or token.start[0] != last + 1):
             yield Text("comment", file, first, " ".join(run))
             run = []
         first = first if run else token.start[0]
-        last = token.start[0]
+        last = 0 if after_code else token.start[0]
         run.append(re.sub(r"\s*# noqa.*", "", token.string.lstrip("# ")))
     if run:
         yield Text("comment", file, first, " ".join(run))

@@ -221,7 +221,7 @@ def test_a_disk_that_fills(replay: Replay, tmp_path: Path) -> None:
 def test_out_is_the_model(models: Path) -> None:
     """The hint names no option that the command lacks."""
     told = refused("export", models / "llama-tied", "-o", models / "llama-tied", "--overwrite")
-    assert "is the model itself" in told
+    assert "OUT is the model itself" in told
     assert "in-place" not in told
 
 
@@ -231,7 +231,7 @@ def test_out_is_looked_at_first(models: Path, tmp_path: Path) -> None:
     assert "exists" in refused("export", model, "-o", tmp_path)
     assert "exists" in refused("export --dry-run", model, "-o", tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    assert "holds no model" in refused("export --overwrite", model, "-o", tmp_path)
+    assert "does not contain a model" in refused("export --overwrite", model, "-o", tmp_path)
     assert snapshot(tmp_path) == {"notes.txt": b"mine"}
 
 

@@ -132,6 +132,14 @@ def test_differing_bias_copies_are_not_merged_or_stripped(tmp_path: Path) -> Non
     assert refusal(tieconv.plan_untie, path, bias="strip").code == "bias.copies-differ"
 
 
+@pytest.mark.parametrize("function", [tieconv.plan_untie, tieconv.plan_retie])
+def test_a_stripped_pair_of_biases_is_written(function, tmp_path: Path) -> None:
+    """Nothing of the pair is stored then, so the fresh inspection finds no group to prove."""
+    path = save(tmp_path / "m", flagged(BERT, True), bert(outer=np.zeros(8, "<f4")))
+    function(path, bias="strip").execute(tmp_path / "out")
+    assert not any("bias" in name for name in tieconv.inspect(tmp_path / "out").checkpoint.tensors)
+
+
 def test_stripping_a_known_zero_bias_says_what_follows(tmp_path: Path) -> None:
     """BERT's loader then reports it missing and starts it at zero, which is what was stored."""
     path = save(tmp_path / "m", flagged(BERT, True), bert(outer=np.zeros(8, "<f4")))

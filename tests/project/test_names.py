@@ -14,7 +14,20 @@ FOLDERS = (
         f"tieconv/{room}"
         for room in ("analysis", "api", "architectures", "checkpoint", "checks", "cli", "demo", "execute", "formats")
     ),
-    *(f"tieconv/{room}" for room in ("gate", "inspection", "loaders", "onnx", "reference", "reporters", "sources")),
+    *(
+        f"tieconv/{room}"
+        for room in (
+            "comparison",
+            "gate",
+            "inspection",
+            "loaders",
+            "onnx",
+            "plans",
+            "reference",
+            "reporters",
+            "sources",
+        )
+    ),
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tieconv").glob("*.py"))),
     *(f"tests/{room}" for room in ("bench", "bounds", "cases", "checkpoint", "checks", "cli", "demo", "docs")),
     *(f"tests/{room}" for room in ("formats", "gate", "hostile", "inspection", "mutants", "output", "project")),

@@ -29,7 +29,7 @@ SPOKEN = {
     "tieconv.plan_retie('m x', survivor='embed', force=True) (or survivor='head')",
     "choose: tieconv retie X --from embed|head --force": "choose: tieconv.plan_retie(X, survivor='embed', force=True) "
     "(or survivor='head')",
-    "add --drop-other-formats, which leaves the other out": "add drop_other_formats=True, which leaves the other out",
+    "add --drop-other-formats to leave out the other": "add drop_other_formats=True to leave out the other",
     "give another -o, or --overwrite": "give another out, or overwrite=True",
     "see: --fold-norm in place of --from and --max-kl": "see: fold_norm=True in place of survivor and max_kl",
     "keep it: --bias keep": "keep it: bias='keep'",
@@ -154,3 +154,11 @@ def test_without_a_hint_nothing_is_added() -> None:
     """No empty note."""
     error = tieconv.TieconvError("a file is gone")
     assert error.hint == error.command_hint == "" and not hasattr(error, "__notes__")
+
+
+@pytest.mark.parametrize(
+    "hint", ["give the model's directory instead of the file", "the models' files, the config's too", 'a " alone']
+)
+def test_an_apostrophe_is_no_quotation(hint: str) -> None:
+    """Every character of a sentence stays."""
+    assert python_terms.in_python(hint) == hint

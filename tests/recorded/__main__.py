@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.recorded.compare import KNOWN, Allowed, compare, report
+from tests.recorded.compare import KNOWN, Allowed, compare, report, without_sentences
 from tests.recorded.models import build
 from tests.recorded.record import record
 
@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     comparing.add_argument("before", type=Path, metavar="BEFORE.json")
     comparing.add_argument("after", type=Path, metavar="AFTER.json")
     comparing.add_argument("--allow", type=Path, default=KNOWN, metavar="FILE", help="known differences with reasons")
+    comparing.add_argument("--without-sentences", action="store_true", help="compare no messages, notes and screens")
     for command in (recording, comparing):
         command.add_argument("--only", metavar="TEXT", default="", help="only models whose name contains TEXT")
     comparing.set_defaults(run=_compare)
@@ -52,6 +53,8 @@ def _compare(options: argparse.Namespace) -> int:
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in (options.before, options.after))
     for recording in (before, after):
         recording["models"] = {name: one for name, one in recording["models"].items() if options.only in name}
+    if options.without_sentences:
+        before, after = without_sentences(before), without_sentences(after)
     return report(compare(before, after), Allowed.read(options.allow))
 
 

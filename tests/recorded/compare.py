@@ -77,6 +77,29 @@ def compare(before: Recording, after: Recording) -> Iterator[Difference]:
                 )
 
 
+SENTENCES = frozenset(("description", "detail", "effect", "error", "headline", "hint", "message", "note")) | frozenset(
+    ("notes", "reason", "refusal", "summary", "verdict", "why")
+)
+"""Keys whose values are sentences, and nothing that a program reads."""
+
+
+def without_sentences(recording: Recording) -> Recording:
+    """Return the recording without its sentences and screens: exit codes and the rest of each JSON stay.
+
+    That an answer is an error, and how many notes it has, stays too.
+    """
+    return {**recording, "answers": {digest: _bare(answer) for digest, answer in recording["answers"].items()}}
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, dict):
+        bare = {key: _bare(entry) for key, entry in value.items() if key not in SENTENCES and key != "stdout"}
+        if isinstance(value.get("stdout"), dict):
+            bare["stdout"] = _bare(value["stdout"])
+        return bare | {"error": bool(value["error"])} if "error" in value else bare
+    return [_bare(entry) for entry in value] if isinstance(value, list) else value
+
+
 def report(differences: Iterable[Difference], allowed: Allowed) -> int:
     """Print the differences by command and path, and return the exit code."""
     groups: dict[tuple[str, str], list[Difference]] = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from fixtures.cases import CASES
 from tests.conftest import ROOT
 from tests.recorded.__main__ import main
 from tests.recorded.commands import commands
-from tests.recorded.compare import ABSENT, KNOWN, Allowed, compare, report
+from tests.recorded.compare import ABSENT, KNOWN, Allowed, compare, report, without_sentences
 from tests.recorded.models import LIST, build
 from tests.recorded.record import Recording, record
 
@@ -143,6 +145,26 @@ def test_known_differences_are_allowed_with_a_reason(
     assert "allowed 1 × retie MODEL*: exit: seven is right" in capsys.readouterr().out
     known.write_text(json.dumps([{"command": "retie MODEL*", "path": "hint", "reason": "another path"}]))
     assert main(["compare", str(before), str(after), "--allow", str(known)]) == 1
+
+
+def _changed(recording: Recording, change: Callable[[dict[str, Any]], object]) -> Recording:
+    """Return the recording with each answer changed, under a new digest."""
+    changed = copy.deepcopy(recording)
+    for answer in changed["answers"].values():
+        change(answer)
+    changed["answers"] = {f"{digest}*": answer for digest, answer in changed["answers"].items()}
+    for model in changed["models"].values():
+        model["answers"] = {command: f"{digest}*" for command, digest in model["answers"].items()}
+    return changed
+
+
+def test_sentences_may_be_left_out(recording: Recording) -> None:
+    """Another sentence is then no difference, and another exit code is one."""
+    reworded = _changed(recording, lambda answer: "error" in answer and answer.update(error="another sentence"))
+    assert list(compare(recording, reworded))
+    assert not list(compare(without_sentences(recording), without_sentences(reworded)))
+    failing = _changed(recording, lambda answer: answer.update(exit=answer["exit"] + 1))
+    assert list(compare(without_sentences(recording), without_sentences(failing)))
 
 
 def test_a_part_is_compared(recording: Recording, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_text_groups_by_model_the_worst_first() -> None:
         "models/waived: ok, 1 finding waived",
     ]
     assert "  hint: fetch it" in text
-    assert text.count("(yours to decide: it changes, or settles, what the model computes)") == 1
+    assert text.count("(review first: changes the model's outputs)") == 1
 
 
 def test_one_clean_model_is_one_short_line() -> None:

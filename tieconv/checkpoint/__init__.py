@@ -1,1 +1,1 @@
-"""What a checkpoint is: frozen data, no tensor bytes, no input or output."""
+"""The facts about a checkpoint as frozen data: no tensor bytes, no input or output."""

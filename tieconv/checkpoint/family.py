@@ -1,4 +1,4 @@
-"""What an architecture ties, names, renames, biases and scales."""
+"""Facts about an architecture: what it ties, names, renames, biases and scales."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tieconv.checkpoint.value_type import record
 
 
 class Knowledge(StrEnum):
-    """Where the facts about an architecture come from."""
+    """Where the facts about an architecture are from."""
 
     TABLE = "table"  # measured on the class itself, shipped as data
-    PATTERN = "pattern"  # guessed from names and shapes
+    PATTERN = "pattern"  # derived from names and shapes
     NONE = "none"
 
 
 class Role(StrEnum):
-    """What a tie group is for."""
+    """The purpose of a tied group."""
 
     WORD_EMBEDDING = "word_embedding"
     OUTPUT_BIAS = "output_bias"
@@ -28,25 +28,25 @@ class Tying(StrEnum):
     """Whether the class can tie its output embedding to its input embedding."""
 
     CAN = "can"  # the flag decides
-    ALWAYS = "always"  # tied whatever the file says
-    NEVER = "never"  # a head of its own whatever the file says
+    ALWAYS = "always"  # always tied; config and file do not matter
+    NEVER = "never"  # always a separate head; config and file do not matter
     HEADLESS = "headless"  # no output embedding by design
 
 
 class FlagMeaning(StrEnum):
-    """What the tie flag does to the forward pass, beyond storage."""
+    """What the tie flag changes in the forward pass, besides storage."""
 
     STORAGE = "storage"  # nothing: equal tensors give equal logits under both values
-    SCALES = "scales"  # logits are multiplied by d_model**-0.5 exactly when the flag is true
-    DERIVES = "derives"  # as SCALES, through `scale_decoder_outputs` where the config names that key
+    SCALES = "scales"  # the class multiplies logits by d_model**-0.5 exactly when the flag is true
+    DERIVES = "derives"  # as SCALES, by `scale_decoder_outputs` if the config has that key
 
 
 @record
 class TieGroup:
     """Names (as stored in files) that the class makes one parameter.
 
-    ``canonical`` is the name that ``save_pretrained`` keeps; ``members`` are the others.
-    ``gated`` is true where ``tie_word_embeddings`` decides, false where the class always shares.
+    ``canonical`` is the name that ``save_pretrained`` keeps; ``members`` are the others. ``gated`` is true if
+    ``tie_word_embeddings`` decides, false if the class always shares.
     """
 
     role: Role
@@ -57,11 +57,11 @@ class TieGroup:
 
 @record
 class Part:
-    """The model inside a class that the config chooses by a nested ``model_type``, and that holds the head.
+    """The model within a class that has the head; a nested ``model_type`` in the config chooses it.
 
     ``level`` is its path in the config, ``start`` the prefix of its names in the file. ``architecture`` is the class
-    that transformers builds there and ``prefix`` that class's base model; both are empty where the head belongs to the
-    class around it. ``usual`` says that the class has this type of part by default.
+    that transformers builds there, ``prefix`` that class's base model. Both are empty if the head belongs to the
+    enclosing class. ``usual`` is true if this type of part is the default of the class.
     """
 
     level: str
@@ -74,15 +74,14 @@ class Part:
 
 @record
 class Family:
-    """What is known of one architecture class.
+    """Everything tieconv knows about one architecture class.
 
-    Names are names in the file. ``renames`` maps a file name to the name that the loader gives it in
-    memory, for the tensors named here, where the two differ. ``levels`` are the nested config paths
-    (dotted, without the top level) that hold or govern a tie flag, the governing one first. ``truth``
-    has one letter (``T``/``F``) for each (top, nested) pair, top running over absent, true, false and
-    for each of them nested over absent, true, false (nested = ``levels[0]``); three letters where the
-    config is flat. ``default_v4`` is what transformers 4 does with an absent flag, ``None`` where
-    transformers 4 has no such model.
+    Names are names in the file. ``renames`` maps a file name to the loader's name in memory, for the tensors named
+    here, if the two differ. ``levels`` are the nested config paths (dotted, without the top) that can hold a tie
+    flag, the deciding one first. ``truth`` has one letter (``T``/``F``) for each (top, nested) pair, nested =
+    ``levels[0]``. The values are absent, true and false, in this order; the nested one varies fastest. A flat config
+    has three letters. ``default_v4`` is what transformers 4 does with an absent flag, ``None`` if transformers 4 has no
+    such model.
     """
 
     architecture: str
@@ -102,37 +101,37 @@ class Family:
     meaning_v4: FlagMeaning
     meaning_v5: FlagMeaning
     level_v4: str | None = None  # the one level that transformers 4 reads the flag from ("" is the top)
-    named: bool = False  # the user named the pair: no guess is left
-    unflippable: str | None = None  # why a change of the flag means more than its tied names say
-    misfit: bool = False  # a head of its own has another shape than the table that the tied one uses
+    named: bool = False  # the user named the pair, so tieconv does not guess
+    unflippable: str | None = None  # why a change of the flag affects more than the tied names
+    misfit: bool = False  # a separate head has another shape than the table that a tied head uses
     part: Part | None = None  # the text part that the config chose
     pieces: tuple[str, ...] = ()  # stored tensors whose rows together are the input embedding
-    unlisted: bool = False  # no auto mapping of transformers has the class; transformers 4.48 was not measured with it
+    unlisted: bool = False  # no auto mapping of transformers has the class; not measured with transformers 4.48
     convention: str = ""  # the public project that gives a guessed pair these names
 
     @property
     def trusted(self) -> bool:
-        """Whether what ties is known: measured on the class, or named by the user."""
+        """Whether tieconv knows what ties: measured on the class, or named by the user."""
         return self.named or self.knowledge is Knowledge.TABLE
 
     @property
     def text_type(self) -> str:
-        """The model type of the language model: that of the part which holds the head, where the class has one."""
+        """The model type of the language model: that of the part with the head, if the class has one."""
         return self.part.model_type if self.part is not None and self.part.architecture else self.model_type
 
     @property
     def text_class(self) -> str:
-        """The class of the language model, as ``text_type``."""
+        """The class of the language model, chosen as in ``text_type``."""
         return (self.part.architecture if self.part is not None else "") or self.architecture
 
     @property
     def text_level(self) -> str:
-        """The path in the config of the language model's own config; empty where that is the whole config."""
+        """The path of the language model's config within the config; empty if that is the whole config."""
         return self.part.level if self.part is not None and self.part.architecture else ""
 
     @property
     def text_start(self) -> str:
-        """What the file's names of the language model start with."""
+        """The prefix of the language model's names in the file."""
         return self.part.start if self.part is not None and self.part.architecture else ""
 
     @property
@@ -142,5 +141,5 @@ class Family:
 
     @property
     def default_v5(self) -> bool:
-        """What transformers 5 does where no level declares the flag."""
+        """What transformers 5 does if no level declares the flag."""
         return self.truth[:1] == "T"

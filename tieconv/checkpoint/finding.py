@@ -1,4 +1,4 @@
-"""What a rule says about a model, and the command that mends it."""
+"""A rule's statement about a model, and the command that fixes the problem."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from enum import StrEnum
 from tieconv.checkpoint.value_type import record
 from tieconv.text import command, shell_word
 
+REVIEW_FIRST = "(review first: changes the model's outputs)"
+"""What is said of every remedy and every plan that may change the model."""
+
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -18,9 +21,9 @@ class Level(StrEnum):
 
 @record
 class Action:
-    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values.
+    """A command that writes, as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values.
 
-    The value of a bare flag is empty.
+    A flag without a value has an empty value.
     """
 
     verb: str
@@ -35,7 +38,7 @@ class Action:
 
 
 def _out(source: str) -> str:
-    """OUT beside a model in which the user stands: inside it nothing is written."""
+    """Return OUT beside the model if the working directory is the model: no command writes inside it."""
     steps = [step for step in source.split("/") if step not in ("", ".")]
     if steps and steps[-1].endswith(".index.json"):
         del steps[-1]
@@ -45,7 +48,7 @@ def _out(source: str) -> str:
 
 @record
 class Remedy:
-    """The next command; ``safe`` where it provably keeps the function. ``action`` is the command as data."""
+    """The next command; ``safe`` if it provably keeps the model's function. ``action`` is the command as data."""
 
     command: str
     safe: bool
@@ -54,7 +57,7 @@ class Remedy:
 
 @record
 class Finding:
-    """One thing that a rule says about an inspection."""
+    """One statement of a rule about an inspection."""
 
     rule: str
     level: Level
@@ -63,7 +66,7 @@ class Finding:
     remedy: Remedy | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``findings``."""
+        """Return one entry of ``findings``."""
         remedy = {"command": self.remedy.command, "safe": self.remedy.safe} if self.remedy else None
         return {
             "rule": self.rule,

@@ -1,4 +1,4 @@
-"""What an inspection found: evidence, as frozen dataclasses that serialise to `tieconv.inspect/1`."""
+"""Evidence of an inspection, as frozen dataclasses that serialise to `tieconv.inspect/1`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
+from tieconv.checkpoint.head import BiasState as BiasState
+from tieconv.checkpoint.head import Head as Head
+from tieconv.checkpoint.head import OutputBias as OutputBias
+from tieconv.checkpoint.head import OutputHead as OutputHead
+from tieconv.checkpoint.head import TensorView as TensorView
 from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
@@ -28,24 +33,15 @@ class Depth(StrEnum):
     """How much an inspection reads."""
 
     HEADER = "header"  # headers and documents only
-    CANDIDATES = "candidates"  # plus the bytes of tied names and of tensors shaped like them
-    FULL = "full"  # plus whatever proves every duplicate
-
-
-class BiasState(StrEnum):
-    """What a head bias holds."""
-
-    ABSENT = "absent"
-    ZERO = "zero"
-    NONZERO = "nonzero"
-    UNREAD = "unread"
+    CANDIDATES = "candidates"  # also the bytes of tied names and of tensors shaped like them
+    FULL = "full"  # also all bytes needed to prove every duplicate
 
 
 @record
 class Declared:
-    """A tie flag found in the config; ``present`` is false where a level that could hold one has none.
+    """A tie flag in the config; ``present`` is false if a level that could hold one has none.
 
-    A flag that is present and ``None`` is a JSON null.
+    A present flag with the value ``None`` is a JSON null.
     """
 
     path: str
@@ -57,8 +53,8 @@ class Declared:
 class ConfigView:
     """What the config declares and what follows from it in transformers 5.
 
-    ``known`` is false where nothing tells whether the model ties: its class is not in the table, and no level of a
-    config declares the flag. ``effective`` is then false, and `to_dict` gives ``None`` for it.
+    ``known`` is false if nothing shows whether the model ties. Its class is then not in the table, and no level of a
+    config declares the flag. ``effective`` is then false, and `to_dict` returns ``None`` for it.
     """
 
     model_type: str
@@ -77,7 +73,7 @@ class ConfigView:
         return "tied" if self.effective else "untied"
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``config``."""
+        """Return the object under ``config``."""
         return {
             "model_type": self.model_type,
             "architectures": list(self.architectures),
@@ -91,61 +87,8 @@ class ConfigView:
 
 
 @record
-class TensorView:
-    """A tensor that plays a part in the head."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@record
-class OutputHead:
-    """The output embedding: stored, or absent because tied (``tied_to``), or simply missing."""
-
-    name: str
-    stored: bool
-    tied_to: str | None
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-
-
-@record
-class OutputBias:
-    """The head's bias: one name (the one that is, or would be, read)."""
-
-    name: str
-    state: BiasState
-    max_abs: float | None = None
-
-
-@record
-class Head:
-    """Input embedding, output embedding and bias, by their names in the file."""
-
-    input_embedding: TensorView | None
-    output_head: OutputHead | None
-    output_bias: OutputBias | None
-    embedding_pieces: tuple[TensorView, ...] = ()  # the stored tensors whose rows together are the input embedding
-
-    def to_dict(self) -> dict[str, object]:
-        """What stands under ``head``."""
-        embedding, output, bias = self.input_embedding, self.output_head, self.output_bias
-        return {
-            "input_embedding": embedding
-            and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
-            "embedding_pieces": [
-                {"name": piece.name, "shape": list(piece.shape), "dtype": piece.dtype}
-                for piece in self.embedding_pieces
-            ],
-            "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
-            "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
-        }
-
-
-@record
 class Shadow:
-    """A tensor's name in a weight file that the model does not use; ``differs`` is ``None`` where nothing compared."""
+    """A tensor's name in a weight file that the model does not use; ``differs`` is ``None`` if nothing was compared."""
 
     name: str
     file: str
@@ -154,7 +97,7 @@ class Shadow:
 
 @record
 class Fetched:
-    """What an inspection cost on the network: requests, redirects included, and the bytes of files that came."""
+    """The network cost of an inspection: requests including redirects, and bytes of files received."""
 
     requests: int
     bytes: int
@@ -162,13 +105,13 @@ class Fetched:
 
 @record
 class Inspection(Printed):
-    """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON.
+    """Evidence about one model. ``str()`` returns the `tieconv.inspect/1` JSON.
 
-    ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
-    loader will do with the model, where that was asked for; ``fetched`` what came over the network, where it could.
-    ``tokenizer_rows`` are the rows that the tokenizer's ids need, read where config and tensors disagree on them;
-    ``tokenizer_unread`` names a file of the tokenizer that is too large to be read.
-    ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader takes.
+    ``base`` is the header-level evidence about an adapter's base model, if that is available. ``consumers`` are the
+    predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
+    the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
+    a tokenizer file that is too large to read. ``wrapped_ties`` are the groups under names with a training wrapper's
+    prefix, which no loader accepts.
     """
 
     checkpoint: Checkpoint
@@ -193,11 +136,11 @@ class Inspection(Printed):
 
     @property
     def word_tie(self) -> Tie | None:
-        """The group that holds the input and the output embedding, where there is one."""
+        """The group with the input and the output embedding, if there is one."""
         return next((tie for tie in self.ties if tie.role is Role.WORD_EMBEDDING), None)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.inspect/1`."""
+        """Return the document of schema `tieconv.inspect/1`."""
         adapter = self.checkpoint.adapter
         return {
             "schema": INSPECT_SCHEMA,

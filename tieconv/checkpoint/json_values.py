@@ -1,4 +1,4 @@
-"""Values as JSON has them, and records that print as their document and show themselves in one line."""
+"""Convert values to JSON; records that print as their JSON document and have a one-line ``repr``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOURCE = 60
 
 
 def plain(value: object) -> object:
-    """JSON-ready: tuples as lists, non-finite numbers (which JSON lacks) as text."""
+    """Return a JSON-ready value: tuples as lists, non-finite numbers (which JSON lacks) as text."""
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
     if isinstance(value, dict):
@@ -28,23 +28,23 @@ def plain(value: object) -> object:
 
 
 def stated_fields(value: DataclassInstance) -> dict[str, object]:
-    """Each field of a record by its name, JSON-ready, but those that have their default."""
+    """Return each field of a record by its name, JSON-ready, except those at their default."""
     values = ((entry, getattr(value, entry.name)) for entry in fields(value))
     return {entry.name: plain(content) for entry, content in values if content != entry.default}
 
 
 def quoted(path: str) -> str:
-    """Return ``path`` in quotes; of a long one the end, which says more than its beginning."""
+    """Return ``path`` in quotes; a long path loses its beginning."""
     return shown(repr(path if len(path) <= _SOURCE else f"…{path[1 - _SOURCE :]}"), _SOURCE * 10)
 
 
 class Summarised:
-    """A record whose ``repr`` is one line, and which a notebook shows as a small table."""
+    """A record with a one-line ``repr`` and a small table for notebooks."""
 
     __slots__ = ()
 
     def _facts(self) -> tuple[str, ...]:
-        """Return what a user looks for first: the source, the answer, the counts."""
+        """Return the main facts: the source, the answer, the counts."""
         raise NotImplementedError
 
     def _rows(self) -> Iterable[tuple[str, ...]]:
@@ -66,7 +66,7 @@ class Printed(Summarised):
     __slots__ = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The document of the record's schema."""
+        """Return the document of the record's schema."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The safetensors metadata entry that marks a copy of a tied tensor as wanted."""
+"""The safetensors metadata entry that marks a copy of a tied tensor as intended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def entry(names: Iterable[str]) -> str:
 
 
 def names_in(metadata: Mapping[str, str] | None) -> frozenset[str]:
-    """Return the tensor names that one file's metadata marks; empty where the entry is malformed."""
+    """Return the tensor names that one file's metadata marks; empty if the entry is malformed."""
     try:
         value = json.loads((metadata or {}).get(KEY, "[]"))
     except (ValueError, RecursionError):

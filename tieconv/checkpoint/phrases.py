@@ -1,4 +1,4 @@
-"""What a comparison proved, in words: the same ones wherever a report, a finding or a refusal says it."""
+"""The result of a comparison in words, the same in every report, finding and refusal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tieconv.checkpoint.tie_group import Member
 from tieconv.text import count, shown
 
 _RANGES = 4
-"""Ranges of rows that a phrase lists before it only counts the rows."""
+"""Ranges of rows that a phrase lists; with more ranges it only counts the rows."""
 
 
 def difference(member: Member, noun: str = "rows") -> str:
-    """How a member differs from its group's reference: ``it is the transpose``, ``in row 7 of 8, by at most 0.5``."""
+    """Return how a member differs from its group's reference, such as ``in row 7 of 8, by at most 0.5``."""
     match member.relation:
         case OtherShape(shape=shape, canonical_shape=canonical):
-            return f"shape {list(shape)} against {list(canonical)}"
+            return f"the shapes are {list(shape)} and {list(canonical)}"
         case Transposed():
             return "it is the transpose"
         case Cast(exact=exact):
@@ -42,15 +42,15 @@ def difference(member: Member, noun: str = "rows") -> str:
         case Near(figures=figures) | Different(figures=figures):
             return "only in the sign of zeros" if figures.sign_of_zero_only else _rows(figures, noun)
         case OtherBytes(reason=reason) | Unread(reason=reason):
-            return shown(reason) or "in its bytes"
+            return shown(reason) or "in their bytes"
         case Canonical() | Absent() | Aliased() | Identical() | Empty() | OtherSample():
-            return "in its bytes"
+            return "in their bytes"
         case _:
             assert_never(member.relation)
 
 
 def is_apart(member: Member) -> str:
-    """`difference` as a clause of its own: ``they differ in row 7 of 8``."""
+    """Return `difference` as a full clause, such as ``they differ in row 7 of 8``."""
     phrase = difference(member)
     return f"they differ {phrase}" if phrase.startswith(("in ", "only in ")) else phrase
 
@@ -70,13 +70,13 @@ def _range(start: int, end: int) -> str:
 
 
 def figures(relation: Relation) -> str:
-    """What was proved of a tensor that is not the canonical one, as a phrase; empty where the state says it all."""
+    """Return what was proved of a tensor that is not the canonical one; empty if the state needs no figures."""
     match relation:
         case Canonical() | Absent() | Aliased():
             return ""
         case Identical():
-            compared = "the files have one hash" if relation.by else "every byte compared"
-            return f"{compared}, holds NaN" if relation.nan and not relation.by else compared
+            compared = "the files have the same hash" if relation.by else "every byte compared"
+            return f"{compared}, contains NaN" if relation.nan and not relation.by else compared
         case Transposed():
             return "every element compared"
         case Cast(exact=exact, lossless=lossless):
@@ -85,7 +85,7 @@ def figures(relation: Relation) -> str:
             precision = "exactly" if relation.exact else f"within {relation.max_ulp} ulp"
             return f"{precision} {factor} times the canonical tensor"
         case OtherShape(shape=shape, canonical_shape=canonical):
-            return f"shape {list(shape)} against {list(canonical)}"
+            return f"the shapes are {list(shape)} and {list(canonical)}"
         case Near() | Different() | Empty() | OtherBytes() | OtherSample():
             return measured(relation)
         case Unread(reason=reason):
@@ -95,9 +95,9 @@ def figures(relation: Relation) -> str:
 
 
 def measured(relation: Relation) -> str:
-    """The figures of a difference for a table: rows, ulp, the largest difference; where there are none, the reason.
+    """Return the figures of a difference for a table: rows, ulp, the largest difference; without figures, the reason.
 
-    Of distinct tensors the cosine is told and no ulp, which counts to billions across a zero.
+    Distinct tensors get the cosine instead of the ulp, which counts to billions across a zero.
     """
     match relation:
         case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:

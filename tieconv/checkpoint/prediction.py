@@ -1,4 +1,4 @@
-"""What a loader will do with a model's output embedding, as a prediction."""
+"""Predict what a loader does with a model's output embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tieconv.checkpoint.value_type import record
 
 
 class Outcome(StrEnum):
-    """What becomes of the output embedding once the model is loaded."""
+    """The state of the output embedding after loading."""
 
     TIED = "tied"
     UNTIED = "untied"
@@ -22,9 +22,9 @@ class Outcome(StrEnum):
 class Prediction:
     """One loader's outcome for one model.
 
-    ``measured`` is true where the prediction's module is tested against the loader itself; ``cited`` names the source
-    file, issue or release that the prediction follows. ``tensors`` are the names that the outcome is about, ``dropped``
-    the stored head biases whose values are not used.
+    ``measured`` is true if tests compare the prediction's module with the loader itself. ``cited`` is the source file,
+    issue or release that the prediction follows. ``tensors`` are the names that the outcome is about. ``dropped`` are
+    the stored head biases whose values the loader does not use.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Prediction:
     dropped: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Its entry in `tieconv.inspect/1`."""
+        """Return its entry in `tieconv.inspect/1`."""
         return {
             "name": self.name,
             "version": self.version,

@@ -1,4 +1,4 @@
-"""Names under which quantisers keep a matrix as codes and scales."""
+"""Names under which quantisers store a matrix as codes and scales."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LEAVES = (
     "weight.quant_map",
     "SCB",
 )
-"""Endings beside a module's name, of GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints."""
+"""Suffixes after a module's name in GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints."""
 
 
 def quantised_twin(name: str, stored: Collection[str]) -> str | None:
-    """The stored tensor that shows the matrix ``name`` to be quantised; ``None`` where there is none."""
+    """Return the stored tensor that shows that the matrix ``name`` is quantised, else ``None``."""
     module = name.removesuffix(".weight")
     return next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)

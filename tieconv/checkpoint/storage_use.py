@@ -1,4 +1,4 @@
-"""How tensors lie in storages that they can share, as torch files have them."""
+"""How tensors use storages that several of them can share, as in torch files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tieconv.checkpoint.value_type import record
 class Overlap:
     """Tensors of one storage that share bytes.
 
-    ``kind`` is that of the pair that shares in the least plain way: `aliased` (the same elements), `transposed`,
-    `view` (the same bytes in another shape), `slice` (one within the other), `overlap` (neither within the other).
+    ``kind`` is the last of these kinds that a pair has: `aliased` (the same elements), `transposed`, `view`, `slice`,
+    `overlap`. A `view` has the same bytes in another shape. In a `slice` one tensor is within the other; in an
+    `overlap` neither is.
     """
 
     kind: str
@@ -19,7 +20,7 @@ class Overlap:
 
 @record
 class Slack:
-    """A storage with bytes that no tensor uses: at least ``unused`` of its ``stored``."""
+    """A storage with bytes that no tensor uses: at least ``unused`` of its ``stored`` bytes."""
 
     file: str
     tensors: tuple[str, ...]
@@ -27,14 +28,14 @@ class Slack:
     unused: int
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``slack``."""
+        """Return one entry of ``slack``."""
         names = list(self.tensors)
         return {"file": self.file, "tensors": names, "bytes": self.stored, "bytes_unused": self.unused}
 
 
 @record
 class StorageUse:
-    """How the tensors lie in their storages, for a format that lets them share."""
+    """How the tensors use their storages, for a format in which they can share one."""
 
     storages: int
     stored: int
@@ -47,7 +48,7 @@ class StorageUse:
         return sum(entry.unused for entry in self.slack)
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``storage``."""
+        """Return the object under ``storage``."""
         return {
             "storages": self.storages,
             "bytes": self.stored,

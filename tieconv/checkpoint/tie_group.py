@@ -1,4 +1,4 @@
-"""Tied groups and duplicates: which names are one parameter, and what is stored of them."""
+"""Tied groups and duplicates: which names are one parameter, and what the files store for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @record
 class Member:
-    """One name of a tie group; ``loads_as`` where the loader gives it another name."""
+    """One name of a tied group; ``loads_as`` is the loader's name for it, if another."""
 
     name: str
     stored: bool
@@ -26,7 +26,7 @@ class Member:
         return self.relation.state
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of a group's ``members``."""
+        """Return one entry of a group's ``members``."""
         return {
             "name": self.name,
             "stored": self.stored,
@@ -40,9 +40,8 @@ class Member:
 class Tie:
     """Names that the architecture makes one parameter.
 
-    ``declared`` says whether the config makes this group tied, ``consistent`` whether the stored
-    tensors agree with that (``None`` where a needed comparison was not made). ``canonical`` is the
-    name that is, or should be, stored.
+    ``declared`` is whether the config makes this group tied. ``consistent`` is whether the stored tensors agree with
+    that, ``None`` if a needed comparison was not made. ``canonical`` is the name that is, or should be, stored.
     """
 
     role: Role
@@ -59,7 +58,7 @@ class Tie:
         return tuple(member for member in self.members if member.stored)
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``ties``."""
+        """Return one entry of ``ties``."""
         return {
             "role": str(self.role),
             "canonical": self.canonical,
@@ -72,12 +71,12 @@ class Tie:
 
 @record
 class Duplicate:
-    """Tensors outside the tie groups that hold the same values; ``kind`` is a `State` value."""
+    """Tensors outside the tied groups that hold the same values; ``kind`` is a `State` value."""
 
     kind: State
     tensors: tuple[str, ...]
     bytes_wasted: int
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``duplicates``."""
+        """Return one entry of ``duplicates``."""
         return {"kind": str(self.kind), "tensors": list(self.tensors), "bytes_wasted": self.bytes_wasted}

@@ -21,6 +21,7 @@ from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
 from tieconv.comparison.parameters import Source, parameters
 from tieconv.comparison.views import HEAD_BIAS, View, loaded, untold
+from tieconv.inspection.stored_order import same_order, type_may_change
 from tieconv.text import count, shown
 
 __all__ = ["compare"]
@@ -80,29 +81,29 @@ _Seen = tuple[str, Source | None, Source | None, Outcome]
 def _outcomes(name: str, pairs: Sequence[tuple[View, View]], relations: Relations) -> list[_Seen]:
     """What each loader sees of a parameter; nothing where it has none in either model."""
     seen: list[_Seen] = []
-    for one, two in pairs:
-        a, b = one.sources.get(name), two.sources.get(name)
+    for view_a, view_b in pairs:
+        a, b = view_a.sources.get(name), view_b.sources.get(name)
         if a is None and b is None:
             continue
         if seen and seen[-1][1:3] == (a, b) and name != HEAD_BIAS:
             outcome = seen[-1][3]
         else:
-            outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not one.bias_unset)
-        seen.append((one.loader, a, b, outcome))
+            outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not view_a.bias_unset)
+        seen.append((view_a.loader, a, b, outcome))
     return seen
 
 
 def _differences(name: str, seen: list[_Seen]) -> list[TensorDifference]:
     """Return one difference for each pair of tensors that loaders take the parameter from."""
-    found: dict[object, TensorDifference] = {}
+    by_tensors: dict[object, TensorDifference] = {}
     for loader, a, b, outcome in seen:
         if outcome is None:
             continue
         names = [source.record.name if source else None for source in (a, b)]
         key = (*names, outcome[0])
-        loaders = (*(found[key].loaders if key in found else ()), loader)
-        found[key] = TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
-    return list(found.values())
+        loaders = (*(by_tensors[key].loaders if key in by_tensors else ()), loader)
+        by_tensors[key] = TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
+    return list(by_tensors.values())
 
 
 def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_is_absent: bool) -> Outcome:
@@ -126,17 +127,18 @@ def _reasons(
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
         yield f"{count(len(tensors), 'parameter')} differing, first {shown(first.name)}{where}"
-    for one, two in pairs:
-        if one.trouble != two.trouble:
-            yield f"{one.loader} makes another model of one of them: {one.trouble or two.trouble}"
-    weighty = [found.path for found in config if found.weight is Weight.FUNCTION]
+    for view_a, view_b in pairs:
+        if view_a.trouble != view_b.trouble:
+            yield f"{view_a.loader} makes another model of one of them: {view_a.trouble or view_b.trouble}"
+    weighty = [difference.path for difference in config if difference.weight is Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"
-    for one, two in pairs:
-        tables = one.in_order or two.in_order
-        if tables and _order(a.checkpoint) != _order(b.checkpoint):
+    for view_a, view_b in pairs:
+        tables = view_a.in_order or view_b.in_order
+        if tables and not same_order(a.checkpoint, b.checkpoint, tables):
             names = ", ".join(map(shown, tables))
-            yield f"another order of {names}, which differ and of which {one.loader} keeps the one that it reads last"
+            loader = view_a.loader
+            yield f"another order of {names}, which differ and of which {loader} keeps the one that it reads last"
     if (a.checkpoint.config is None) is not (b.checkpoint.config is None):
         yield "one has a config.json and the other none"
 
@@ -144,13 +146,14 @@ def _reasons(
 def _notes(a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...]) -> Iterator[str]:
     yield from untold(a)
     yield from untold(b)
-    types = any(found.path.rpartition(".")[2] in DTYPES for found in config)
+    if first_types := type_may_change(a.checkpoint, b.checkpoint):
+        yield (
+            f"a config names no dtype and tensors are of {', '.join(first_types)}: transformers 5 loads each "
+            "model in the type of the first tensor that it reads, which may not be the same in both"
+        )
+    types = any(difference.path.rpartition(".")[2] in DTYPES for difference in config)
     if types and _dtypes(a.checkpoint) == _dtypes(b.checkpoint):
         yield "the configs name different types to load as; the stored types are the same, and so are the values"
-
-
-def _order(checkpoint: Checkpoint) -> list[str]:
-    return [checkpoint.format, *(record.name for file in checkpoint.files for record in file.tensors)]
 
 
 def _dtypes(checkpoint: Checkpoint) -> set[str]:

@@ -18,11 +18,13 @@ _ABSENT = object()
 
 def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[ConfigDifference, ...]:
     """Every value that differs, in the order of its path."""
-    one, two = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
+    values_a, values_b = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
     return tuple(
-        ConfigDifference(path, one.get(path), two.get(path), path in one, path in two, _weight(path))
-        for path in sorted(one.keys() | two.keys())
-        if not _same(one.get(path, _ABSENT), two.get(path, _ABSENT))
+        ConfigDifference(
+            path, values_a.get(path), values_b.get(path), path in values_a, path in values_b, _weight(path)
+        )
+        for path in sorted(values_a.keys() | values_b.keys())
+        if not _same(values_a.get(path, _ABSENT), values_b.get(path, _ABSENT))
     )
 
 
@@ -39,11 +41,11 @@ def _flat(config: Mapping[str, object], start: str) -> Iterator[tuple[str, objec
             yield f"{start}{key}", value
 
 
-def _same(one: object, two: object) -> bool:
+def _same(value_a: object, value_b: object) -> bool:
     """Equal as JSON: true is not 1."""
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(_same, one, two))
-    return type(one) is type(two) and (one == two or (one != one and two != two))
+    if isinstance(value_a, list) and isinstance(value_b, list):
+        return len(value_a) == len(value_b) and all(map(_same, value_a, value_b))
+    return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))
 
 
 def _weight(path: str) -> Weight:

@@ -46,28 +46,28 @@ def effects(
 
 
 def _format(sides: _Sides) -> Iterator[Effect]:
-    old, new = (one.checkpoint.format for one in (sides.before, sides.after))
+    old, new = (side.checkpoint.format for side in (sides.before, sides.after))
     if old != new:
         yield Effect("format", "weights", f"{old} becomes {new}")
 
 
 def _tensors(sides: _Sides) -> Iterator[Effect]:
-    before, after = (one.checkpoint.tensors for one in (sides.before, sides.after))
+    before, after = (side.checkpoint.tensors for side in (sides.before, sides.after))
     for name in sorted(before.keys() - after.keys()):
         yield Effect("drop", name, _noted(before[name], _twin(sides.before, name, after)))
     for name in sorted(after.keys() - before.keys()):
         yield Effect("add", name, _noted(after[name], _twin(sides.after, name, after) or _zero(sides.after, name)))
-    kept, uncompared = 0, 0
+    equal, uncompared = 0, 0
     for name in sorted(before.keys() & after.keys()):
-        found = _changed(sides, before[name], after[name])
-        if found:
-            yield Effect("change", name, found)
-        elif found is None:
+        difference = _changed(sides, before[name], after[name])
+        if difference:
+            yield Effect("change", name, difference)
+        elif difference is None:
             uncompared += 1
         else:
-            kept += 1
-    if kept:
-        yield Effect("keep", count(kept, "tensor"), "byte for byte")
+            equal += 1
+    if equal:
+        yield Effect("keep", count(equal, "tensor"), "byte for byte")
     if uncompared:
         yield Effect("keep", count(uncompared, "tensor"), "by name, type and shape; their bytes were not compared")
 
@@ -80,13 +80,15 @@ def _twin(inspection: Inspection, name: str, stored: Collection[str]) -> str:
     """The tensor of the same bytes that ``stored`` holds, where that was proved."""
     for tie in inspection.ties:
         equal = [member.name for member in tie.members if member.state in (State.CANONICAL, *_EQUAL)]
-        other = next((one for one in equal if one != name and one in stored), None)
-        if name in equal and other:
-            return f"the bytes of {shown(other)}"
+        twin = next((member_name for member_name in equal if member_name != name and member_name in stored), None)
+        if name in equal and twin:
+            return f"the bytes of {shown(twin)}"
     for duplicate in inspection.duplicates:
-        other = next((one for one in duplicate.tensors if one != name and one in stored), None)
-        if name in duplicate.tensors and duplicate.kind in _EQUAL and other:
-            return f"the bytes of {shown(other)}"
+        twin = next(
+            (member_name for member_name in duplicate.tensors if member_name != name and member_name in stored), None
+        )
+        if name in duplicate.tensors and duplicate.kind in _EQUAL and twin:
+            return f"the bytes of {shown(twin)}"
     return ""
 
 
@@ -103,15 +105,15 @@ def _changed(sides: _Sides, old: TensorRecord, new: TensorRecord) -> str | None:
         return ""
     if sides.relations is None:
         return None
-    found = sides.relations.between(Source(old), Source(new))
-    return "" if found is None else f"other values: {found[0]}"
+    outcome = sides.relations.between(Source(old), Source(new))
+    return "" if outcome is None else f"other values: {outcome[0]}"
 
 
 def _config(sides: _Sides) -> Iterator[Effect]:
-    before, after = (one.checkpoint.config_values for one in (sides.before, sides.after))
-    for found in compare_configs(before, after):
-        old, new = _value(found.a, found.in_a), _value(found.b, found.in_b)
-        yield Effect("config", found.path, f"{old} becomes {new}")
+    before, after = (side.checkpoint.config_values for side in (sides.before, sides.after))
+    for difference in compare_configs(before, after):
+        old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+        yield Effect("config", difference.path, f"{old} becomes {new}")
 
 
 def _value(value: object, present: bool) -> str:

@@ -39,10 +39,10 @@ def _differences(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: objec
             yield FileDifference(name, Contrast.DISTINCT)
 
 
-def _same_bytes(one: Path, two: Path, name: str) -> bool:
-    first, second = open_regular(one / name, one), -1
+def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
+    first, second = open_regular(folder_a / name, folder_a), -1
     try:
-        second = open_regular(two / name, two)
+        second = open_regular(folder_b / name, folder_b)
         if os.path.samestat(os.fstat(first), os.fstat(second)):
             return True
         offset = 0

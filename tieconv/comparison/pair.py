@@ -62,12 +62,12 @@ Outcome = tuple[Contrast, OnlyHere | Shapes | ForwardScale | Values] | None
 """How two tensors differ; ``None`` where they do not."""
 
 
-_KEPT = 64 * 1024
+_REMEMBERED = 64 * 1024
 """Bytes of a tensor from which on its relation is kept: reading a smaller one again costs less than a record of it."""
 
 
 MAX_SMALL_MEASURED = 10_000
-"""Tensors of less than `_KEPT` bytes whose difference is measured: each takes a third of a millisecond."""
+"""Tensors of less than `_REMEMBERED` bytes whose difference is measured: each takes a third of a millisecond."""
 _UNMEASURED = (
     Contrast.DISTINCT,
     Values(
@@ -77,7 +77,7 @@ _UNMEASURED = (
 
 
 class Relations:
-    """Relations between tensors of two models; those of `_KEPT` bytes and more are computed once."""
+    """Relations between tensors of two models; those of `_REMEMBERED` bytes and more are computed once."""
 
     def __init__(self, a: Checkpoint, b: Checkpoint, reader: Pair) -> None:
         self.sides = (a, b)
@@ -86,13 +86,13 @@ class Relations:
         self.hashes: dict[str, bool] = {}
         self.small_measured = 0
 
-    def between(self, one: Source, two: Source) -> Outcome:
-        """How ``two`` of model B differs from ``one`` of model A. Equality is claimed after every byte was read."""
-        if max(one.record.range.size, two.record.range.size) < _KEPT:
-            return self._relate(one, two)
-        key = (_place(one.record), _place(two.record), one.scale / two.scale)
+    def between(self, first: Source, second: Source) -> Outcome:
+        """Return how ``second`` of B differs from ``first`` of A. Equality is claimed after every byte was read."""
+        if max(first.record.range.size, second.record.range.size) < _REMEMBERED:
+            return self._relate(first, second)
+        key = (_position(first.record), _position(second.record), first.scale / second.scale)
         if key not in self.known:
-            self.known[key] = self._relate(one, two)
+            self.known[key] = self._relate(first, second)
         return self.known[key]
 
     def is_zero(self, record: TensorRecord, *, in_a: bool) -> bool:
@@ -100,36 +100,37 @@ class Relations:
         state, _ = bias_summary(self.reader, _of_side(record, "A" if in_a else "B"))
         return state is BiasState.ZERO
 
-    def _relate(self, one: Source, two: Source) -> Outcome:
-        alike = (one.record.dtype, one.record.shape) == (two.record.dtype, two.record.shape)
-        same = alike and self._same_file(one.record, two.record)
-        if same and one.scale == two.scale:
+    def _relate(self, first: Source, second: Source) -> Outcome:
+        alike = (first.record.dtype, first.record.shape) == (second.record.dtype, second.record.shape)
+        same = alike and self._same_file(first.record, second.record)
+        if same and first.scale == second.scale:
             return None
-        a, b = _of_side(one.record, "A"), _of_side(two.record, "B")
+        a, b = _of_side(first.record, "A"), _of_side(second.record, "B")
         if alike and not same:
             reader, (left, right) = readable(self.reader, (a, b))
             same = equal(reader, left.range, right.range)
-        if one.scale != two.scale:
-            return self._scaled(a, b, one.scale / two.scale, same)
+        if first.scale != second.scale:
+            return self._scaled(a, b, first.scale / second.scale, same)
         if same:
             return None
         return self._unmeasured(a, b) or self._contrast(a, b)
 
     def _unmeasured(self, a: TensorRecord, b: TensorRecord) -> Outcome:
         """Return that the bytes differ, where enough small tensors were measured; ``None`` where it is measured."""
-        if max(a.range.size, b.range.size) >= _KEPT or (a.dtype, a.shape) != (b.dtype, b.shape):
+        if max(a.range.size, b.range.size) >= _REMEMBERED or (a.dtype, a.shape) != (b.dtype, b.shape):
             return None
         self.small_measured += 1
         return _UNMEASURED if self.small_measured > MAX_SMALL_MEASURED else None
 
-    def _same_file(self, one: TensorRecord, two: TensorRecord) -> bool:
+    def _same_file(self, first: TensorRecord, second: TensorRecord) -> bool:
         """One range of one file, reached through two directories (hard links), or of two files of one hash."""
-        if (one.range.start, one.range.end, one.stride) != (two.range.start, two.range.end, two.stride):
+        spans = ((tensor.range.start, tensor.range.end, tensor.stride) for tensor in (first, second))
+        if len(set(spans)) > 1:
             return False
-        states = [side.states.get(record.range.file) for side, record in zip(self.sides, (one, two), strict=True)]
+        states = [side.states.get(record.range.file) for side, record in zip(self.sides, (first, second), strict=True)]
         if states[0] is not None and states[0] == states[1]:
             return True
-        return one.range.file == two.range.file and self._same_hash(one.range.file)
+        return first.range.file == second.range.file and self._same_hash(first.range.file)
 
     def _same_hash(self, name: str) -> bool:
         """Whether a file on the Hub has the hash of the local one of its name, which costs no byte of it."""
@@ -159,7 +160,7 @@ class Relations:
         return _CONTRASTS[relation.state], Values(relation)
 
 
-def _place(record: TensorRecord) -> object:
+def _position(record: TensorRecord) -> object:
     return record.range, record.stride, record.dtype, record.shape
 
 

@@ -64,7 +64,7 @@ class ParameterNames:
                     yield name
 
     def _is_alone(self, name: str) -> bool:
-        return all(found == name for found in self._spelled(self._short(name)))
+        return all(spelling == name for spelling in self._spelled(self._short(name)))
 
 
 class Sources:

@@ -69,18 +69,18 @@ def _biases(inspection: Inspection) -> list[str]:
 
 def _sources(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> Sources:
     tensors, biases = inspection.checkpoint.tensors, _biases(inspection)
-    found = Sources(key, loaded.unread)
+    sources = Sources(key, loaded.unread)
     for name, parameter in loaded.parameters.items():
         if parameter.stored is None or name in biases:
-            found.drop(key.of(name))
+            sources.drop(key.of(name))
         elif parameter.stored != name or parameter.factor != 1.0:
-            found[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
+            sources[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
     for name in biases:
-        found.drop(key.of(name))
+        sources.drop(key.of(name))
     read = _bias(inspection, loaded, biases)
     if read is not None and not _starts_so(inspection, loaded, read):
-        found[HEAD_BIAS] = Source(tensors[read])
-    return found
+        sources[HEAD_BIAS] = Source(tensors[read])
+    return sources
 
 
 def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | None:
@@ -100,7 +100,7 @@ def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
 def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:
     """Both models in each loader that makes a model of one of them; two files that it refuses differ in nothing."""
     pairs = zip(views(a), views(b), strict=False)
-    return ((one, two) for one, two in pairs if not (one.refused and two.refused))
+    return ((view_a, view_b) for view_a, view_b in pairs if not (view_a.refused and view_b.refused))
 
 
 def untold(inspection: Inspection) -> Iterator[str]:

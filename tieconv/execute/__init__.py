@@ -1,4 +1,4 @@
-"""Carry out a plan: write beside OUT, prove what was written, rename once."""
+"""Carry out a plan: write beside OUT, verify what was written, rename once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of an execution: own → write → prove → look again → rename."""
+"""Carry out a plan in five steps: own the staging directory, write, verify, check the sources again, rename."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ Progress = Callable[[int, int], None]
 
 
 def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> tuple[str, ...]:
-    """Write what ``plan`` promises to ``target``: all of it, durable and proved, or nothing.
+    """Write what ``plan`` promises to ``target``: everything, durable and verified, or nothing.
 
-    ``reinspect(path)`` inspects the staged model before it gets its name. ``progress(done, total)`` is told
-    bytes. Returns notes about attributes of replaced files that could not be kept.
+    ``reinspect(path)`` inspects the staged model before the rename. ``progress(done, total)`` receives bytes. Returns
+    notes about attributes of replaced files that tieconv could not keep.
 
-    Raises `RefusedError`, `DestinationError` or `StalePlanError` before anything is written,
-    `WriteFailedError` where the system stops the write, `VerificationError` where what is read back is not
-    what was promised. SIGINT ends it with `KeyboardInterrupt`, SIGTERM and SIGHUP with `SystemExit`.
+    Raises `RefusedError`, `DestinationError` or `StalePlanError` before it writes anything. Raises `WriteFailedError`
+    if the system stops the write, and `VerificationError` if the bytes read back differ from the plan. SIGINT ends it
+    with `KeyboardInterrupt`, SIGTERM and SIGHUP with `SystemExit`.
     """
     final = destination(plan, target)
     with interrupts() as signals:
@@ -64,7 +64,7 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
 
 @dataclass
 class _Meter:
-    """Counts bytes for ``progress``."""
+    """Count bytes for ``progress``."""
 
     total: int
     progress: Progress | None
@@ -76,7 +76,7 @@ class _Meter:
         return cls(once * (2 if target.verify == "full" else 1), progress)
 
     def tick(self, count: int) -> None:
-        """``count`` more bytes are done."""
+        """Count ``count`` more bytes as done."""
         self.done = min(self.done + count, self.total)
         if self.progress is not None:
             self.progress(self.done, self.total)
@@ -84,7 +84,7 @@ class _Meter:
 
 @dataclass
 class _Job:
-    """One execution. ``final`` is OUT as `destination` gives it."""
+    """One execution. ``final`` is OUT as `destination` returns it."""
 
     plan: Plan
     target: Target
@@ -143,14 +143,14 @@ class _Job:
         return self.final.name if is_file(self.plan) else weights.name
 
     def _link_everything_else(self, staging: Staging) -> None:
-        """The directory as it is, ``.git`` and all, without the files that change or go."""
+        """Link the whole directory, ``.git`` included, without the files that change or go."""
         changed = {*changed_names(self.plan), *self.plan.removed}
         self.before = tree.states(self.final)
         with writing(self.final.name, staging.held, 0):
             tree.link(self.final, staging.new, changed)
 
     def _like(self, name: str) -> Like | None:
-        """The file that an output replaces, or else is made from."""
+        """Return the file that an output replaces, or else the file that it is made from."""
         whole = not is_file(self.plan)
         replaced = self.final / name if whole else self.final
         replaces = self.target.overwrite or self.target.in_place
@@ -185,7 +185,7 @@ class _Job:
         return self.final.name if self.plan.weights else self.plan.links[0].name
 
     def _inspectable(self, staging: Staging) -> Path:
-        """What to inspect; a lone file needs the config beside it that the plan was made with."""
+        """Return the path to inspect; a lone file needs beside it the config that the plan used."""
         if not is_file(self.plan):
             return staging.new
         config = self.plan.checkpoint.config
@@ -195,7 +195,7 @@ class _Job:
         return staging.new / self._file_name()
 
     def _finish_directories(self, staging: Staging, record: Record) -> None:
-        """Give directories the mode and owner of those that they stand for, and make them durable."""
+        """Give each directory the mode and owner of the one that it replaces, and make it durable."""
         if is_file(self.plan):
             return
         for directory in tree.directories(staging.new):
@@ -208,7 +208,7 @@ class _Job:
         tree.sync_directory(staging.held)
 
     def _look_again(self, staging: Staging, record: Record) -> None:
-        """Nothing that this was made from, or will replace, changed while it was written."""
+        """Check that no source file and no replaced file changed during the write."""
         relinked = tree.relinked(staging.new)
         check_fresh(self.plan, relinked)
         for name, state in record.sources.items():

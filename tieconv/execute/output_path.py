@@ -1,4 +1,4 @@
-"""Whether OUT may take its name: it is not the model, and what lies there may be overwritten."""
+"""Check that OUT may be written: it is not the model, and what is there may be overwritten."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _INDEXES = tuple(f"{suffix}.index.json" for suffix in _WEIGHTS)
 
 
 def check_apart(plan: Plan, target: Target, final: Path) -> None:
-    """OUT is not the source, not in it and not around it, whatever names lead there."""
+    """Check that OUT is not the source, not inside it and not around it, whatever links lead there."""
     source = source_path(plan)
     if _same(final, source):
-        hint = "write beside it" + ("" if plan.command in _ONLY_BESIDE else ", or use --in-place")
-        raise DestinationError(f"{shown(target.path)} is the model itself", hint, "out.is-source")
+        hint = "give another -o" + ("" if plan.command in _ONLY_BESIDE else ", or use --in-place")
+        raise DestinationError(f"OUT is the model itself: {shown(target.path)}", hint, "out.is-source")
     if not is_file(plan) and any(_same(parent, source) for parent in final.parents):
         raise DestinationError(
-            f"{shown(target.path)} lies inside the model {shown(source)}",
-            "write outside it",
+            f"{shown(target.path)} is inside the model {shown(source)}",
+            "give a path outside the model with -o",
             "out.inside-source",
         )
     if any(_same(parent, final) for parent in source.parents):
         raise DestinationError(
-            f"{shown(target.path)} holds the model {shown(source)}", "write beside it", "out.around-source"
+            f"{shown(target.path)} contains the model {shown(source)}", "give another -o", "out.around-source"
         )
 
 
@@ -51,35 +51,37 @@ def _same(first: Path, second: Path) -> bool:
 
 
 def check_out(plan: Plan, target: Target, final: Path) -> None:
-    """Nothing lies at OUT, or a model that may be overwritten."""
+    """Check that OUT is free, or holds a model that may be overwritten."""
     if in_hub_store(final):
         raise DestinationError(
-            f"{shown(target.path)} lies in the hub cache, which would give it out as the published model",
+            f"{shown(target.path)} is in the Hub cache, so other programs would take it for the published model",
             "give another -o",
             "out.hub-cache",
         )
     if is_file(plan) and plan.weights and final.suffix not in file_suffixes(plan):
         suffix = Path(plan.weights[0].name).suffix
         raise DestinationError(
-            f"{shown(target.path)} does not end in {suffix}, as the file to write does",
-            f"write {shown(final.name)}{suffix}",
+            f"{shown(target.path)} does not end in {suffix}, the suffix of the file to write",
+            f"name the output {shown(final.name)}{suffix}",
             "out.suffix",
         )
     if not os.path.lexists(final):
         return
     if final.is_symlink():
-        raise DestinationError(f"{shown(target.path)} is a link", "give the path that it leads to", "out.link")
+        raise DestinationError(
+            f"{shown(target.path)} is a symlink", "give the path that the symlink points to", "out.link"
+        )
     if not target.overwrite:
         raise DestinationError(f"{shown(target.path)} exists", "give another -o, or --overwrite", "out.exists")
     why_not = _not_a_file(final, file_suffixes(plan)) if is_file(plan) else _not_a_model(final)
     if why_not:
         raise DestinationError(
-            f"{shown(target.path)} {why_not}, so it is not overwritten", "give another -o", "out.not-a-model"
+            f"{shown(target.path)} {why_not}, so tieconv does not overwrite it", "give another -o", "out.not-a-model"
         )
 
 
 def file_suffixes(plan: Plan) -> tuple[str, ...]:
-    """What the name of a lone file of the plan's format may end in."""
+    """Return the suffixes that a lone file of the plan's format may have."""
     written = plan.weights[0].format if plan.weights else plan.checkpoint.format
     if written == "onnx":
         return (GRAPH_SUFFIX,)
@@ -88,17 +90,17 @@ def file_suffixes(plan: Plan) -> tuple[str, ...]:
 
 def _not_a_file(final: Path, suffixes: tuple[str, ...]) -> str:
     if not stat.S_ISREG(os.lstat(final).st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     return "" if final.suffix in suffixes else f"does not end in {suffixes[0]}"
 
 
 def _not_a_model(final: Path) -> str:
     if not final.is_dir():
-        return "is no directory"
+        return "is not a directory"
     if os.path.ismount(final):
         return "is a mount point"
     names = os.listdir(final)
     if ".git" in names:
-        return "holds a git repository"
+        return "contains a Git repository"
     model = any(name == "config.json" or name.endswith((*_WEIGHTS, *_INDEXES, GRAPH_SUFFIX)) for name in names)
-    return "" if model or not names else "holds no model"
+    return "" if model or not names else "does not contain a model"

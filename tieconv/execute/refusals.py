@@ -1,4 +1,4 @@
-"""Every refusal that needs no writing."""
+"""Refuse a target before anything is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tieconv.text import shown
 def check_target(plan: Plan, target: Target) -> None:
     """Raise what would stop `execute` before its first byte.
 
-    `RefusedError`, `DestinationError`, `StalePlanError`, or `WriteFailedError` where space is short.
+    Raises `RefusedError`, `DestinationError`, `StalePlanError`, or `WriteFailedError` if space is short.
     """
     check_names(plan)
     _check_special(plan)
@@ -44,7 +44,7 @@ def check_target(plan: Plan, target: Target) -> None:
 
 
 def check_far_target(plan: Plan, target: Target) -> None:
-    """As `check_target`, for a model that has yet to be fetched: without what is asked of its files and the space."""
+    """Check the target of a model that is not fetched yet: as `check_target`, but not its files and the space."""
     check_names(plan)
     _check_special(plan)
     final = destination(plan, target)
@@ -53,7 +53,7 @@ def check_far_target(plan: Plan, target: Target) -> None:
 
 
 def check_place(plan: Plan, target: Target) -> None:
-    """Whether OUT may be written; asked again once the staging directory is owned."""
+    """Check whether OUT may be written; runs again once the staging directory is owned."""
     final = destination(plan, target)
     if target.in_place:
         _check_in_place(plan, target, final)
@@ -64,11 +64,11 @@ def check_place(plan: Plan, target: Target) -> None:
 
 
 def check_names(plan: Plan) -> None:
-    """Output names are relative, stay inside OUT and differ on every file system."""
+    """Check that output names are relative, stay inside OUT and differ on every file system."""
     names = (*changed_names(plan), *linked_names(plan))
     if is_file(plan) and (len(names) != 1 or len(plan.weights) + len(plan.links) != 1):
         raise RefusedError(
-            f"{shown(plan.checkpoint.source)} is one file, but the change concerns {len(names)}",
+            f"{shown(plan.checkpoint.source)} is one file, but the change affects {len(names)} files",
             "give the model directory instead of the file",
             "out.one-file",
         )
@@ -76,11 +76,11 @@ def check_names(plan: Plan) -> None:
     for name in names:
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts or str(parts) != name or "\0" in name:
-            raise RefusedError(f"{shown(name)} is no file name inside a model", "", "out.unsafe-name")
+            raise RefusedError(f"{shown(name)} is not a file name inside a model", "", "out.unsafe-name")
         twin = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if twin is not name:
             raise RefusedError(
-                f"{shown(twin)} and {shown(name)} would be one file where case does not count",
+                f"{shown(twin)} and {shown(name)} are the same name on a file system that ignores case",
                 "rename one of them",
                 "out.case-collision",
             )
@@ -90,7 +90,7 @@ def _check_special(plan: Plan) -> None:
     if plan.checkpoint.special:
         first = next(iter(plan.checkpoint.special))
         raise RefusedError(
-            f"{shown(first)} is no regular file of this model, so it cannot come along",
+            f"{shown(first)} is not a regular file, so tieconv cannot copy it",
             "move it out of the model directory",
             "out.special",
         )
@@ -101,46 +101,48 @@ def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
     hint = "write a new model with -o OUT"
     if any(caution.code == TRAINING for caution in plan.checkpoint.cautions):
         raise RefusedError(
-            f"{shown(plan.checkpoint.source)} is a training checkpoint, whose other contents would be lost in place",
+            f"{shown(plan.checkpoint.source)} is a training checkpoint: a write in place would lose its other contents",
             hint,
             "out.training",
         )
     if in_hub_cache(root) or in_hub_store(final):
         raise RefusedError(
-            f"{shown(root)} is a snapshot of the hub cache, whose files other models share",
+            f"{shown(root)} is a snapshot in the Hub cache, and other snapshots share its files",
             hint,
             "in-place.hub-cache",
         )
     if is_file(plan) and plan.weights and final.suffix not in file_suffixes(plan):
-        raise RefusedError(f"{shown(final.name)} would hold another format than its name says", hint, "in-place.format")
+        raise RefusedError(f"{shown(final.name)} would have a suffix of another format", hint, "in-place.format")
     weights = [file.name for file in plan.checkpoint.files]
     for name in (*weights, *changed_names(plan), *plan.removed):
         if os.path.islink(root / name):
             raise RefusedError(
-                f"{shown(name)} is a link, so --in-place would leave its target behind", hint, "in-place.link"
+                f"{shown(name)} is a symlink, so --in-place would leave its target unchanged", hint, "in-place.link"
             )
     if replaces_directory(plan, target) and os.path.ismount(final):
         raise RefusedError(
-            f"{shown(final)} is a mount point, which cannot be replaced in one step", hint, "in-place.mount"
+            f"{shown(final)} is a mount point, so tieconv cannot replace it in one step", hint, "in-place.mount"
         )
 
 
 def _check_parent(plan: Plan, target: Target, final: Path) -> None:
     parent = final.parent
     if not parent.is_dir():
-        raise DestinationError(f"{shown(parent)} is no directory", f"mkdir -p {shown(parent)}", "out.no-parent")
+        raise DestinationError(f"{shown(parent)} is not a directory", f"mkdir -p {shown(parent)}", "out.no-parent")
     swaps = replaces_directory(plan, target)
     within = target.in_place and not is_file(plan) and not swaps
-    # To rename a directory takes the permission to write it: its entry for the parent changes.
+    # A rename needs write permission on the directory itself: its ".." entry changes.
     for directory in (final,) if within else (parent, final) if swaps else (parent,):
         if not os.access(directory, os.W_OK | os.X_OK):
             raise DestinationError(
-                f"{shown(directory)} may not be written", "write somewhere else with -o", "out.read-only"
+                f"you have no permission to write to {shown(directory)}",
+                "write somewhere else with -o",
+                "out.read-only",
             )
 
 
 def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
-    """Raise `StalePlanError` where a file is no longer the one that the plan was made from.
+    """Raise `StalePlanError` if a file changed after the plan was made.
 
     ``relinked`` are the (device, inode) of files that got another name since.
     """
@@ -158,12 +160,12 @@ def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
 
 
 def stale(name: str) -> StalePlanError:
-    """The error for a source file that changed."""
+    """Return the error for a source file that changed."""
     return StalePlanError(f"{shown(name)} changed after the plan was made", "run the command again", "plan.stale")
 
 
 def _check_space(plan: Plan, target: Target) -> None:
-    """Space for all that must be stored anew; blocks that the file system can share cost nothing."""
+    """Check the space for all that must be stored anew; blocks that the file system can share need none."""
     final = destination(plan, target)
     shares = _can_share(plan, final.parent)
     needed = bytes_in_place_of_shared(plan) if shares else plan.bytes_written

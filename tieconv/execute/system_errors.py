@@ -1,4 +1,4 @@
-"""The operating system's refusals, as one sentence each."""
+"""Turn errors of the operating system into one sentence each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def free_bytes(directory: Path) -> int:
-    """Bytes that this user may still write to the file system of ``directory``."""
+    """Return the bytes that this user may still write to the file system of ``directory``."""
     status = os.statvfs(directory)
     blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
     return blocks * status.f_frsize
 
 
 def no_space(target: object, needed: int, free: int, why: str = "not enough space") -> WriteFailedError:
-    """The error for a full disk or quota; ``needed`` and ``free`` in bytes, ``needed`` 0 where it is not known."""
+    """Return the error for a full disk or quota; ``needed`` and ``free`` in bytes, ``needed`` 0 if unknown."""
     wanted = f"{size(needed)} ({needed:,} bytes) needed, " if needed else ""
     return WriteFailedError(
         f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({free:,} bytes) free",
@@ -66,4 +66,4 @@ def _hint(number: int | None) -> str:
         return "write somewhere else with -o"
     if number == errno.EIO:
         return "the disk reports an error; check it before you write again"
-    return "nothing was changed; try again, or write somewhere else with -o"
+    return "tieconv changed nothing; run the command again, or write somewhere else with -o"

@@ -1,4 +1,4 @@
-"""Where an execution writes, and the names that follow from it."""
+"""Where an execution writes, and the paths derived from it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tieconv.text import shown
 _STAGING = re.compile(r"\.[^/]+\.tieconv-staging(/|$)")
 _STAGING_BELOW = re.compile(r"/\.[^/]+\.tieconv-staging(/|$)")
 _LONGEST_NAME = 200
-"""Bytes of OUT's name that still leave room for the staging directory's own (a name has at most 255)."""
+"""Bytes of the longest OUT name that leaves room for the staging directory's name (a name has at most 255)."""
 
 
 @record
 class Target:
     """OUT and how to write it.
 
-    With ``in_place`` the model itself is replaced and ``path`` is not looked at. ``hardlink`` shares
-    unchanged files with the source as hard links. ``verify="structure"`` leaves out the byte
-    comparison of ranges that the kernel copied or shared.
+    With ``in_place`` the write replaces the model itself and ignores ``path``. ``hardlink`` shares unchanged files with
+    the source as hard links. ``verify="structure"`` skips the byte comparison of ranges that the kernel copied or
+    shared.
     """
 
     path: Path
@@ -37,45 +37,45 @@ class Target:
 
 
 def is_file(plan: Plan) -> bool:
-    """Whether OUT is one weight file rather than a directory."""
+    """Return whether OUT is one weight file rather than a directory."""
     return plan.checkpoint.layout is Layout.FILE
 
 
 def source_root(plan: Plan) -> Path:
-    """The directory that the plan's file names are relative to."""
+    """Return the directory that the plan's file names are relative to."""
     return Path(plan.checkpoint.root)
 
 
 def source_path(plan: Plan) -> Path:
-    """The model itself: its directory, or the lone weight file."""
+    """Return the model itself: its directory, or the lone weight file."""
     root = Path(os.path.realpath(plan.checkpoint.root))
     return root / plan.checkpoint.files[0].name if is_file(plan) else root
 
 
 def destination(plan: Plan, target: Target) -> Path:
-    """OUT, absolute, its parent free of links. Raises `DestinationError` for a path without a name."""
+    """Return OUT, absolute and with no symlink in its parent. Raises `DestinationError` for a path without a name."""
     if target.in_place:
         return source_path(plan)
     parent, name = os.path.split(os.path.abspath(target.path))
     if not name:
-        raise DestinationError(f"{shown(target.path)} is no name for a new model", "give -o a path", "out.name")
+        raise DestinationError(f"{shown(target.path)} is not a name for a new model", "give -o a path", "out.name")
     return Path(os.path.realpath(parent)) / name
 
 
 def changed_names(plan: Plan) -> tuple[str, ...]:
-    """The files that the plan writes anew."""
+    """Return the files that the plan writes anew."""
     return (*(output.name for output in plan.weights), *(output.name for output in plan.texts))
 
 
 def linked_names(plan: Plan) -> tuple[str, ...]:
-    """The files that come along unchanged, without what a killed run left in the model."""
+    """Return the unchanged files of the output, without what a killed run left in the model."""
     return tuple(link.name for link in plan.links if not is_staging(link.name))
 
 
 def replaces_directory(plan: Plan, target: Target) -> bool:
-    """Whether the write puts a new directory in the place of an old one.
+    """Return whether the write replaces an old directory with a new one.
 
-    A shell that stands in the old directory then has to ``cd .`` before it sees the new one.
+    A shell whose working directory is the old one needs ``cd .`` to see the new one.
     """
     if is_file(plan):
         return False
@@ -85,12 +85,12 @@ def replaces_directory(plan: Plan, target: Target) -> bool:
 
 
 def is_staging(name: str) -> bool:
-    """Whether the relative path ``name`` lies in a staging directory."""
+    """Return whether the relative path ``name`` is in a staging directory."""
     return _STAGING.match(name) is not None or _STAGING_BELOW.search(name) is not None
 
 
 def staging_path(final: Path) -> Path:
-    """The staging directory for ``final``: its sibling, or within it where it is a mount point of its own."""
+    """Return the staging directory of ``final``: its sibling, or inside ``final`` if that is a mount point."""
     name = final.name
     if len(os.fsencode(name)) > _LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
@@ -99,8 +99,8 @@ def staging_path(final: Path) -> Path:
 
 
 def _apart(directory: Path) -> bool:
-    """Whether nothing can be renamed from beside ``directory`` into it."""
+    """Return whether the system cannot rename from the parent of ``directory`` into it."""
     try:
         return os.path.ismount(directory) or not os.access(directory.parent, os.W_OK | os.X_OK)
-    except FileNotFoundError:  # it went away meanwhile, which the write then says
+    except FileNotFoundError:  # another process removed it meanwhile; the write then reports that
         return False

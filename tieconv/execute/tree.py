@@ -1,4 +1,4 @@
-"""Directory trees: what is in one, linking one, removing one. Links are never followed."""
+"""Walk, link and remove directory trees. Links are never followed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from tieconv.checkpoint.files.model_files import FileState
 
 _DIRECTORY = -1 << 63
-"""Stands for the time of a directory, which its entries change."""
+"""Replaces the time of a directory, which changes with its entries."""
 UNLINKED: set[tuple[int, int]] = set()
 """(device, inode) of files that lost one of several names to this process: that changes their ctime, not their bytes.
 
-What a run killed in place left holds such names of the model's own files.
+A run killed in place leaves such names of the model's own files.
 """
 _MOST_LEVELS = 128
 """Nested directories that are removed: each holds a descriptor, and a model has fewer."""
 
 
 def walk(root: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """(relative path, status) of all that is under ``root``, a directory before what it holds."""
+    """Yield (relative path, status) of everything under ``root``, a directory before its content."""
     with os.scandir(root / below) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
@@ -34,7 +34,7 @@ def walk(root: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
 
 
 def states(root: Path) -> dict[str, FileState]:
-    """What identifies every entry under ``root``; of a directory only that it is one."""
+    """Return what identifies every entry under ``root``; for a directory only that it is one."""
     return {name: _state(status) for name, status in walk(root)}
 
 
@@ -45,12 +45,12 @@ def _state(status: os.stat_result) -> FileState:
 
 
 def is_directory(state: FileState) -> bool:
-    """Whether ``state``, one of `states`, stands for a directory."""
+    """Return whether ``state``, one of `states`, is that of a directory."""
     return state.mtime_ns == _DIRECTORY
 
 
 def file_state_at(path: Path) -> FileState | None:
-    """The state of the file that ``path`` leads to; ``None`` where there is none."""
+    """Return the state of the file that ``path`` leads to; ``None`` if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -59,15 +59,15 @@ def file_state_at(path: Path) -> FileState | None:
 
 
 def relinked(root: Path) -> set[tuple[int, int]]:
-    """Device and inode of the files under ``root`` that have another name too, and of those in `UNLINKED`."""
+    """Return device and inode of the files under ``root`` with a second name, and of those in `UNLINKED`."""
     files = (status for _, status in walk(root) if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode))
     return {*UNLINKED, *((status.st_dev, status.st_ino) for status in files)}
 
 
 def link(root: Path, new: Path, without: Collection[str]) -> None:
-    """Make ``new`` a second directory of all that is under ``root``: hard links, made for links too.
+    """Make ``new`` a second directory of everything under ``root``: hard links, also to symlinks themselves.
 
-    Leaves out the files named in ``without``.
+    Leaves out the files in ``without``.
     """
     for name, status in walk(root):
         if stat.S_ISDIR(status.st_mode):
@@ -77,13 +77,13 @@ def link(root: Path, new: Path, without: Collection[str]) -> None:
 
 
 def directories(root: Path) -> list[Path]:
-    """``root`` and the directories under it, the deepest first."""
+    """Return ``root`` and the directories under it, the deepest first."""
     below = [root / name for name, status in walk(root) if stat.S_ISDIR(status.st_mode)]
     return [*reversed(below), root]
 
 
 def remove(path: Path) -> None:
-    """Remove ``path`` and what it holds; nothing where there is nothing."""
+    """Remove ``path`` and its content; do nothing if it is missing."""
     parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         remove_at(parent, path.name)
@@ -92,9 +92,9 @@ def remove(path: Path) -> None:
 
 
 def remove_at(directory: int, name: str, levels: int = 0) -> None:
-    """Remove ``name`` in the open directory and what it holds; nothing where there is nothing.
+    """Remove ``name`` in the open directory and its content; do nothing if it is missing.
 
-    Names go, through open directories alone: neither a link nor a file with a second name is changed.
+    It removes names through open directories only, so it changes no symlink target and no file with a second name.
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -117,7 +117,7 @@ def remove_at(directory: int, name: str, levels: int = 0) -> None:
 
 
 def _open_writable(directory: int, name: str) -> int:
-    """Open a directory whose entries are to go; its owner may have forbidden himself to change it."""
+    """Open a directory whose entries are to go; its mode may forbid its owner to change it."""
     flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
@@ -142,7 +142,7 @@ def _allow(directory: int, name: str, flags: int) -> None:
 
 
 def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:
-    """Move to ``new`` what appeared in ``old`` since ``known`` was taken, unless the name is taken there."""
+    """Move to ``new`` what appeared in ``old`` after ``known`` was taken, unless the name exists there."""
     for name, status in list(walk(old)):
         if name not in known and not os.path.lexists(new / name) and not stat.S_ISDIR(status.st_mode):
             (new / name).parent.mkdir(parents=True, exist_ok=True)

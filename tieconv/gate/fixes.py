@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from tieconv.checkpoint.finding import Action
+from tieconv.checkpoint.finding import REVIEW_FIRST, Action
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.checkpoint.write_plan.graph import GraphOutcome
 from tieconv.checkpoint.write_plan.plan import Outcome
@@ -24,7 +24,6 @@ from tieconv.planned import PlannedWrite
 MOST = 8
 """Remedies that are applied to one model at most, so that a loop ends."""
 
-_YOURS = "review first: changes the model's outputs"
 _SIDES = {"retie": "tied", "set-tie true": "tied", "untie": "untied", "set-tie false": "untied"}
 
 Look = Callable[[str], CheckedModel]
@@ -181,7 +180,7 @@ class Fixer:
             if remedy is None:
                 continue
             if not remedy.safe:
-                yield Fix(remedy.command, (entry.finding.rule,), _YOURS)
+                yield Fix(remedy.command, (entry.finding.rule,), REVIEW_FIRST.strip("()"))
             elif remedy.action is not None:
                 key = (remedy.action.verb, remedy.action.options)
                 yield Fix(remedy.command, (entry.finding.rule,), self.refused.get(key, "the remedy was not applied"))

@@ -1,4 +1,4 @@
-"""From a checkpoint to evidence about it: every claim of equality is a comparison of all bytes."""
+"""Collect evidence about a checkpoint; every claim of equality is a comparison of all bytes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def inspect_checkpoint(
     embed: str | None = None,
     head: str | None = None,
 ) -> Inspection:
-    """Evidence about ``checkpoint``; findings are added by the checks.
+    """Return evidence about ``checkpoint``; the checks add the findings.
 
-    ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
+    ``embed`` and ``head`` name the input and the output embedding if the architecture is unknown.
     """
     if checkpoint.graphs:
-        from tieconv.inspection.graph.ties import inspect_graphs  # most models are no graphs
+        from tieconv.inspection.graph.ties import inspect_graphs  # most models are not graphs
 
         return inspect_graphs(checkpoint, reader, depth)
     tensors = checkpoint.tensors
@@ -74,8 +74,8 @@ def inspect_checkpoint(
 def _wrapped_ties(
     family: Family, config: ConfigView, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> tuple[Tie, ...]:
-    """The groups under names that a training wrapper's prefix hides from every loader."""
-    from tieconv.architectures.wrappers import through_wrappers  # most models have their names
+    """Return the groups under names that a training wrapper's prefix hides from every loader."""
+    from tieconv.architectures.wrappers import through_wrappers  # most models have their own names
 
     wrapped = through_wrappers(family, tensors)
     return survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else ()
@@ -92,7 +92,7 @@ def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: s
 
 
 def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> StorageUse | None:
-    """How tensors share storages, for a format that lets them; at full depth each storage's checksum is held to."""
+    """Return how tensors share storages, if the format lets them; at full depth also check each storage's checksum."""
     if not any(file.storages for file in checkpoint.files):
         return None
     from tieconv.inspection.storage import check_sums, view_storages
@@ -103,7 +103,7 @@ def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> Storag
 
 
 def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> Tie:
-    """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
+    """Mark bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
     from tieconv.checkpoint.relation.proved import Identical
@@ -145,7 +145,7 @@ def _duplicates(
 
 
 def _candidates(tensors: Mapping[str, TensorRecord], view: Head, depth: Depth) -> tuple[TensorRecord, ...]:
-    """The tensors among which duplicates are looked for: all, or those shaped like the embeddings."""
+    """Return the tensors to search for duplicates: all, or those shaped like the embeddings."""
     if depth is Depth.FULL:
         return tuple(tensors.values())
     shapes = _candidate_shapes(view)
@@ -153,9 +153,9 @@ def _candidates(tensors: Mapping[str, TensorRecord], view: Head, depth: Depth) -
 
 
 def _without_proved(candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...]) -> tuple[TensorRecord, ...]:
-    """Without copies that a tie group proved equal, so that they do not come over the network again.
+    """Leave out copies that a tied group proved equal, so that they are not fetched again.
 
-    A copy stays where a tensor of its form is outside the group: with that it may make a larger class.
+    A copy stays if a tensor of its form is outside the group: both may be in a larger class.
     """
     proved: set[str] = set()
     for tie in ties:
@@ -170,6 +170,6 @@ def _names(tie: Tie) -> set[str]:
 
 
 def _candidate_shapes(view: Head) -> set[tuple[int, ...]]:
-    """The shapes of the input and output embedding, and their transposes."""
+    """Return the shapes of the input and output embedding, and their transposes."""
     shapes = {part.shape for part in (view.input_embedding, view.output_head) if part and part.shape}
     return shapes | {shape[::-1] for shape in shapes}

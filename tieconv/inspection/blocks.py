@@ -1,4 +1,4 @@
-"""Streaming access to tensor bytes: block boundaries, samples, reusable buffers and a byte counter."""
+"""Stream tensor bytes: block boundaries, samples, reusable buffers and a byte counter."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ BLOCK = 256 * 1024
 """Bytes per read of a byte-for-byte comparison: two such buffers stay in a core's cache."""
 
 SAMPLE = 4096
-"""Bytes of each of the samples that refute equality before anything is streamed."""
+"""Bytes of each sample that can refute equality before a comparison streams all bytes."""
 
 
 def is_costly(reader: ByteReader) -> bool:
-    """Whether the bytes come over a network, so that none should be read twice."""
+    """Return whether the bytes are read over a network, so that none should be read twice."""
     return bool(getattr(reader, "costly", False))
 
 
 def is_sampled(reader: ByteReader) -> bool:
-    """Whether samples must do where bytes come over a network: unless all are asked for, or a plan needs a proof."""
+    """Return whether samples replace a full comparison, because bytes are read over a network.
+
+    Not if the user asks for all bytes, or if a plan needs a proof.
+    """
     return is_costly(reader) and not getattr(reader, "proving", False)
 
 
 ANNOUNCED = 256
-"""Reads that are announced at a time: what is fetched ahead is held until it is read."""
+"""Reads announced at a time: a reader holds what it fetched until it is read."""
 
 Piece = tuple[ByteRange, int, int]
-"""A range, and the offset and size of what is read of it."""
+"""A range, and the offset and size of the bytes to read of it."""
 
 
 def announce(reader: ByteReader, wanted: Iterable[Piece]) -> None:
-    """Tell a reader that fetches which small reads come next, so that they travel together; others need no telling."""
+    """Announce small reads to a reader that fetches over a network, so that it fetches them together."""
     method = getattr(reader, "announce", None)
     if method is not None:
         method(ByteRange(span.file, span.start + offset, span.start + offset + size) for span, offset, size in wanted)
 
 
 def announced(reader: ByteReader, wanted: Iterable[Piece]) -> Iterator[bytearray]:
-    """What those reads give, each in a buffer of its own; raises what the reader raises."""
+    """Yield the bytes of those reads, each in a separate buffer; raises what the reader raises."""
     left = iter(wanted)
     while batch := list(islice(left, ANNOUNCED)):
         announce(reader, batch)
@@ -52,7 +55,7 @@ def announced(reader: ByteReader, wanted: Iterable[Piece]) -> Iterator[bytearray
 
 
 def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:
-    """(offset, size) of consecutive pieces of at most ``length`` bytes from ``start`` to ``end``."""
+    """Yield (offset, size) of consecutive pieces of at most ``length`` bytes from ``start`` to ``end``."""
     for offset in range(start, end, length):
         yield offset, min(length, end - offset)
 
@@ -60,7 +63,7 @@ def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:
 def stored_pieces(
     reader: ByteReader, spans: Sequence[ByteRange], start: int, end: int, length: int
 ) -> Iterator[tuple[int, int]]:
-    """As `pieces`, without those that are holes of every span: the file system proves that these bytes are zeros.
+    """Yield `pieces` without the holes that all spans share: the file system proves that these bytes are zeros.
 
     ``start`` and ``end`` are offsets within each span.
     """
@@ -76,7 +79,7 @@ def stored_pieces(
 
 
 def sample_pieces(size: int) -> list[tuple[int, int]]:
-    """(offset, size) of the head, tail and middle samples; none where they would cover half the bytes.
+    """Return (offset, size) of the head, tail and middle samples; none if they would cover half the bytes.
 
     The tail precedes the middle because padding and untrained rows are at the ends of a vocabulary.
     """
@@ -86,7 +89,7 @@ def sample_pieces(size: int) -> list[tuple[int, int]]:
 
 
 def read(reader: ByteReader, span: ByteRange, offset: int, size: int) -> bytearray:
-    """``size`` bytes at ``offset`` of ``span`` in a buffer of their own; raises what the reader raises."""
+    """Return ``size`` bytes at ``offset`` of ``span`` in a new buffer; raises what the reader raises."""
     buffer = bytearray(size)
     reader.read_into(span, offset, memoryview(buffer))
     return buffer
@@ -95,9 +98,9 @@ def read(reader: ByteReader, span: ByteRange, offset: int, size: int) -> bytearr
 def stream(
     reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK, holes: bool = True
 ) -> Iterator[bytearray]:
-    """The bytes of ``span`` from ``start`` on, in pieces of ``length`` bytes (the last may be shorter).
+    """Yield the bytes of ``span`` from ``start`` on, in pieces of ``length`` bytes (the last may be shorter).
 
-    Pieces that are holes in the file are left out where ``holes`` is false: they are zeros.
+    With ``holes`` false it leaves out pieces that are holes in the file: they are zeros.
 
     Every piece but a shorter last one is the same buffer, overwritten: use it before asking for the next.
     """

@@ -1,4 +1,4 @@
-"""What the config declares about tying, at every level, and what follows from it."""
+"""Read what the config declares about tying, at every level, and derive the result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
 MAX_FLAGS = 1_000
-"""Levels of a config that may declare the flag. Models of several parts have fewer than ten."""
+"""Levels of a config that may declare the flag. Models with several parts have fewer than ten."""
 _MAX_DEPTH = 6
 _ABSENT = object()
 
 
 def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
-    """The declared flags (top level first) and the tying that transformers 5 derives from them."""
+    """Return the declared flags (top level first) and the tying that transformers 5 derives from them."""
     declared = tuple(_declared(config, family)) if config else ()
     levels = {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in declared}
     tied, why = effective(family, levels)
@@ -37,7 +37,7 @@ _NO_CONFIG = "Unknown: no config names the model's class."
 
 
 def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView:
-    """Return ``config`` with shared storage as its first word, where nothing else tells whether the model ties."""
+    """Return ``config`` with shared storage as the reason, if nothing else shows whether the model ties."""
     tie = next((tie for tie in ties if tie.role is Role.WORD_EMBEDDING), None)
     shared = tie and next((member for member in tie.members if member.state is State.ALIASED), None)
     if config.known or tie is None or not shared:
@@ -48,12 +48,12 @@ def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView
 
 
 def gated(config: ConfigView, family: Family) -> bool:
-    """Whether the config ties the groups that its flag decides."""
+    """Return whether the config ties the groups that its flag decides."""
     return gate(family, {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in config.declared})
 
 
 def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | None:
-    """The object at a dotted ``path``; ``None`` where there is none."""
+    """Return the object at a dotted ``path``; ``None`` if there is none."""
     value: object = config
     for key in path.split(".") if path else ():
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -64,7 +64,7 @@ def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared
     flags = dict(_flags(config, "", 0))
     if len(flags) > MAX_FLAGS:
         raise UnreadableError(
-            f"config.json declares {FLAG} at {len(flags):,} levels, more than the {MAX_FLAGS:,} that are read",
+            f"config.json declares {FLAG} at {len(flags):,} levels, but tieconv reads at most {MAX_FLAGS:,}",
             "remove the levels that no loader reads",
             "config.flags",
         )
@@ -91,5 +91,5 @@ def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tu
 
 
 def _as_flag(value: object) -> bool | None:
-    """As Python readers take it: absent stays absent, any other value by its truth."""
+    """Return the flag as Python readers take it: absent stays absent, any other value by its truth value."""
     return None if value is None else bool(value)

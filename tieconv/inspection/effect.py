@@ -1,4 +1,4 @@
-"""Say whether the loaded model is tied, and why: for the files at hand, not for the config alone."""
+"""Say whether the loaded model is tied, and why: for the files at hand, not only for the config."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _differing_head(inspection: Inspection) -> Member | None:
 
 
 def _in_transformers4(inspection: Inspection) -> str:
-    """Whether transformers 4 ties, and the flag that it reads."""
+    """Return whether transformers 4 ties, and the flag that it reads."""
     level = inspection.family.level_v4 or ""
     value = levels(inspection).get(level)
     verdict = "Tied" if reading_v4(inspection) else "Untied"

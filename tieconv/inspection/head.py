@@ -1,4 +1,4 @@
-"""The input embedding, the output embedding and its bias, by their names in the file."""
+"""Find the input embedding, the output embedding and its bias, by their names in the file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def view_head(
     reader: ByteReader,
     depth: Depth,
 ) -> Head:
-    """What plays the input embedding, the output embedding and the head bias."""
+    """Return the input embedding, the output embedding and the head bias."""
     embedding, bias = _embedding(family, tensors, ties), _bias(family, tensors, reader, depth)
     return Head(embedding, _output(family, tensors, ties), bias, () if embedding else _pieces(family, tensors))
 
 
 def _pieces(family: Family, tensors: Mapping[str, TensorRecord]) -> tuple[TensorView, ...]:
-    """The stored tensors that a loader joins to the input embedding; empty where one of them is missing."""
+    """Return the stored tensors that a loader joins to the input embedding; empty if one of them is missing."""
     records = [tensors[name] for name in family.pieces if name in tensors]
     if len(records) < len(family.pieces):
         return ()
@@ -37,9 +37,9 @@ def _pieces(family: Family, tensors: Mapping[str, TensorRecord]) -> tuple[Tensor
 
 
 def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> TensorView | None:
-    """The stored tensor that is the input embedding, under its own name or that of the table which a tied one shares.
+    """Return the stored input embedding, under its own name or that of the table shared with the tied head.
 
-    Marian's is the encoder's, and a file of a tied model holds `model.shared.weight` alone.
+    For Marian the input embedding is the encoder's, and a tied model stores only `model.shared.weight`.
     """
     name = family.input_embedding and locate(family, family.input_embedding, tensors)
     if not name:
@@ -55,7 +55,7 @@ def _shares(tie: Tie, name: str | None, tensors: Mapping[str, TensorRecord]) -> 
 
 
 def _output(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> OutputHead | None:
-    """``None`` for a class without an output embedding by design."""
+    """Return the output embedding; ``None`` for a class without one by design."""
     if family.output_head is None or family.tying is Tying.HEADLESS:
         return None
     name = locate(family, family.output_head, tensors)
@@ -66,7 +66,7 @@ def _output(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie
 
 
 def _tied_to(head: str, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> str | None:
-    """The stored tensor that a tied, absent head takes its values from."""
+    """Return the stored tensor that a tied, absent head takes its values from."""
     for tie in ties:
         if tie.declared and head in (member.name for member in tie.members):
             return next((member.name for member in tie.members if member.name in tensors), None)
@@ -74,14 +74,14 @@ def _tied_to(head: str, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ..
 
 
 def head_bias_name(head: str) -> str:
-    """The name of a bias beside the head's weight (`lm_head.weight` → `lm_head.bias`)."""
+    """Return the name of a bias beside the head's weight (`lm_head.weight` → `lm_head.bias`)."""
     return f"{head.removesuffix('.weight')}.bias"
 
 
 def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth) -> OutputBias | None:
-    """The bias that transformers 5 reads: of a pair the head's own, where it is stored.
+    """Return the bias that transformers 5 reads: of two stored names the head's own.
 
-    One stored beside a head whose class has none counts too.
+    A bias stored beside a head whose class has none counts too.
     """
     if family.output_head is None:
         return None
@@ -98,9 +98,9 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
 
 
 _FETCHED = 4 << 20
-"""Bytes of the largest bias that is fetched unasked: that of a million words in four bytes."""
+"""Bytes of the largest bias that is fetched without a request: a million elements of four bytes."""
 
 
 def is_far(reader: ByteReader, record: TensorRecord) -> bool:
-    """Whether a bias is left unread because it would have to come over a network, and is large."""
+    """Return whether a bias stays unread because it is large and would be fetched over a network."""
     return is_sampled(reader) and record.nbytes > _FETCHED

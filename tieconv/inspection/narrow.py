@@ -1,4 +1,4 @@
-"""A sharded model reduced to the shards that a question about its ties concerns, by its config and its index."""
+"""Reduce a sharded model to the shards that matter for its ties, by its config and its index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tieconv.inspection.head import head_bias_name
 
 
 class NarrowedFiles:
-    """Files of which the index names some shards only; everything else is passed on."""
+    """The files of a model whose index lists only some shards; all other reads pass through."""
 
     def __init__(self, inner: Any, index: str, data: bytes) -> None:
         self._inner, self._index, self._data = inner, index, data
@@ -44,10 +44,10 @@ Narrowed = tuple[Listing, NarrowedFiles, tuple[str, ...]]
 
 
 def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) -> Narrowed | None:
-    """The listing and files without the shards that hold no tied name, and the names of those.
+    """Return the listing and files without the shards that hold no tied name, and the names of those shards.
 
-    ``None`` where all are needed: a model without an index, or one of which nobody knows what ties without the shapes.
-    Raises `UnreadableError` for a malformed config or index.
+    Returns ``None`` if all shards are needed: without an index, or if only the shapes show what ties. Raises
+    `UnreadableError` for a malformed config or index.
     """
     model = SAFETENSORS if SAFETENSORS.claims(listing) else TORCH
     naming = model.naming
@@ -70,7 +70,7 @@ def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) 
 
 
 def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
-    """The stored names that play a part in a tie, and what stands beside them in their modules, such as scales."""
+    """Yield the stored names that matter for a tie, and the tensors beside them in their modules, such as scales."""
     bias = (head_bias_name(family.output_head),) if family.output_head else ()
     for played in (*known_names(family), *bias):
         actual = locate(family, played, names)

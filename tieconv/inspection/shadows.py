@@ -1,4 +1,4 @@
-"""Weight files that the model does not use, or that hold it in another format: the same names, and other bytes?"""
+"""Compare unused weight files with the model's own: which names do they repeat, with other bytes?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.inspection.equality.compare_bytes import equal
 def find_shadows(
     checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]
 ) -> tuple[Shadow, ...]:
-    """One `Shadow` for each name that an unused file repeats.
+    """Return one `Shadow` for each name that an unused file repeats.
 
     Bytes are compared for ``candidates``, or for every name at full depth. Raises what the reader raises.
     """

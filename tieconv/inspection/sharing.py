@@ -1,4 +1,4 @@
-"""What two tensors of one storage are to each other, by their places alone: nothing is read."""
+"""Find how two tensors of one storage relate by their positions alone, without reading bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.sources.strided import StridedRange, row_major
 
 @record
 class _View:
-    """Where a tensor's elements lie. Sides of length 1 are left out: their strides say nothing."""
+    """The positions of a tensor's elements, without sides of length 1, whose strides have no effect."""
 
     file: str
     start: int
@@ -27,7 +27,7 @@ class _View:
 
 
 def sharing(canonical: TensorRecord, second: TensorRecord) -> Aliased | Transposed | None:
-    """`aliased` or `transposed` where both names are the same elements of the same bytes, else ``None``.
+    """Return `aliased` or `transposed` if both names are the same elements of the same bytes, else ``None``.
 
     Two names without an element share nothing.
     """

@@ -1,4 +1,4 @@
-"""How tensors lie in their storages: who shares bytes with whom, and which bytes no tensor uses."""
+"""Find which tensors share bytes of a storage, and which bytes no tensor uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_PAIRS = 200_000
 
 
 def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
-    """The use of the storages; ``None`` for a format in which every tensor has its bytes for itself."""
+    """Return the use of the storages; ``None`` for a format in which tensors share no bytes."""
     files = [file for file in checkpoint.files if file.storages]
     if not files:
         return None
@@ -43,7 +43,7 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
 
 
 def check_sums(checkpoint: Checkpoint, reader: ByteReader) -> None:
-    """Raise `UnreadableError` where the bytes of a storage do not have the checksum that the file gives them."""
+    """Raise `UnreadableError` if the bytes of a storage do not have the checksum in the file."""
     sums: Sums | None = getattr(reader, "sums", None)  # a local reader checks by itself whatever is read to its end
     for file in checkpoint.files:
         for storage in file.storages:
@@ -57,7 +57,7 @@ def check_sums(checkpoint: Checkpoint, reader: ByteReader) -> None:
 
 
 def _alone(file: WeightFile) -> set[str]:
-    """The storages of which one tensor has every byte to itself: the usual case, half a million times."""
+    """Return the storages whose bytes all belong to one tensor: the usual case, half a million times."""
     users = Counter([record.storage for record in file.tensors])
     ranges = {storage.key: storage.range for storage in file.storages}
     return {
@@ -83,13 +83,13 @@ def _names(tensors: Iterable[TensorRecord]) -> tuple[str, ...]:
 
 
 def _used(tensors: list[TensorRecord]) -> int:
-    """Bytes that the tensors reach at most: each view once, none of them beyond the spans of all."""
+    """Return an upper bound of the bytes that the tensors use: each view once, within the spans of all."""
     own = {(record.range, record.shape, record.stride): _own(record) for record in tensors}
     return min(sum(own.values()), sum(end - start for start, end, _ in _clusters(tensors)))
 
 
 def _own(record: TensorRecord) -> int:
-    """Bytes of a view's elements, one that is repeated counted once."""
+    """Return the bytes of a view's elements; a repeated element counts once."""
     if record.stride is None:
         return record.range.size
     repeated = 1
@@ -99,9 +99,9 @@ def _own(record: TensorRecord) -> int:
 
 
 def _clusters(tensors: Iterable[TensorRecord]) -> Iterator[tuple[int, int, list[TensorRecord]]]:
-    """Tensors whose spans touch the same bytes, directly or through others, with the bytes that they cover.
+    """Yield tensors whose spans touch the same bytes, directly or through others, with the bytes that they cover.
 
-    The end of a cluster is the furthest so far: a tensor within a longer one does not end it.
+    A cluster ends at the furthest end so far: a tensor within a longer one does not end it.
     """
     cluster: list[TensorRecord] = []
     start = end = 0
@@ -120,7 +120,7 @@ def _clusters(tensors: Iterable[TensorRecord]) -> Iterator[tuple[int, int, list[
 
 
 def _overlaps(tensors: list[TensorRecord]) -> Iterator[Overlap]:
-    """One entry for each cluster of two or more tensors that share elements."""
+    """Yield one entry for each cluster of two or more tensors that share elements."""
     for _, _, cluster in _clusters(tensors):
         if len(cluster) < 2:
             continue
@@ -130,11 +130,11 @@ def _overlaps(tensors: list[TensorRecord]) -> Iterator[Overlap]:
 
 
 _WORST = ("aliased", "transposed", "view", "slice", "overlap")
-"""Kinds of sharing from the plainest on; a cluster is named by its last."""
+"""Kinds of sharing, the simplest first; a cluster gets the last kind that its pairs have."""
 
 
 def _kinds(cluster: list[TensorRecord]) -> Iterator[str]:
-    """How neighbours of a cluster share bytes. Clusters are compared pair by pair up to a bound."""
+    """Yield how neighbours of a cluster share bytes. Clusters are compared pair by pair up to a bound."""
     pairs = 0
     for index, left in enumerate(cluster):
         for right in cluster[index + 1 :]:
@@ -150,7 +150,7 @@ def _kinds(cluster: list[TensorRecord]) -> Iterator[str]:
 
 
 def _kind(left: TensorRecord, right: TensorRecord) -> str:
-    """What two tensors with common span bytes share; empty where their elements interleave."""
+    """Return how two tensors with common span bytes share them; empty if their elements interleave."""
     relation = sharing(left, right)
     if relation is not None:
         return "aliased" if relation.state is State.ALIASED else "transposed"
@@ -163,9 +163,9 @@ def _kind(left: TensorRecord, right: TensorRecord) -> str:
 
 
 def _apart(left: TensorRecord, right: TensorRecord) -> bool:
-    """Whether two views are proved to have no byte in common, as columns of one matrix have none.
+    """Return whether two views provably share no byte, as columns of one matrix share none.
 
-    Their elements fall into windows of one period; where the windows' runs do not meet, the views do not.
+    Their elements are in windows of one period. If the windows' runs do not overlap, neither do the views.
     """
     period = 0
     reaches = []

@@ -1,4 +1,4 @@
-"""Facts about the values of one tensor that need no arithmetic library: all zero, largest, any NaN."""
+"""Find facts about one tensor's values without an arithmetic library: all zero, largest, any NaN."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LAYOUTS = {
 
 
 def all_zero(reader: ByteReader, span: ByteRange) -> bool:
-    """Whether every byte of ``span`` is zero (so -0.0 is not); stops at the first that is not."""
+    """Return whether every byte of ``span`` is zero (so -0.0 is not), reading up to the first other byte."""
     zeros = b""
     for block in stream(reader, span, holes=False):
         if len(zeros) != len(block):
@@ -49,11 +49,10 @@ def all_zero(reader: ByteReader, span: ByteRange) -> bool:
 
 
 def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, float | None]:
-    """Whether a bias is zero, and its largest magnitude.
+    """Return whether a bias is zero, and its largest magnitude.
 
-    A float bias is zero where each value is +0 or -0; for any other type only zero bytes count. The
-    magnitude is ``None`` for other types and where a value is infinite or NaN. Raises what the reader
-    raises.
+    A float bias is zero if each value is +0 or -0; for any other type only zero bytes count. The magnitude is ``None``
+    for other types and if a value is infinite or NaN. Raises what the reader raises.
     """
     reader, (record,) = readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
@@ -67,7 +66,7 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
 
 
 def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
-    """Whether a F16, BF16, F32 or F64 tensor holds a NaN; ``False`` for types never interpreted here.
+    """Return whether a F16, BF16, F32 or F64 tensor holds a NaN; ``False`` for types never interpreted here.
 
     Raises what the reader raises.
     """
@@ -85,7 +84,7 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
 
 
 class NanWatch:
-    """Whether there is a NaN in the blocks of a tensor that pass by, for a reader that keeps it (``nans``)."""
+    """Watch the blocks of a tensor for a NaN, for a reader that keeps the answer (``nans``)."""
 
     def __init__(self, reader: ByteReader, record: TensorRecord) -> None:
         self._known_ranges: dict[ByteRange, bool] | None = getattr(reader, "nans", None)
@@ -99,7 +98,7 @@ class NanWatch:
             self._holds_nan = _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
 
     def keep(self) -> None:
-        """Keep it if all blocks have passed."""
+        """Keep the answer if all blocks have passed."""
         if self._known_ranges is not None and self._layout is not None and self._seen == self._range.size:
             self._known_ranges[self._range] = self._holds_nan
 
@@ -110,9 +109,9 @@ def _may_hold_nan(block: bytearray, layout: _Layout) -> bool:
 
 
 def _largest(block: bytearray, layout: _Layout) -> int:
-    """The largest magnitude in a block as an integer: IEEE magnitudes order as their bits do.
+    """Return the largest magnitude in a block as an integer: IEEE magnitudes have the order of their bits.
 
-    Read as signed, the largest number is that of a positive value; read as unsigned, of a negative one.
+    Read as signed integers, the largest number is that of a positive value; as unsigned, of a negative one.
     """
     positive = max(_integers(block, layout.signed), default=0)
     highest = max(_integers(block, layout.unsigned), default=0)
@@ -129,7 +128,7 @@ def _integers(block: bytearray, code: str) -> array[int]:
 
 
 def _decode(magnitude: int, dtype: str) -> float:
-    """The value of a finite magnitude."""
+    """Return the value of a finite magnitude."""
     if dtype == "BF16":
         magnitude, dtype = magnitude << 16, "F32"
     packing, value_code = {"F16": ("<H", "<e"), "F32": ("<I", "<f"), "F64": ("<Q", "<d")}[dtype]

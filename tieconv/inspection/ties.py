@@ -1,4 +1,4 @@
-"""Tie groups of the architecture, held against the tensors that are stored."""
+"""Compare the tied groups of the architecture with the stored tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.relation.proved import Relation
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
-"""States that a tied group may store."""
+"""States of a member that a tied group may store."""
 
 
 def survey(
     family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth, tied: bool
 ) -> tuple[Tie, ...]:
-    """One `Tie` for each group of ``family`` of which at least one name is stored, or whose head is declared.
+    """Return one `Tie` for each group of ``family`` with at least one stored name, or with a declared head.
 
     ``tied`` is what the config means for the groups that the flag decides.
     """
@@ -103,7 +103,7 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
 
 
 def _consistent(members: tuple[Member, ...], declared: bool) -> bool | None:
-    """The state × declared table of the documentation; ``None`` where a needed comparison was not made."""
+    """Return the entry of the state × declared table in the docs; ``None`` if a needed comparison was not made."""
     states = {member.state for member in members} - {State.CANONICAL}
     if not declared:
         return State.ABSENT not in states

@@ -1,4 +1,4 @@
-"""What a checkpoint's names mean, and whether they tie: by its config, or by the rule of its format."""
+"""Find what a checkpoint's names mean, and whether they tie: by its config, or by the rule of its format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
 
 
 def _shared_names(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
-    """The names of one storage each; a format whose files have no storages is not looked through."""
+    """Return the groups of names that share one storage; empty for a format without storages."""
     if not any(file.storages for file in checkpoint.files):
         return ()
     from tieconv.inspection.sharing import shared_names
@@ -24,7 +24,7 @@ def _shared_names(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
 
 
 def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> tuple[Family, ConfigView]:
-    """The family, and what the config makes of it; ``embed`` and ``head`` are names that the user gave."""
+    """Return the family, and what the config implies for it; the user gave the names ``embed`` and ``head``."""
     if checkpoint.format == "gguf":
         return _gguf(checkpoint)
     if checkpoint.adapter is not None:
@@ -49,17 +49,18 @@ def _draft(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
 
 
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
-    """llama.cpp has no flag: it takes the token embedding for the head exactly where ``output.weight`` is absent.
+    """Return family and config of a GGUF file: llama.cpp has no flag.
 
-    Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``); a file without token embedding,
-    such as a projector, ties nothing.
+    llama.cpp uses the token embedding as the head exactly if ``output.weight`` is absent. A file without token
+    embedding, such as a projector, ties nothing. Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then
+    ``TENSOR_DUPLICATED``).
     """
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
     names = checkpoint.tensors
     if not names:
         family = _without_groups(architecture, Tying.HEADLESS)
-        why = "No output head: the file holds a vocabulary and no tensors."
+        why = "No output head: the file has a vocabulary but no tensors."
         return family, ConfigView(architecture, (), (), False, why, known=False)
     if _EMBEDDING not in names:
         family = _without_groups(architecture, Tying.HEADLESS)

@@ -1,4 +1,4 @@
-"""Strided views of a storage, read as the dense tensors that they stand for."""
+"""Read strided views of a storage as dense tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.sources.strided import REQUEST_COST, ReadAt, StridedRange, dense, gather
 
 BAND = 8 * 1024 * 1024
-"""Bytes of a view that are gathered at once where it is read from end to end."""
+"""Bytes of a view gathered at once when it is read from end to end."""
 _SMALL = 4 * 1024
-"""Bytes below which a read is a sample, and not a part of a reading from end to end."""
+"""Bytes below which a read is a sample, not part of a read from end to end."""
 _HELD = 4
 
 
@@ -20,7 +20,7 @@ class ViewReader:
 
     def __init__(self, inner: ByteReader) -> None:
         self._inner = inner
-        # A comparison reads of two models, a count of one: either may be remote.
+        # A comparison reads two models, a byte count one: either may be remote.
         behind = (inner, *(getattr(inner, name, None) for name in ("inner", "a", "b")))
         self._travels = any(bool(getattr(reader, "costly", False)) for reader in behind)
         self._bands: dict[StridedRange, tuple[int, bytearray]] = {}
@@ -38,7 +38,7 @@ class ViewReader:
             done += len(piece)
 
     def _band(self, span: StridedRange, offset: int, size: int) -> tuple[int, bytearray]:
-        """Gathered bytes that hold ``offset``. Samples leave alone what a reading from end to end has gathered."""
+        """Return gathered bytes that include ``offset``. Samples do not replace the bytes of a read from end to end."""
         start, band = self._bands.get(span, (0, bytearray()))
         if start <= offset < start + len(band):
             return start, band
@@ -61,7 +61,7 @@ class ViewReader:
 
 
 def readable(reader: ByteReader, records: Iterable[TensorRecord]) -> tuple[ByteReader, tuple[TensorRecord, ...]]:
-    """The records with ranges that read densely, and the reader for them."""
+    """Return the records with ranges that read densely, and the reader for them."""
     originals = tuple(records)
     laid_out = tuple(map(dense, originals))
     if laid_out == originals and not any(isinstance(record.range, StridedRange) for record in originals):
@@ -70,9 +70,9 @@ def readable(reader: ByteReader, records: Iterable[TensorRecord]) -> tuple[ByteR
 
 
 def one_way(left: TensorRecord, right: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
-    """Two dense matrices that lie turned to one another, both with the longer side of ``left`` first.
+    """Return two dense matrices, each the other's transpose, both with the longer side of ``left`` first.
 
-    The one that is turned for it, a strided view of the same bytes, is then read in long stretches, and its rows are
+    One of them is turned into a strided view of the same bytes. It is then read in long stretches, and its rows are
     tokens as the other's are.
     """
     return (left, _turned(right)) if left.shape[0] >= left.shape[1] else (_turned(left), right)

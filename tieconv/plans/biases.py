@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.loaders.load import bias_unset
+from tieconv.checkpoint.write_plan.proof import AllZero
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, inspect_hint, refuse
 from tieconv.text import shown
@@ -28,6 +28,12 @@ def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: boo
     if choice is BiasChoice.STRIP:
         return _strip(edits, inspection)
     return ()
+
+
+def dropped(edits: Edits) -> tuple[str, ...]:
+    """Return the biases, proved to be all zero, that are left out only to save bytes."""
+    zeros = (proof.tensor.name for proof in edits.proofs if isinstance(proof, AllZero))
+    return tuple(name for name in zeros if name in edits.drops)
 
 
 def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
@@ -101,18 +107,11 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             inspect_hint(inspection),
             "bias.copies-differ",
         )
-    if bias_unset(inspection.family):
-        refuse(
-            f"{shown(bias.name)} is all zero, but {inspection.family.architecture} gives a bias that is not stored no "
-            "values at all in one transformers major version at least: it would hold whatever the memory did",
-            "keep it: --bias keep",
-            "bias.unset",
-        )
     tensors = inspection.checkpoint.tensors
-    gone = {bias.name, *inspection.family.output_biases} | {
+    names = {bias.name, *inspection.family.output_biases} | {
         member.name for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS for member in tie.stored_members
     }
-    for name in sorted(gone & tensors.keys() | edits.additions.keys() & gone):
+    for name in sorted(names & tensors.keys() | edits.additions.keys() & names):
         _drop_zero(edits, name)
     if not inspection.family.output_biases:
         return ()

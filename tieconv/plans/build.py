@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -13,6 +13,7 @@ from tieconv.checkpoint.write_plan.operation import (
     CopyTensor,
     DropTensor,
     FillTensor,
+    Operation,
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
@@ -24,13 +25,13 @@ from tieconv.checkpoint.write_plan.operation import (
 )
 from tieconv.checkpoint.write_plan.output import OutputText
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.plans.base_prefix import give_prefix, needs_prefix
 from tieconv.plans.config import set_flag
-from tieconv.plans.described import described
 from tieconv.plans.edited_files import files_of, with_text
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_lone_config
-from tieconv.plans.loader_changes import change_notes
-from tieconv.plans.prefix import give_prefix
+from tieconv.plans.meaning import Notes, judged
+from tieconv.plans.meaning.described import described
 from tieconv.text import count, shown
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -48,48 +49,58 @@ def build(
     tied: bool | None,
     promises: Promises,
     options: Mapping[str, str | None],
-    notes: tuple[str, ...],
+    notes: Notes,
     document: tuple[OutputText, tuple[SetConfig, ...]] | None = None,
-    asked: tuple[str, ...] = (),
+    spared: Collection[str] = (),
+    forced: bool = False,
 ) -> Plan:
-    """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the flag alone).
+    """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the flag alone), judged by the loaders.
 
-    ``document`` is the config with other changes, for a plan that leaves the flag alone. ``asked`` are tensors whose
-    values the plan is asked to change.
+    ``document`` is the config with other changes, for a plan that leaves the flag alone. ``spared`` and ``forced`` are
+    those of `judged`, which raises `RefusedError`.
     """
     checkpoint = inspection.checkpoint
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
     guard_lone_config(inspection, bool(changes))
-    promises, prefixed = give_prefix(inspection, edits, promises)
-    files = files_of(edits)
-    if text is not None:
-        files = with_text(files, text, changes)
-    notes = (*notes, *prefixed)
-    if checkpoint.config is not None:
-        after = described(inspection, files.weights, files.texts, files.removed)
-        notes = (*notes, *change_notes(inspection, after, files.weights, " ".join((*notes, *map(shown, asked)))))
     if tied is not None and checkpoint.config is None:
-        value = str(tied).lower()
-        advice = f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"
-        notes = (*notes, advice)
         promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
-    if tied is not None and changes:
-        notes = (*notes, *_optimizers(inspection, tied))
-    return Plan(
-        command=command,
-        checkpoint=checkpoint,
-        fingerprint=dict(checkpoint.states),
-        operations=files.operations,
-        weights=files.weights,
-        texts=files.texts,
-        links=files.links,
-        removed=files.removed,
-        promises=promises,
-        summary=_summary(command, edits, bool(changes)),
-        options=options,
-        notes=notes,
-        proofs=tuple(edits.proofs),
-    )
+
+    def drafted(promises: Promises) -> Plan:
+        files = files_of(edits)
+        if text is not None:
+            files = with_text(files, text, changes)
+        return Plan(
+            command=command,
+            checkpoint=checkpoint,
+            fingerprint=dict(checkpoint.states),
+            operations=files.operations,
+            weights=files.weights,
+            texts=files.texts,
+            links=files.links,
+            removed=files.removed,
+            promises=promises,
+            summary=_summary(command, files.operations, bool(changes)),
+            options=options,
+            proofs=tuple(edits.proofs),
+        )
+
+    plan = drafted(promises)
+    after = described(inspection, plan)
+    if needs_prefix(inspection, after):
+        promises, note = give_prefix(inspection, edits, promises)
+        plan, notes = drafted(promises), (*notes, note)
+        after = described(inspection, plan)
+    plan = judged(plan, inspection, after, notes, spared=spared, forced=forced)
+    return replace(plan, notes=(*plan.notes, *_advice(inspection, tied, bool(changes))))
+
+
+def _advice(inspection: Inspection, tied: bool | None, flag_changes: bool) -> Iterator[str]:
+    """What is left to do by hand."""
+    if tied is not None and inspection.checkpoint.config is None:
+        value = str(tied).lower()
+        yield f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"
+    if tied is not None and flag_changes:
+        yield from _optimizers(inspection, tied)
 
 
 def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
@@ -106,6 +117,12 @@ def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
             yield f"{shown(name)} counts the parameters of the {before} model: training cannot resume from it"
 
 
+def still_stored(ties: Iterable[Tie], edits: Edits) -> tuple[Tie, ...]:
+    """Return the groups of which a name is stored once the edits are made: a fresh inspection sees no others."""
+    after = edits.after()
+    return tuple(tie for tie in ties if any(member.name in after for member in tie.members))
+
+
 def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
     """The group stays declared as it is; of its names those are stored that the edits leave."""
     after = edits.after()
@@ -118,7 +135,7 @@ def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
     )
 
 
-def _summary(command: str, edits: Edits, config_changes: bool) -> str:
+def _summary(command: str, operations: Collection[Operation], config_changes: bool) -> str:
     kinds = {
         "added": (CopyTensor, FillTensor, ScaleTensor),
         "averaged": (AverageTensor,),
@@ -131,12 +148,12 @@ def _summary(command: str, edits: Edits, config_changes: bool) -> str:
     }
     parts = []
     for word, types in kinds.items():
-        number = sum(isinstance(operation, types) for operation in edits.operations)
+        number = sum(isinstance(operation, types) for operation in operations)
         if number:
             parts.append(f"{count(number, 'tensor')} {word}")
     if config_changes:
         parts.append("config updated")
-    if any(isinstance(operation, SetMetadata) for operation in edits.operations):
+    if any(isinstance(operation, SetMetadata) for operation in operations):
         parts.append("metadata updated")
     done = {"retie": "tied", "untie": "untied"}.get(command, "done")
     return ", ".join(parts) if parts else f"already {done}: nothing to change"

@@ -74,8 +74,8 @@ def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
 
 def _flips(inspection: Inspection, tied: bool) -> bool:
     """Whether the flag comes to say something else: an absent one said what the class's default is."""
-    found = (entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection))
-    declared = [entry.value for entry in found]
+    entries = (entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection))
+    declared = [entry.value for entry in entries]
     return any(value is not tied for value in declared) or (not declared and inspection.family.default_v5 is not tied)
 
 
@@ -83,10 +83,10 @@ def _guard_scale(inspection: Inspection) -> None:
     """Refuse to correct the flag's type where the logits are scaled by ``is False`` in 5 and by its truth in 4."""
     meanings = {inspection.family.meaning_v5, inspection.family.meaning_v4}
     present = [entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection)]
-    odd = next((entry for entry in present if entry.value is not False and not entry.value), None)
-    if odd is not None and meanings != {FlagMeaning.STORAGE}:
+    mistyped = next((entry for entry in present if entry.value is not False and not entry.value), None)
+    if mistyped is not None and meanings != {FlagMeaning.STORAGE}:
         raise RefusedError(
-            f"{odd.path} is {shown(json.dumps(odd.value))}, by which transformers 5 scales the logits of "
+            f"{mistyped.path} is {shown(json.dumps(mistyped.value))}, by which transformers 5 scales the logits of "
             f"{inspection.family.architecture} and transformers 4 does not, so no value means the same in both",
             "write true or false by hand once you know which is meant",
             "flag.forward",

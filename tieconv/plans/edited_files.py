@@ -34,7 +34,8 @@ class Files:
 
 
 def files_of(edits: Edits) -> Files:
-    """Return the files to write, link and leave out."""
+    """Return the files to write, link and leave out; ``edits`` stay as they are."""
+    edits = replace(edits, operations=list(edits.operations))  # metadata that follows the edits is added
     return _sharded(edits) if edits.checkpoint.layout is Layout.SHARDED else _single(edits)
 
 
@@ -91,8 +92,8 @@ def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[Outpu
 
 def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:
     """The names that a file which holds ``mine`` will hold."""
-    kept = {name for name in mine if name not in edits.drops and name not in additions}
-    renamed = {edits.renames[name].to if name in edits.renames else name for name in kept}
+    stays = {name for name in mine if name not in edits.drops and name not in additions}
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in stays}
     return renamed | {tensor.name for tensor, _ in additions.values()}
 
 
@@ -117,9 +118,9 @@ def _assemble(
             links[document.name] = checkpoint.states[document.name].size
     links |= checkpoint.companions
     touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
-    kept = tuple(KeepTensor(name) for name in checkpoint.tensors if name not in touched)
+    unchanged = tuple(KeepTensor(name) for name in checkpoint.tensors if name not in touched)
     linked = tuple(LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
-    return Files(weights, texts, linked, removed, (*edits.operations, *kept))
+    return Files(weights, texts, linked, removed, (*edits.operations, *unchanged))
 
 
 def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...]) -> Files:

@@ -50,20 +50,20 @@ class Edits:
         self._record(DropTensor(name, because))
         self.drops[name] = DropTensor(name, because)
 
-    def drop_equal(self, name: str, kept: str, because: str, exponent: int = 0) -> None:
-        """Leave a stored tensor out that was proved to be ``kept`` times 2**``exponent``."""
+    def drop_equal(self, name: str, source: str, because: str, exponent: int = 0) -> None:
+        """Leave a stored tensor out that was proved to be ``source`` times 2**``exponent``."""
         self.drop(name, because)
-        self._prove_equal(name, kept, exponent)
+        self._prove_equal(name, source, exponent)
 
     def drop_zero(self, name: str, because: str) -> None:
         """Leave a stored tensor out that was proved to be all zero."""
         self.drop(name, because)
         self.proofs.append(AllZero(self.checkpoint.tensors[name]))
 
-    def _prove_equal(self, name: str, kept: str, exponent: int = 0) -> None:
-        one, two = self.checkpoint.tensors[name], self.checkpoint.tensors[kept]
-        if (one.range, one.stride) != (two.range, two.stride) or exponent:
-            self.proofs.append(Equal(one, two, exponent))
+    def _prove_equal(self, name: str, source: str, exponent: int = 0) -> None:
+        dropped, record = self.checkpoint.tensors[name], self.checkpoint.tensors[source]
+        if (dropped.range, dropped.stride) != (record.range, record.stride) or exponent:
+            self.proofs.append(Equal(dropped, record, exponent))
 
     def rename(self, name: str, to: str) -> None:
         """Store a tensor under another name."""
@@ -150,8 +150,8 @@ class Edits:
         if record.storage is None:
             return None
         file = self.checkpoint.file(record.range.file)
-        found = next(storage for storage in file.storages if storage.key == record.storage)
-        return self.trims.get((file.name, found.key)) or OutputStorage(found.range, found.crc)
+        storage = next(each for each in file.storages if each.key == record.storage)
+        return self.trims.get((file.name, storage.key)) or OutputStorage(storage.range, storage.crc)
 
     def _add(self, tensor: OutputTensor, beside: str) -> None:
         self.additions[tensor.name] = (tensor, beside)
@@ -161,6 +161,6 @@ class Edits:
 
     def after(self) -> set[str]:
         """The names that are stored once the edits are made."""
-        kept = {name for name in self.checkpoint.tensors if name not in self.drops}
-        renamed = {self.renames[name].to if name in self.renames else name for name in kept}
+        stored = {name for name in self.checkpoint.tensors if name not in self.drops}
+        renamed = {self.renames[name].to if name in self.renames else name for name in stored}
         return renamed | set(self.additions)

@@ -92,10 +92,10 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
         return
     known = inspection.config.architectures
     config = inspection.checkpoint.config_values
-    what = f"{compose.subject(known[0], config)} is not in the table" if known else "there is no known architecture"
+    reason = f"{compose.subject(known[0], config)} is not in the table" if known else "there is no known architecture"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
-        f"{what}, so which tensors tie is a guess",
+        f"{reason}, so which tensors tie is a guess",
         f"name them: {again(inspection, verb, '--embed', shell_word(embed), '--head', shell_word(head))}",
         "family.unknown",
         source=shown(inspection.checkpoint.source),

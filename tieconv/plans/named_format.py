@@ -10,6 +10,8 @@ from tieconv.checkpoint.write_plan.operation import KeepTensor, LinkFile, SetMet
 from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.plans.guards import again, guard_layout, refuse
+from tieconv.plans.meaning import judged
+from tieconv.plans.meaning.described import described
 from tieconv.text import count, shown
 
 FORMAT, TORCH = "format", "pt"
@@ -21,7 +23,7 @@ def plan_add_format(inspection: Inspection) -> Plan:
     checkpoint = inspection.checkpoint
     guard_named(checkpoint, again(inspection, "inspect"))
     weights = with_format(checkpoint)
-    return Plan(
+    plan = Plan(
         command="reindex",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
@@ -34,6 +36,7 @@ def plan_add_format(inspection: Inspection) -> Plan:
         summary=summary(weights) or "the metadata already names a format: nothing to change",
         options={"add-format": "true"},
     )
+    return judged(plan, inspection, described(inspection, plan), ())
 
 
 def guard_named(checkpoint: Checkpoint, hint: str) -> None:

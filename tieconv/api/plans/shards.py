@@ -10,7 +10,9 @@ from tieconv.api.graphs import refuse_graphs
 from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import UnreadableError
+from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.shards import is_one_file, read_shards
+from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.equality.compare_bytes import equal
 from tieconv.inspection.view_reader import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
@@ -23,8 +25,11 @@ from tieconv.sources import is_hub
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
     from tieconv.checkpoint.files.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
+    from tieconv.sources.hub.files import HubFiles
+    from tieconv.sources.local.files import FileSet
 
 
 def plan_reindex(
@@ -68,9 +73,21 @@ def plan_reindex(
 
         checkpoint = replace(read_shards(listing, files), revision=commit)
         whole = alone(checkpoint) if drop_other_formats else checkpoint
-        plan = reindex.plan_reindex(whole, same, prune=prune, add_format=add_format)
+        evidence = _evidence(whole, listing, files)
+        plan = reindex.plan_reindex(whole, same, evidence, prune=prune, add_format=add_format)
         fetched = fetched_so_far(files)
     return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, local_write if far else None, fetched)
+
+
+def _evidence(checkpoint: Checkpoint, listing: Listing, files: HubFiles | FileSet) -> Inspection | None:
+    """Return the evidence from the headers of the shards and the config; ``None`` without a valid config."""
+    if CONFIG not in listing.top:
+        return None
+    try:
+        config, _ = read_config(files)
+    except UnreadableError:
+        return None
+    return inspect_checkpoint(replace(checkpoint, config=config), files, Depth.HEADER)
 
 
 def _is_one_file(path: str | Path) -> bool:

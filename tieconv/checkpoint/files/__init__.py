@@ -1,1 +1,1 @@
-"""Files of a model as data: tensors and where their bytes lie, documents, what a reader found ambiguous."""
+"""Files of a model as data: tensors and their byte ranges, documents, ambiguities that a reader reports."""

@@ -28,17 +28,17 @@ BITS: dict[str, int] = {
     "F64": 64,
     "C64": 64,
 }
-"""Bits per element. A name that is absent here is carried as bytes and never interpreted."""
+"""Bits per element. tieconv copies a type that is absent here as bytes and never interprets it."""
 
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 """Floating types that tieconv computes with."""
 
 QUANTISED = frozenset({"U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ"})
-"""Types that hold codes of a quantised matrix, meaningful only with their scales."""
+"""Types of the codes of a quantised matrix, meaningful only with their scales."""
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int | None:
-    """Bytes that a dense tensor takes; ``None`` for an unknown dtype or a fraction of a byte."""
+    """Return the bytes of a dense tensor; ``None`` for an unknown dtype or a fraction of a byte."""
     bits = BITS.get(dtype)
     if bits is None:
         return None

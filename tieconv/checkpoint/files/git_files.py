@@ -1,7 +1,7 @@
-"""Recognise what Git leaves in place of a file: a Git LFS pointer, or a symlink written as text.
+"""Recognise what Git writes instead of a file: a Git LFS pointer, or a symlink as text.
 
-Source: the Git LFS specification (docs/spec.md) and `core.symlinks` of git-config: "symbolic links are checked out as
-small plain files that contain the link text".
+Sources: the Git LFS specification (docs/spec.md). `core.symlinks` in git-config: without it Git writes a symlink as a
+small file that contains the link text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ LARGEST = 1024
 """Bytes of the largest pointer by the specification; a path is shorter on most systems."""
 _POINTER = b"version https://git-lfs"
 _PATH = rb"(?=.*/|.*\.[A-Za-z]\w*\Z)(?:\.{1,2}/)*[\w.@+-]+(?:/[\w.@+ -]+)*"
-"""Segments of a relative path: more than one of them, or one with a suffix."""
+"""Segments of a relative path: several of them, or one with a suffix."""
 _LINKED = (".json", ".safetensors", ".bin", ".pt", ".pth", ".th", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".model")
-"""Ends of the names of files that are never a single path."""
+"""Suffixes of files that never consist of a single path."""
 
 
 def check_git_file(name: str, start: bytes, size: int) -> None:
-    """Raise `UnreadableError` where the file ``name`` of ``size`` bytes, which begins with ``start``, is a stand-in."""
+    """Raise `UnreadableError` if Git wrote the file ``name`` as a pointer or a link text.
+
+    ``start`` is the file's first bytes, ``size`` its size in bytes.
+    """
     if size > LARGEST:
         return
     if start.startswith(_POINTER):
@@ -31,7 +34,7 @@ def check_git_file(name: str, start: bytes, size: int) -> None:
             "git.lfs-pointer",
         )
     if start.startswith(b"{"):
-        return  # JSON, as most small files are: no path begins so
+        return  # JSON, as most small files are: no path begins like this
     linked = name.endswith(_LINKED) or start.startswith(b"../")
     if linked and len(start) == size and re.fullmatch(_PATH, start):
         raise UnreadableError(

@@ -1,4 +1,4 @@
-"""What the structure of an ONNX graph says about its matrices, without a byte of them."""
+"""The structure of an ONNX graph around its matrices, without their bytes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tieconv.checkpoint.value_type import record
 OLDEST_OPSET = 11
 """The first opset whose graphs `dedup` rewrites."""
 OLDEST_IR = 4
-"""The first IR version in which an initializer need not be an input, which a caller may replace."""
+"""The first IR version in which an initializer can be absent from the inputs, which a caller may replace."""
 MIN_ELEMENTS = 1024
-"""Numbers of the smallest matrix that counts as a copy, in every type: 4096 bytes in F32, 2048 in F16."""
+"""Elements of the smallest matrix that counts as a copy, in every type: 4096 bytes in F32, 2048 in F16."""
 
 
 @record
 class MatrixRead:
-    """An initializer as a node reads it; ``turned`` where it is stored as [H, V], so that its columns are tokens."""
+    """An initializer as a node reads it; ``turned`` if it is stored as [H, V] (columns are tokens)."""
 
     name: str
     turned: bool
@@ -22,10 +22,10 @@ class MatrixRead:
 
 @record
 class MatrixUse:
-    """A read of the initializer ``name`` as input ``index`` of a node, seen through Transpose and Identity.
+    """A read of the initializer ``name`` as input ``index`` of a node, through Transpose and Identity.
 
-    ``turned`` where the node reads it transposed, ``columns`` where a Gather looks up its columns. ``operator`` is
-    ``output`` where a graph gives it as an output.
+    ``turned`` if the node reads it transposed, ``columns`` if a Gather looks up its columns. ``operator`` is ``output``
+    if the initializer is an output of the graph.
     """
 
     name: str
@@ -39,7 +39,7 @@ class MatrixUse:
 class Latent:
     """A form of an initializer that a session computes once and keeps: its Transpose, its Cast, or both.
 
-    ``extra`` where another form of it is read too, so that the session holds the matrix more than once.
+    ``extra`` if a node also reads another form, so that the session holds the matrix more than once.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Latent:
     extra: bool
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``latent``."""
+        """Return one entry of ``latent``."""
         return {"tensor": self.name, "operators": list(self.operators), "bytes": self.nbytes, "extra": self.extra}
 
 
@@ -56,7 +56,7 @@ class Latent:
 class QuantisedRead:
     """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it.
 
-    ``parts`` are its codes, scales and zero points where they can be compared with those of the other role.
+    ``parts`` are its codes, scales and zero points if they can be compared with those of the other role.
     """
 
     role: str
@@ -67,18 +67,18 @@ class QuantisedRead:
     block: int = 0
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``quantised``."""
+        """Return one entry of ``quantised``."""
         return {"role": self.role, "tensor": self.name, "operator": self.operator}
 
 
 @record
 class GraphRecord:
-    """One graph: ``names`` are the tensors of it, by their names in the checkpoint.
+    """One graph; ``names`` are the names of its tensors in the checkpoint.
 
-    ``session_bytes`` is what a session holds of the initializers: every form that a node reads, once. ``embedding``
-    is looked up by token ids, ``head`` makes the logits, ``bias`` is added to them; ``quantised`` are those of them
-    that are no plain matrices. ``uses`` are the nodes that read initializers of `MIN_ELEMENTS` and more,
-    ``overridable`` the initializers that a caller may replace.
+    ``session_bytes`` are the bytes of initializers in a session: every form that a node reads, once. Token ids index
+    ``embedding``, ``head`` computes the logits, and the graph adds ``bias`` to them. ``quantised`` are those of the
+    three that are quantised. ``uses`` are the nodes that read initializers of `MIN_ELEMENTS` and more. ``overridable``
+    are the initializers that a caller may replace.
     """
 
     file: str
@@ -100,7 +100,7 @@ class GraphRecord:
     overridable: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``graphs``."""
+        """Return one entry of ``graphs``."""
         return {
             "file": self.file,
             "ir_version": self.ir_version,

@@ -1,4 +1,4 @@
-"""How the bytes of a model are read, wherever they lie."""
+"""Read the bytes of a model, local or remote."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Files(Protocol):
     """Reads from files by name, relative to one root."""
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
+        """Return up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
         ...
 
     def state(self, name: str) -> FileState:
-        """What identifies the file's content now."""
+        """Return what identifies the file's content now."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint as data: which tensors lie where, and the documents beside them."""
+"""A checkpoint as data: its tensors with their byte ranges, and the documents beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 
 
 class Layout(StrEnum):
-    """How MODEL is laid out on disk."""
+    """The layout of MODEL on disk."""
 
     SINGLE = "single"  # a directory with one weight file
     SHARDED = "sharded"  # a directory with an index and its shards
@@ -28,7 +28,7 @@ class Layout(StrEnum):
 
 @record
 class Document:
-    """A JSON file beside the weights: the parsed value and the exact text it came from."""
+    """A JSON file beside the weights: the parsed value and the exact text of the file."""
 
     name: str
     text: str
@@ -36,17 +36,17 @@ class Document:
 
 
 OPENED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""What transformers looks for in a model's directory, in its order."""
+"""The files that transformers looks for in a model's directory, in its order."""
 
 WEIGHTS_KEY = "transformers_weights"
-"""The key of the config under which transformers newer than 4.48 takes another name."""
+"""The config key with another weight file name, which transformers newer than 4.48 reads."""
 
 
 @record
 class FileState:
-    """What identifies a file's content at reading time, so that a stale plan can fail.
+    """What identifies a file's content when it is read, so that a stale plan can fail.
 
-    ``ctime_ns`` changes with every write, also where ``mtime_ns`` was put back; 0 where nothing tells it.
+    ``ctime_ns`` changes with every write, even if a program restores ``mtime_ns``; 0 if unknown.
     """
 
     device: int
@@ -56,9 +56,9 @@ class FileState:
     ctime_ns: int = 0
 
     def is_still(self, now: FileState | None, relinked: Collection[tuple[int, int]] = ()) -> bool:
-        """Whether ``now`` is the same file, unchanged; a hard link that was made of it changes ``ctime_ns`` too.
+        """Return whether ``now`` is the same file, unchanged.
 
-        ``relinked`` are (device, inode) of such files.
+        ``relinked`` are (device, inode) of files with a new hard link, which changes ``ctime_ns`` too.
         """
         if now is not None and (self.device, self.inode) in relinked:
             now = replace(now, ctime_ns=self.ctime_ns)
@@ -67,11 +67,11 @@ class FileState:
 
 @record
 class Listing:
-    """What MODEL names on disk.
+    """The files of MODEL on disk.
 
-    ``named`` is the file that the user named, ``None`` for a directory. ``entries`` are the regular files
-    under ``root`` (relative, sorted) and their bytes, ``special`` the FIFOs, devices, sockets and links that
-    lead outside.
+    ``named`` is the file that the user named, ``None`` for a directory. ``entries`` maps the regular files under
+    ``root`` (relative, sorted) to their bytes. ``special`` are FIFOs, devices, sockets and symlinks that point outside
+    the model directory.
     """
 
     source: str
@@ -88,10 +88,10 @@ class Listing:
 
 @record
 class Adapter:
-    """What the config of a PEFT adapter says: its base, and which modules it changes or replaces.
+    """The config of a PEFT adapter: its base, and which modules it changes or replaces.
 
-    ``targets`` are the entries of ``target_modules`` (one pattern, or the ends of module names), ``saved`` those of
-    ``modules_to_save``, ``tied`` whether PEFT was told to keep tied modules tied (``ensure_weight_tying``).
+    ``targets`` are the entries of ``target_modules``: one pattern, or the ends of module names. ``saved`` are the
+    entries of ``modules_to_save``. ``tied`` is ``ensure_weight_tying``: whether PEFT keeps tied modules tied.
     """
 
     kind: str
@@ -103,28 +103,27 @@ class Adapter:
 
 
 class _Tensors:
-    """A place for what is made once of a record's values, and is none of them."""
+    """A slot for a value that is computed once from a record's fields and is not a field."""
 
     __slots__ = ("_tensors",)
     _tensors: Mapping[str, TensorRecord]
 
 
 _NATIVE = r"(.*/)?consolidated[^/]*\.safetensors"
-"""What Mistral's own tools write beside a `params.json`; vLLM looks for it by this name, in every folder."""
+"""The weight files of Mistral's own tools, beside a `params.json`; vLLM looks for them in every folder."""
 
 
 @record
 class Checkpoint(_Tensors):
-    """Everything that is known without reading tensor bytes.
+    """Everything known about a model without reading tensor bytes.
 
-    ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
-    relative to. ``companions`` are the other regular files of the directory (relative paths) and their
-    bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
-    the model does not use, ``others`` the companions that hold a model in another format, ``twins`` the weight files
-    among those whose headers were read. ``read_only`` says what
-    to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
-    out of reach. ``graphs`` are those of an ONNX model. ``revision`` is the commit of a model on the Hub, ``unread``
-    the shards that were left out because nothing in them ties.
+    ``source`` is the path as the user gave it. ``root`` is the absolute directory that file names are relative to.
+    ``companions`` maps the other regular files of the directory (relative paths) to their bytes. ``special`` are the
+    entries that are not regular files. ``orphans`` are weight files of the directory that the model does not use.
+    ``others`` are the companions that hold a model in another format. ``twins`` are the weight files among those whose
+    headers were read. ``read_only`` is the hint for a format that no command writes (empty: a command writes it).
+    ``headers_only`` is true if tensor bytes cannot be read. ``graphs`` are those of an ONNX model. ``revision`` is the
+    commit of a model on the Hub. ``unread`` are the shards that were skipped because no name in them ties.
     """
 
     source: str
@@ -164,7 +163,7 @@ class Checkpoint(_Tensors):
 
     @property
     def entry(self) -> str | None:
-        """The file that leads to the tensors: the index or the only weight file; ``None`` without an index."""
+        """The file that lists or holds the tensors: the index or the only weight file; ``None`` without an index."""
         if self.index is not None:
             return self.index.name
         return None if self.layout is Layout.SHARDED or not self.files else self.files[0].name
@@ -177,17 +176,17 @@ class Checkpoint(_Tensors):
 
     @property
     def config_values(self) -> Mapping[str, object]:
-        """The config's content; empty where there is no config."""
+        """The config's content; empty if there is no config."""
         return self.config.value if self.config else {}
 
     @property
     def native(self) -> str:
-        """The first weight file in Mistral's own format, at any depth; empty where there is none."""
+        """The first weight file in Mistral's own format, at any depth; empty if there is none."""
         names = (name for name in (*self.states, *self.companions) if re.fullmatch(_NATIVE, name))
         return min(names, key=lambda name: (name.count("/"), name), default="")
 
     def file(self, name: str) -> WeightFile:
-        """The weight file with this name; ``KeyError`` where there is none."""
+        """Return the weight file with this name; raise ``KeyError`` if there is none."""
         for candidate in self.files:
             if candidate.name == name:
                 return candidate

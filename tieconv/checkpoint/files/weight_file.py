@@ -1,4 +1,4 @@
-"""A weight file as data: which tensors lie where in it."""
+"""A weight file as data: its tensors and their byte ranges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ByteRange:
         _set(self, "start", start)
         _set(self, "end", end)
 
-    def __eq__(self, other: object) -> bool:  # compared for each tensor: the method of every record takes 3 µs
+    def __eq__(self, other: object) -> bool:  # called for each tensor: the method that all records share takes 3 µs
         if type(other) is not type(self):
             return NotImplemented
         return self.start == other.start and self.end == other.end and self.file == other.file
@@ -46,9 +46,9 @@ class ByteRange:
 class TensorRecord:
     """One stored tensor, little-endian, its bytes within ``range``.
 
-    ``stride`` (in elements) is ``None`` for a dense row-major tensor, which fills ``range`` exactly; else the
-    tensor is a view, and ``range`` runs from its first to its last element. ``storage`` is the key of the
-    storage that it is a view of, for formats where several tensors can share one.
+    ``stride`` (in elements) is ``None`` for a dense row-major tensor, which fills ``range`` exactly. Otherwise the
+    tensor is a view, and ``range`` runs from its first to its last element. ``storage`` is the key of the view's
+    storage, for formats in which several tensors can share one.
     """
 
     name: str
@@ -76,7 +76,7 @@ class TensorRecord:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor written out densely."""
+        """Bytes of the tensor if written densely."""
         if self.stride is None:
             return self.range.size
         return nbytes(self.dtype, self.shape) or self.range.size
@@ -88,9 +88,9 @@ class TensorRecord:
 
 @record
 class Storage:
-    """Bytes that several tensors of one file may be views of; ``key`` is unique within the file.
+    """Bytes that several tensors of one file can be views of; ``key`` is unique within the file.
 
-    ``crc`` is their CRC-32 where the file holds one.
+    ``crc`` is their CRC-32 if the file has one.
     """
 
     key: str
@@ -104,16 +104,16 @@ class Storage:
 
 
 FORMATS = ("pt", "tf", "flax", "mlx")
-"""What safetensors metadata may name for transformers 4 (`load_state_dict` of 4.57.6)."""
+"""The ``format`` values in safetensors metadata that transformers 4 accepts (`load_state_dict` of 4.57.6)."""
 
 
 @record
 class WeightFile:
     """One weight file: its tensors in the order of their bytes.
 
-    ``data_start`` is the offset of the first tensor byte, ``metadata`` the file's own key-value map
-    (``None`` where it has none, which is not the same as an empty one). ``storages`` are given where the format
-    lets tensors share bytes.
+    ``data_start`` is the offset of the first tensor byte. ``metadata`` is the file's own key-value
+    map. ``None`` means that the file has none, which differs from an empty map. ``storages`` are set if the format lets
+    tensors share bytes.
     """
 
     name: str
@@ -125,9 +125,9 @@ class WeightFile:
 
     @property
     def refused_format(self) -> str | None:
-        """The format that safetensors metadata names where transformers 4 refuses it, empty where it names none.
+        """The ``format`` of safetensors metadata if transformers 4 refuses it; empty if the metadata has none.
 
-        ``None`` where that reads the file: it names one of `FORMATS`, or there is no metadata at all.
+        ``None`` if transformers 4 reads the file: its format is one of `FORMATS`, or it has no metadata.
         """
         named = None if self.metadata is None else self.metadata.get("format", "")
         return None if named in FORMATS else named

@@ -1,1 +1,1 @@
-"""What one stored tensor is to another one: a frozen value type a state, with the figures that the state carries."""
+"""The relation of one stored tensor to another: one frozen value type for each state, with its figures."""

@@ -1,6 +1,7 @@
-"""States of a name in a tied group, what every state answers, and the states that carry no figures.
+"""States of a name in a tied group, their common properties, and the states without figures.
 
-A tied model needs no more than these. The states that a comparison proves are in `proved`, loaded where one is made.
+A tied model needs no other states. The states that a comparison proves are in `proved`, imported only if a comparison
+is made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tieconv.checkpoint.value_type import record
 
 
 class State(StrEnum):
-    """How a tied name's tensor relates to the canonical one."""
+    """How the tensor of a tied name relates to the canonical one."""
 
     CANONICAL = "canonical"
     ABSENT = "absent"
@@ -42,16 +43,16 @@ class Evidence:
 
     @property
     def sign_of_zero_only(self) -> bool:
-        """Whether +0 facing -0 is all the difference there is."""
+        """Whether +0 against -0 is the only difference."""
         return False
 
     @property
     def repeats_bytes(self) -> bool:
-        """Whether the tensor's bytes need not be stored beside the canonical tensor's."""
+        """Whether the tensor's bytes are redundant beside the canonical tensor's."""
         return False
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``detail``: each field but those that have their default."""
+        """Return the object under ``detail``: each field except those at their default."""
         return stated_fields(self)
 
 
@@ -63,14 +64,14 @@ class Canonical(Evidence):
 
 
 class Absent(Evidence):
-    """Nothing is stored under the name."""
+    """No tensor is stored under the name."""
 
     __slots__ = ()
     state = State.ABSENT
 
 
 class Aliased(Evidence):
-    """Another name of the canonical tensor's own bytes."""
+    """Another name for the canonical tensor's own bytes."""
 
     __slots__ = ()
     state = State.ALIASED

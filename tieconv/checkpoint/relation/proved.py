@@ -1,6 +1,6 @@
 """States that comparing two tensors proves, with their figures. A field at its default is not printed.
 
-``transposed`` says of a head of an ONNX graph that it was compared the other way round than it is stored.
+``transposed`` on a head of an ONNX graph means that the comparison used its transpose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @record
 class Identical(Evidence):
-    """The same type, shape and bytes; ``by`` says what proved it where no byte was compared."""
+    """The same type, shape and bytes; ``by`` is what proved it if no byte was compared."""
 
     state = State.IDENTICAL
 
@@ -33,7 +33,7 @@ class Identical(Evidence):
 
 @record
 class Transposed(Evidence):
-    """The canonical tensor with its two sides exchanged; a ``view`` is one of the canonical tensor's own bytes."""
+    """The transpose of the canonical tensor; a ``view`` is a transpose of the canonical tensor's own bytes."""
 
     state = State.TRANSPOSED
 
@@ -54,8 +54,8 @@ class Transposed(Evidence):
 class Cast(Evidence):
     """One tensor is the other one rounded to a narrower type.
 
-    ``exact`` is the name of the one that holds everything, ``narrow`` of the rounded one; ``lossless`` says whether
-    widening the latter gives back the former.
+    ``exact`` is the name of the tensor with full precision, ``narrow`` that of the rounded one. ``lossless`` is true if
+    widening the rounded tensor restores the exact one.
     """
 
     state = State.CAST
@@ -75,8 +75,8 @@ class Cast(Evidence):
 class Scaled(Evidence):
     """The tensor is the canonical one times ``factor``, to within ``max_ulp`` representable values of its type.
 
-    ``exact`` says whether the canonical tensor alone gives it back; ``rounded`` is the name of the one that was
-    computed from the other.
+    ``exact`` is true if the canonical tensor alone restores it. ``rounded`` is the name of the tensor that was computed
+    from the other.
     """
 
     state = State.SCALED
@@ -93,8 +93,8 @@ class Scaled(Evidence):
 class RowFigures:
     """By how much two float tensors of one shape differ, row by row of the first dimension.
 
-    ``max_ulp`` is in representable values of their type, ``max_abs`` in the tensors' own unit, ``relative_rms`` =
-    rms(difference) / rms(canonical). ``None`` where a figure is undefined or not finite. ``row_ranges`` lists the first
+    ``max_ulp`` is in representable values of their type, ``max_abs`` in the tensors' own unit. ``relative_rms`` =
+    rms(difference) / rms(canonical). ``None`` if a figure is undefined or not finite. ``row_ranges`` lists the first
     ranges of differing rows.
     """
 
@@ -109,13 +109,13 @@ class RowFigures:
     nan_rows: int
 
     def to_dict(self) -> dict[str, object]:
-        """The figures, as they stand among a state's own."""
+        """Return the figures, as a state prints them among its own."""
         return {name: plain(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
 @record
 class Near(Evidence):
-    """Few rows differ, or all differ by little."""
+    """Few rows differ, or every row differs by little."""
 
     state = State.NEAR
 
@@ -151,7 +151,7 @@ class Different(Evidence):
 
 @record
 class Empty(Evidence):
-    """A tensor without an element, beside a canonical one that has some."""
+    """A tensor without elements, beside a canonical one that has some."""
 
     state = State.DISTINCT
     is_empty = True
@@ -166,8 +166,8 @@ class Empty(Evidence):
 class OtherShape(Evidence):
     """A tensor of another shape.
 
-    Where both are stacks of rows of one type, ``rows_equal`` counts the first rows that are equal and ``extra_rows``
-    those that it has more (or, negative, fewer) than the canonical one.
+    For stacks of rows of one type, ``rows_equal`` counts the equal first rows. ``extra_rows`` is how many more rows
+    (negative: fewer) it has than the canonical tensor.
     """
 
     state = State.DISTINCT
@@ -182,7 +182,7 @@ class OtherShape(Evidence):
 
 @record
 class OtherBytes(Evidence):
-    """Bytes that differ and from which no number may be computed, because of ``reason``."""
+    """Bytes that differ and that are not compared as numbers, because of ``reason``."""
 
     state = State.DISTINCT
 
@@ -204,7 +204,7 @@ class OtherSample(Evidence):
 
 @record
 class Unread(Evidence):
-    """Nothing is proved, because of ``reason``; ``sampled`` where ``ranges_equal`` (of bytes) were compared."""
+    """Nothing is proved, because of ``reason``; ``sampled`` if ``ranges_equal`` (of bytes) were compared."""
 
     state = State.UNREAD
 
@@ -216,5 +216,5 @@ class Unread(Evidence):
 
 Compared = (
     Aliased | Identical | Transposed | Cast | Scaled | Near | Different | Empty | OtherShape | OtherBytes
-)  # what comparing every byte proves
+)  # the states that comparing every byte proves
 Relation = Canonical | Absent | Compared | OtherSample | Unread

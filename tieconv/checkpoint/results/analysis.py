@@ -1,4 +1,4 @@
-"""What the analysis of the embedding tables measured: frozen records that serialise to `tieconv.analyze/1`."""
+"""Measurements of the embedding tables, as frozen records that serialise to `tieconv.analyze/1`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANALYZE_SCHEMA = "tieconv.analyze/1"
 
 
 class Kinship(StrEnum):
-    """What the output table is to the input table; the first that fits is the answer."""
+    """The relation of the output table to the input table; the first that fits is the answer."""
 
     ALIAS = "alias"  # one tensor
     BIT_EQUAL = "bit-equal"
@@ -23,31 +23,31 @@ class Kinship(StrEnum):
     ROW_SUBSET = "row-subset"
     ROW_PERMUTATION = "row-permutation"
     ROWS_DIFFER = "k-rows-differ"
-    GAUGE = "softmax-gauge"  # + 1c^T: every row moved by one vector, which the softmax does not see
+    GAUGE = "softmax-gauge"  # + 1c^T: every row moved by one vector, which the softmax cancels
     SCALAR = "scalar"
-    DIAGONAL = "diagonal"  # as a norm's scale folded into the head leaves it
+    DIAGONAL = "diagonal"  # as if a norm's scale is folded into the head
     ORTHOGONAL = "linear-orthogonal"
     SPD = "linear-spd"
     LINEAR = "linear-general"
-    ROW_SCALED = "row-scaled"  # one factor for each row
-    LOW_RANK = "low-rank"  # a difference of low rank, as an adapter that was merged into the head leaves it
-    DRIFT = "drift"  # each row still knows its own, and no map within rounding explains the rest
-    PARTLY_EQUAL = "partly-equal"  # some rows or columns are equal, and nothing gives the others
+    ROW_SCALED = "row-scaled"  # every row has its own factor
+    LOW_RANK = "low-rank"  # the difference has a low rank, as after merging an adapter into the head
+    DRIFT = "drift"  # each row is still closest to its own row, and no map within rounding explains the rest
+    PARTLY_EQUAL = "partly-equal"  # some rows or columns are equal, and nothing explains the others
     INDEPENDENT = "independent"
-    UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to say
+    UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to decide
 
 
 POINTS = 4096
-"""The most points of one series: longer ones are thinned out evenly."""
+"""The most points of one series: longer series are thinned evenly."""
 
 
 @record
 class Measure:
-    """One figure with what it is to be held against.
+    """One figure with the values to compare it with.
 
-    ``value`` is ``None`` where the figure was refused or is undefined (``says`` gives the reason). ``floor`` is what
-    chance alone would give, ``ceiling`` the best that can be expected, ``n`` the number of rows, pairs or tokens that
-    it rests on.
+    ``value`` is ``None`` if the figure was refused or is undefined (``says`` gives the reason). ``floor`` is the value
+    by chance alone, ``ceiling`` the best that can be expected. ``n`` is the number of rows, pairs or tokens behind the
+    figure.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Measure:
 
     @property
     def units(self) -> str:
-        """The unit for people: in the singular where the value is 1."""
+        """The unit for people: singular if the value is 1."""
         return self.unit.removesuffix("s") if self.value == 1 else self.unit
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of a section's ``measures``."""
+        """Return one entry of a section's ``measures``."""
         return {
             "name": self.name,
             "value": plain(self.value),
@@ -78,24 +78,24 @@ class Measure:
 
 @record
 class Detail:
-    """The base of what a section states under ``detail``; a section that states nothing there has this one."""
+    """The base of a section's ``detail``; a section without details uses this class."""
 
     @property
     def legend(self) -> str:
-        """What the letters stand for that name the measures' tables; empty where none does."""
+        """The meaning of the letters in the measures' tables; empty if there are none."""
         return ""
 
     def to_dict(self) -> dict[str, object]:
-        """The object under ``detail``: each field but those that have their default."""
+        """Return the object under ``detail``: each field except those at their default."""
         return stated_fields(self)
 
 
 @record
 class Section:
-    """One question: a plain sentence that answers it, the figures behind, numbers to plot, and its own record.
+    """One question: a sentence that answers it, the figures behind, numbers to plot, and its own record.
 
-    ``series`` are of at most `POINTS` numbers each. ``certainty`` says how sure the sentence is, where it may answer
-    what was asked.
+    ``series`` have at most `POINTS` numbers each. ``certainty`` says how sure the sentence is, if it can answer the
+    question of the command.
     """
 
     title: str
@@ -107,11 +107,11 @@ class Section:
 
     @property
     def legend(self) -> str:
-        """What the letters stand for that name the measures' tables; empty where none does."""
+        """The meaning of the letters in the measures' tables; empty if there are none."""
         return self.detail.legend
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``sections``."""
+        """Return one entry of ``sections``."""
         return {
             "title": self.title,
             "sentence": self.sentence,
@@ -126,7 +126,7 @@ MAY_BE_TIED = "May the embedding and the head be one tensor?"
 
 @record
 class Headline:
-    """What was asked, the answer, and how sure it is."""
+    """The question, the answer, and its certainty."""
 
     question: str
     answer: str
@@ -141,8 +141,8 @@ class Headline:
 class Analysis(Printed):
     """The answer of `tieconv analyze`.
 
-    ``relation`` is the class of what the head is to the embedding (such as ``bit-equal``), ``verdict`` one sentence
-    that says whether they may be tied. ``answered`` is about the question of another model, where one was named.
+    ``relation`` is the relation of the head to the embedding, such as ``bit-equal``. ``verdict`` is one sentence that
+    says whether they may be tied. ``answered`` is the answer about a second model, if the user named one.
     """
 
     source: str
@@ -153,14 +153,14 @@ class Analysis(Printed):
 
     @property
     def headline(self) -> Headline:
-        """What was asked, the answer, and how sure it is."""
+        """The question, the answer, and its certainty."""
         if self.answered is not None:
             return self.answered
         certainty = next((section.certainty for section in self.sections if section.sentence == self.verdict), "")
         return Headline(MAY_BE_TIED, self.verdict, certainty)
 
     def section(self, title: str) -> Section | None:
-        """The section of this title."""
+        """Return the section with this title."""
         return next((section for section in self.sections if section.title == title), None)
 
     def _facts(self) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ class Analysis(Printed):
         return tuple((section.title, section.sentence) for section in self.sections)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.analyze/1`."""
+        """Return the document of schema `tieconv.analyze/1`."""
         return {
             "schema": ANALYZE_SCHEMA,
             "tieconv": VERSION,

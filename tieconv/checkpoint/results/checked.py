@@ -1,4 +1,4 @@
-"""What the gate says about many models: findings in their places, what was waived, what could not be read."""
+"""The gate's result for many models: findings by file, ignored findings, and models it could not read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tieconv.version import VERSION
 CHECK_SCHEMA = "tieconv.check/1"
 
 RANK = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
-"""The worst first."""
+"""Order of the levels, the worst first."""
 
 
 @record
@@ -29,7 +29,7 @@ class Waiver:
 
 @record
 class CheckedFinding:
-    """A finding in its place: ``file`` is the name, within the model, of the file that it is about."""
+    """A finding with its ``file``: the name, within the model, of the file that it is about."""
 
     finding: Finding
     file: str
@@ -37,14 +37,14 @@ class CheckedFinding:
 
     @property
     def fingerprint(self) -> str:
-        """Stable while rule, file and tensors stay: neither the message's figures nor the model's place count."""
-        import hashlib  # only some formats ask
+        """A hash of rule, file and tensors: the message's figures and the model's path do not count."""
+        import hashlib  # only some formats need it
 
         parts = [self.finding.rule, self.file, *sorted(self.finding.tensors)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def to_dict(self) -> dict[str, object]:
-        """An entry of `findings`."""
+        """Return an entry of `findings`."""
         return {
             **self.finding.to_dict(),
             "file": self.file,
@@ -63,23 +63,23 @@ class Failure:
 
 @record
 class Fix:
-    """A remedy that was applied, or (``refusal``) why it was not; ``rules`` are those that asked for it."""
+    """A remedy that was applied, or (``refusal``) why not; ``rules`` are those that asked for it."""
 
     command: str
     rules: tuple[str, ...]
     refusal: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """An entry of `fixes`."""
+        """Return an entry of `fixes`."""
         return {"command": self.command, "rules": list(self.rules), "refusal": self.refusal}
 
 
 @record
 class CheckedModel:
-    """One model: its findings, the worst first, or why there are none to give.
+    """One model: its findings, the worst first, or why there are none.
 
-    ``fixes`` is what `--fix` did or left, in its order, ``output`` where the fixed model now is, ``unread`` the
-    tied names of which too little was read to say whether they are equal.
+    ``fixes`` lists what `--fix` did or skipped, in its order. ``output`` is the path of the fixed model. ``unread`` are
+    the tied names of which too little was read to say whether they are equal.
     """
 
     source: str
@@ -90,13 +90,13 @@ class CheckedModel:
     unread: tuple[str, ...] = ()
 
     def is_target(self, action: Action) -> bool:
-        """Whether the action writes this model: an adapter's finding may name a command for its base."""
+        """Return whether the action writes this model: an adapter's finding may give a command for its base."""
         source = os.path.normpath(action.source)
         return source in (os.path.normpath(self.source), os.path.normpath(os.path.dirname(self.source)))
 
     @property
     def open(self) -> Iterator[CheckedFinding]:
-        """The findings that count."""
+        """Yield the findings that count."""
         return (entry for entry in self.findings if entry.waiver is None)
 
 
@@ -104,7 +104,7 @@ class CheckedModel:
 class CheckReport(Printed):
     """The answer of `tieconv check`.
 
-    ``notes`` are about settings, the baseline and what was not read; ``rules`` are the codes of the rules that were
+    ``notes`` are about settings, the baseline and what was not read. ``rules`` are the codes of the rules that were
     applied, empty for every rule.
     """
 
@@ -114,12 +114,12 @@ class CheckReport(Printed):
     rules: tuple[str, ...] = ()
 
     def counts(self, entry: CheckedFinding) -> bool:
-        """Whether a finding fails its model: it is open and at or above the level."""
+        """Return whether a finding fails its model: it is open and at or above the level."""
         return entry.waiver is None and RANK[entry.finding.level] <= RANK[self.fail_on]
 
     @property
     def fixable(self) -> int:
-        """The findings that count and that `check --fix` would try to end."""
+        """The findings that count and that `check --fix` would try to fix."""
         return sum(
             remedy.safe and remedy.action is not None and model.is_target(remedy.action)
             for model in self.models
@@ -128,7 +128,7 @@ class CheckReport(Printed):
         )
 
     def fails(self, model: CheckedModel) -> bool:
-        """Whether a model could not be read, or has a finding that counts."""
+        """Return whether a model could not be read, or has a finding that counts."""
         return model.failure is not None or any(map(self.counts, model.findings))
 
     @property
@@ -138,13 +138,13 @@ class CheckReport(Printed):
 
     @property
     def exit_code(self) -> int:
-        """2 where a model could not be read, else 1 where one has a finding that counts, else 0."""
+        """2 if a model could not be read, else 1 if a model has a finding that counts, else 0."""
         if any(model.failure is not None for model in self.models):
             return 2
         return 1 if self.failed else 0
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.check/1`.
+        """Return the document of schema `tieconv.check/1`.
 
         ``failed`` counts the models with an open finding at ``fail_on`` or above, and those that could not be read.
         """

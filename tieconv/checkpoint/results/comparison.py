@@ -1,4 +1,4 @@
-"""What comparing two models found: frozen dataclasses that serialise to `tieconv.diff/1`."""
+"""The result of comparing two models: frozen dataclasses that serialise to `tieconv.diff/1`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIFF_SCHEMA = "tieconv.diff/1"
 
 
 class Contrast(StrEnum):
-    """How two models differ in one place."""
+    """The kind of a difference between two models."""
 
     ONLY_A = "only_a"
     ONLY_B = "only_b"
@@ -30,8 +30,8 @@ class Contrast(StrEnum):
 class Weight(StrEnum):
     """What a difference of the config means for the function."""
 
-    COSMETIC = "cosmetic"  # no loader computes anything else
-    TENSORS = "tensors"  # the tie flag and its kin: judged by what the tensors then are
+    COSMETIC = "cosmetic"  # no loader computes anything else because of it
+    TENSORS = "tensors"  # the tie flag and related keys: the tensors that result decide
     FUNCTION = "function"  # the models may compute something else
 
 
@@ -48,59 +48,59 @@ class Side:
 
 @record
 class OnlyHere:
-    """A tensor that one model alone stores."""
+    """A tensor that only one of the models stores."""
 
     shape: tuple[int, ...]
     dtype: str
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``detail``."""
+        """Return the object under ``detail``."""
         return {"shape": list(self.shape), "dtype": self.dtype}
 
 
 @record
 class Shapes:
-    """The shapes of tensors that do not have the same one."""
+    """The two shapes of tensors whose shapes differ."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``detail``."""
+        """Return the object under ``detail``."""
         return {"a": list(self.a), "b": list(self.b)}
 
 
 @record
 class ForwardScale:
-    """Equal bytes, of which one model's forward pass multiplies the logits by ``forward_factor``."""
+    """Equal bytes, but the forward pass of one model multiplies the logits by ``forward_factor``."""
 
     forward_factor: float
     reason: str = "equal bytes, but one forward pass scales the logits"
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``detail``."""
+        """Return the object under ``detail``."""
         return {"forward_factor": plain(self.forward_factor), "reason": self.reason}
 
 
 @record
 class Values:
-    """What B's tensor is to A's; ``forward_factor`` where A's forward pass multiplies its logits and B's does not."""
+    """How B's tensor relates to A's; ``forward_factor`` if A's forward pass multiplies its logits and B's does not."""
 
     relation: Relation
     forward_factor: float | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``detail``."""
+        """Return the object under ``detail``."""
         factor = {} if self.forward_factor is None else {"forward_factor": plain(self.forward_factor)}
         return {**self.relation.to_dict(), **factor}
 
 
 @record
 class TensorDifference:
-    """A parameter that the models do not share.
+    """A parameter that differs between the models.
 
-    ``a`` and ``b`` are the names in the files that it is loaded from (``None``: from nowhere); ``loaders`` are those
-    that see the difference.
+    ``a`` and ``b`` are the names of its stored tensors in the files (``None``: not stored). ``loaders`` are those that
+    see the difference.
     """
 
     name: str
@@ -113,7 +113,7 @@ class TensorDifference:
 
 @record
 class ConfigDifference:
-    """A value of config.json that the models do not share; ``None`` where it is absent and ``in_*`` false."""
+    """A value of config.json that differs between the models; ``None`` if it is absent and ``in_*`` false."""
 
     path: str
     a: object
@@ -125,7 +125,7 @@ class ConfigDifference:
 
 @record
 class FileDifference:
-    """Another file of the directories that is not the same in both: ``only_a``, ``only_b`` or ``distinct``."""
+    """Another file of the directories that differs: ``only_a``, ``only_b`` or ``distinct``."""
 
     name: str
     contrast: Contrast
@@ -133,10 +133,10 @@ class FileDifference:
 
 @record
 class Comparison(Printed):
-    """Two models, compared. ``str()`` gives the `tieconv.diff/1` JSON.
+    """Two models, compared. ``str()`` returns the `tieconv.diff/1` JSON.
 
-    ``same_function`` is true only where it follows from the bytes: every parameter of every loader equal, and no
-    config value that may change what is computed. ``reasons`` say what stands against it.
+    ``same_function`` is true only if it follows from the bytes. Every parameter of every loader is then equal, and no
+    config value differs that may change the computation. ``reasons`` say what prevents this conclusion.
     """
 
     a: Side
@@ -164,7 +164,7 @@ class Comparison(Printed):
             yield "file", file.name, str(file.contrast)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.diff/1`."""
+        """Return the document of schema `tieconv.diff/1`."""
         return {
             "schema": DIFF_SCHEMA,
             "tieconv": VERSION,

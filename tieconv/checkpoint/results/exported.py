@@ -1,4 +1,4 @@
-"""What `export` will do, did and proved: data for reports, no graph library."""
+"""The plan and the outcome of `export`: data for reports, no graph library."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA, plan_facts, plan_row
 from tieconv.version import VERSION
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""What `--precision` takes, and how torch names it."""
+"""The values of `--precision`, and torch's names for them."""
 
 
 @record
 class ExportPlan:
-    """What will be exported, and how.
+    """What `export` will export, and how.
 
-    ``kind`` says what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the
-    checkpoint that become one parameter. ``bytes_read`` are those of the weights, ``bytes_written`` an estimate (each
-    tied matrix once), ``copied`` the files that come along with their bytes.
+    ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
+    that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
+    tied matrix once. ``copied`` maps the files copied unchanged to their bytes.
     """
 
     source: str
@@ -54,10 +54,10 @@ class ExportPlan:
 
 @record
 class ExportOutcome(Printed):
-    """What became of the plan. ``executed`` is false where nothing was written, also after a parity that failed.
+    """The outcome of the plan. ``executed`` is false if nothing was written, for example after a failed parity run.
 
-    ``ties`` name, for every group that became one parameter, its names in the checkpoint. ``files`` are the bytes of
-    the graph and its data, ``versions`` those of the packages that made it.
+    ``ties`` has, for every group that became one parameter, its names in the checkpoint. ``files`` are the bytes of the
+    graph and its data. ``versions`` are those of the packages that made it.
     """
 
     plan: ExportPlan
@@ -71,7 +71,7 @@ class ExportOutcome(Printed):
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.plan/1`, with what is particular to an export under keys of its own."""
+        """Return the document of schema `tieconv.plan/1`, with the values of an export under separate keys."""
         plan = self.plan
         return {
             "schema": PLAN_SCHEMA,

@@ -1,4 +1,4 @@
-"""How far a graph agrees with the torch reference: evidence that serialises to `tieconv.parity/1`."""
+"""The agreement of a graph with the torch reference: evidence that serialises to `tieconv.parity/1`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Verdict(StrEnum):
 
 @record
 class ProviderUse:
-    """Where the graph ran. ``fallback_nodes`` are heavy nodes on the CPU though another provider was asked for.
+    """Where the graph ran. ``fallback_nodes`` are heavy nodes on the CPU although another provider was requested.
 
-    ``placement`` counts the nodes of each provider, ``fallback`` names such nodes, ``tf32`` is whether float32
-    products may be rounded to TF32.
+    ``placement`` counts the nodes of each provider, ``fallback`` lists the names of such nodes. ``tf32`` is whether
+    float32 products may be rounded to TF32.
     """
 
     requested: str
@@ -46,7 +46,7 @@ class ProviderUse:
 
 @record
 class Lost:
-    """A checkpoint tensor that the graph does not hold (or a graph weight that no tensor explains), and why."""
+    """A checkpoint tensor missing from the graph (or a graph weight that no tensor explains), and why."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,10 +58,10 @@ class Lost:
 
 @record
 class Identity:
-    """Which checkpoint tensors stand bit for bit in the graph, cast to its precision.
+    """Which checkpoint tensors the graph holds bit for bit, cast to its precision.
 
-    ``how`` counts the found ones by form (``straight``, ``transposed`` …). ``unused`` are stored tensors that the
-    model's class does not read. ``copies`` is how many initializers hold the word embedding.
+    ``how`` counts the tensors in the graph by form (``straight``, ``transposed`` …). ``unused`` are stored tensors that
+    the model's class does not read. ``copies`` is how many initializers hold the word embedding.
     """
 
     tensors: int
@@ -76,13 +76,13 @@ class Identity:
 
     @property
     def proved(self) -> bool:
-        """Whether every tensor that must be there is, and every matrix of the graph is one of the checkpoint."""
+        """Whether every required tensor is in the graph, and every matrix of the graph is in the checkpoint."""
         return not any(entry.required for entry in (*self.lost, *self.unexplained))
 
 
 @record
 class Structure:
-    """What the graph takes and gives; ``faults`` are sentences that each fail the verdict."""
+    """The inputs and outputs of the graph; ``faults`` are sentences that each fail the verdict."""
 
     kind: str
     precision: str
@@ -97,8 +97,8 @@ class Structure:
 class Case:
     """One batch: its shape and seed, the graph's errors, the floor's, and how they compare.
 
-    ``ratio`` is the graph's RMS error over the floor's, ``max_ratio`` the same of the largest error. ``error`` is
-    what the runtime said where the graph does not run at this shape.
+    ``ratio`` is the graph's RMS error over the floor's, ``max_ratio`` the same for the largest error. ``error`` is the
+    runtime's message if the graph does not run at this shape.
     """
 
     group: str
@@ -138,9 +138,9 @@ class Histogram:
 
 @record
 class Parity(Printed):
-    """The measured agreement of a graph with its checkpoint. ``str()`` gives the `tieconv.parity/1` JSON.
+    """The measured agreement of a graph with its checkpoint. ``str()`` returns the `tieconv.parity/1` JSON.
 
-    ``reason`` is why nothing was run, or of a graph that failed what in it is likely wrong.
+    ``reason`` is why nothing was run, or the likely fault of a graph that failed.
     """
 
     verdict: Verdict
@@ -157,7 +157,7 @@ class Parity(Printed):
     hint: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.parity/1`."""
+        """Return the document of schema `tieconv.parity/1`."""
         return {"schema": PARITY_SCHEMA, "tieconv": VERSION, **_document(self)}
 
     def _facts(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class Parity(Printed):
 
 
 def _document(report: Parity) -> dict[str, object]:
-    """Everything but the schema's id."""
+    """Return everything except the schema's id."""
     identity = report.identity
     return {
         "verdict": str(report.verdict),
@@ -196,7 +196,7 @@ def _top1(figures: Any) -> float:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as objects, tuples as arrays, infinities and NaN as null."""
+    """Return dataclasses as objects, tuples as arrays, infinities and NaN as null."""
     if is_dataclass(value):
         made: dict[str, Any] = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
         return made | {"top1": _top1(value)} if "flips" in made else made

@@ -1,4 +1,4 @@
-"""Errors of logits against the torch reference: of one batch, and pooled under ``metrics``."""
+"""Errors of logits against the torch reference: for one batch, and pooled under ``metrics``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Figures:
-    """Errors of logits against the reference over ``positions`` tokens that are no padding.
+    """Errors of logits against the reference over ``positions`` tokens, without padding.
 
-    ``rms`` and ``max_abs`` are of the difference, in logits; ``relative_rms`` is ``rms`` over that of the reference
-    without its mean. ``flips`` are positions with another top-1 token, ``flip_margin`` the largest gap in the
-    reference between its own top-1 and the one that took its place. ``kl`` is the mean KL divergence in nats.
+    ``rms`` and ``max_abs`` are of the difference, in logits. ``relative_rms`` is ``rms`` over that of the reference
+    without its mean. ``flips`` are positions with another top-1 token. ``flip_margin`` is the largest gap in the
+    reference between its own top-1 token and the graph's. ``kl`` is the mean KL divergence in nats.
     """
 
     positions: int
@@ -30,14 +30,14 @@ class Figures:
 
 @record
 class Precision:
-    """What computed the logits that the graph is held against."""
+    """What computed the logits that the graph is compared with."""
 
     dtype: str
     library: str = "torch"
     device: str = "cpu"
 
     def to_dict(self) -> dict[str, object]:
-        """One of ``reference`` and ``floor``."""
+        """Return one of ``reference`` and ``floor``."""
         return {"library": self.library, "device": self.device, "dtype": self.dtype}
 
 
@@ -51,20 +51,20 @@ class Pooled:
     floor: Figures
 
     def to_dict(self) -> dict[str, object]:
-        """One of ``logits`` and ``steps``."""
+        """Return one of ``logits`` and ``steps``."""
         sides = {"graph": _pooled_figures(self.graph), "floor": _pooled_figures(self.floor)}
         return {"ratio": self.ratio, "max_ratio": self.max_ratio, **sides}
 
 
 @record
 class Pools:
-    """The single passes and the cached steps; ``None`` where the graph has none of them."""
+    """The single passes and the cached steps; ``None`` if the graph has none of them."""
 
     logits: Pooled | None
     steps: Pooled | None
 
     def to_dict(self) -> dict[str, object]:
-        """Both pools by their keys of ``metrics``."""
+        """Return both pools by their keys of ``metrics``."""
         return {
             "logits": None if self.logits is None else self.logits.to_dict(),
             "steps": None if self.steps is None else self.steps.to_dict(),
@@ -75,8 +75,8 @@ class Pools:
 class FreeRun:
     """How far greedy runs of the graph agree with those of the reference: ``sequences`` runs of ``steps`` tokens.
 
-    ``identical`` is the share of runs that agree to the end, ``mean_steps_before_change`` how many tokens agree on
-    average before the first that differs.
+    ``identical`` is the share of runs that agree to the end. ``mean_steps_before_change`` is the average number of
+    tokens that agree before the first that differs.
     """
 
     sequences: int
@@ -97,7 +97,7 @@ class Metrics:
     free_run: FreeRun | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """The object under ``metrics``."""
+        """Return the object under ``metrics``."""
         return {
             "reference": self.reference.to_dict(),
             "floor": self.floor.to_dict(),

@@ -1,4 +1,4 @@
-"""What a push would change in a repository: the files, and the words of its pull request."""
+"""What a push changes in a repository: the files, and the text of its pull request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PUSH_SCHEMA = "tieconv.push/1"
 
 @record
 class FileChange:
-    """One file: ``kind`` is `add`, `replace` or `delete`, ``bytes`` what is uploaded, or what goes."""
+    """One file: ``kind`` is `add`, `replace` or `delete`, ``bytes`` the size of the uploaded or deleted file."""
 
     kind: str
     name: str
@@ -22,9 +22,9 @@ class FileChange:
 
 @record
 class Effect:
-    """What becomes of a tensor or a config value: ``kind`` is `drop`, `add`, `change`, `keep`, `config` or `format`.
+    """A change of a tensor or config value: ``kind`` is `drop`, `add`, `change`, `keep`, `config` or `format`.
 
-    A `keep` stands for all tensors that stay, and its ``name`` is their number.
+    One `keep` represents all unchanged tensors; its ``name`` is their number.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Effect:
 class Push(Printed):
     """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one.
 
-    ``left_out`` are files of the directory that are not pushed unless they are named: dot-files, keys and caches.
+    ``left_out`` are files of the directory that are not pushed unless named: dot-files, keys and caches.
     """
 
     directory: str
@@ -64,7 +64,7 @@ class Push(Printed):
         return tuple((change.kind, change.name, size(change.bytes)) for change in self.changes)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.push/1`."""
+        """Return the document of schema `tieconv.push/1`."""
         return {
             "schema": PUSH_SCHEMA,
             "directory": self.directory,

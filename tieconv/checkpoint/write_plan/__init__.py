@@ -1,1 +1,1 @@
-"""A plan as data: operations, files to write, and what is promised about them."""
+"""A plan as data: operations, files to write, and promises about them."""

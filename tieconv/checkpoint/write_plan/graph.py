@@ -1,4 +1,4 @@
-"""What becomes of the matrices that a graph stores more than once: data for reports, no graph library."""
+"""Plans for matrices that a graph stores more than once: data for reports, no graph library."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ RUNTIMES = f"ONNX Runtime {' or '.join(MEASURED_RUNTIMES)}"
 class HeadForm(StrEnum):
     """How a head multiplies by a matrix that is stored as the embedding's [V, H]."""
 
-    GEMM = "gemm"  # Reshape, Gemm(transB=1), Reshape: standard operators, one copy in the session
+    GEMM = "gemm"  # Reshape, Gemm(transB=1), Reshape: standard operators; the session holds one copy
     FUSED = "fused"  # com.microsoft FusedMatMul(transB=1): one node, ONNX Runtime only
     TRANSPOSE = "transpose"  # MatMul(x, Transpose(W)): one copy on disk, two in an ONNX Runtime session
 
 
 @record
 class SharedMatrix:
-    """One matrix of a graph that is stored, or held by a session, more than once.
+    """One matrix that a graph stores, or a session holds, more than once.
 
-    ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
-    replaces by a second matrix). ``initializer`` is the copy that stays, ``dropped`` are the others, ``nodes``
-    those that were rewritten.
-    ``left`` says why copies stay (empty: none do), ``rounded`` what beside a head the CPU provider may round otherwise
-    afterwards (empty: nothing). ``form`` is that of its rewritten heads (``None``: no head was rewritten), chosen where
-    ``gemm`` may round differently beside ``avoided`` (empty: it does not).
-    Bytes are on disk (``stored``) and in a session (``held``).
+    ``kinds`` say how its copies relate: `identical`, `transposed`, `cast`, or `folded`. Folded is a Transpose or Cast
+    that a session replaces by a second matrix. ``initializer`` is the copy that stays, ``dropped`` are the others,
+    ``nodes`` the rewritten nodes. ``left`` says why copies stay (empty: none do). ``rounded`` says what besides a head
+    the CPU provider may then round differently (empty: nothing). ``form`` is the form of its rewritten heads (``None``:
+    no head was rewritten). ``avoided`` is what ``gemm`` may round differently (empty: nothing), the reason for another
+    form. Bytes are on disk (``stored``) and in a session (``held``).
     """
 
     graph: str
@@ -55,7 +54,7 @@ class SharedMatrix:
 
     @property
     def done(self) -> bool:
-        """Whether anything about it changes."""
+        """Whether the plan changes anything about the matrix."""
         return bool(self.dropped or self.nodes)
 
 
@@ -63,8 +62,8 @@ class SharedMatrix:
 class SessionProof:
     """What a session of the written graph holds: ``copies`` of each matrix, by the kept name.
 
-    ``casts`` are the matrices of which it made another in a wider type to compute with. ``why_not`` says why nothing
-    could be proved (empty: it was).
+    ``casts`` are the matrices that the session also holds in a wider type, to compute with. ``why_not`` says why
+    nothing could be proved (empty: it was).
     """
 
     graph: str
@@ -79,7 +78,7 @@ class SessionProof:
 
 @record
 class GraphPlan:
-    """What a command will do to the graphs of MODEL; ``str()`` of its outcome is the `tieconv.plan/1` JSON.
+    """Changes that a command makes to the graphs of MODEL; ``str()`` of its outcome is the `tieconv.plan/1` JSON.
 
     ``names`` are the graph files, ``changed`` those that are written anew. Bytes are of weights and graphs.
     """
@@ -110,7 +109,7 @@ class GraphPlan:
 
 @record
 class GraphOutcome(Printed):
-    """What became of a plan for graphs."""
+    """The outcome of a plan for graphs."""
 
     plan: GraphPlan
     executed: bool = False
@@ -119,7 +118,7 @@ class GraphOutcome(Printed):
     proofs: tuple[SessionProof, ...] = field(default_factory=tuple)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.plan/1`."""
+        """Return the document of schema `tieconv.plan/1`."""
         return _document(self)
 
     def _facts(self) -> tuple[str, ...]:
@@ -130,7 +129,7 @@ class GraphOutcome(Printed):
 
 
 def _document(outcome: GraphOutcome) -> dict[str, object]:
-    """Schema `tieconv.plan/1`, with what is particular to graphs under ``graphs``, ``matrices`` and ``proofs``."""
+    """Return schema `tieconv.plan/1`, with the values of graphs under ``graphs``, ``matrices`` and ``proofs``."""
     plan = outcome.plan
     return {
         "schema": PLAN_SCHEMA,

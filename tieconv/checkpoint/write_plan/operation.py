@@ -1,4 +1,4 @@
-"""What a plan says of each tensor, config value and file of a model."""
+"""Operations of a plan on each tensor, config value and file of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class KeepTensor:
 
 @record
 class DropTensor:
-    """The tensor is left out; ``because`` says where its values live on."""
+    """The tensor is left out; ``because`` says where its values remain."""
 
     name: str
     because: str
@@ -66,7 +66,7 @@ class AverageTensor:
 
 @record
 class SetTensor:
-    """The tensor, ``name``, gets other values of the same dtype and shape; ``because`` says which."""
+    """The tensor ``name`` gets other values of the same dtype and shape; ``because`` says which."""
 
     name: str
     because: str
@@ -74,7 +74,7 @@ class SetTensor:
 
 @record
 class ResizeTensor:
-    """The tensor gets another length: zeros are added at its end, or zeros there are cut off."""
+    """The tensor gets another length: zeros are added or removed at its end."""
 
     name: str
     before: tuple[int, ...]
@@ -91,7 +91,7 @@ class ShareTensor:
 
 @record
 class TrimStorage:
-    """The storage of tensor ``name`` loses ``freed`` bytes that no tensor is a view of."""
+    """The storage of tensor ``name`` loses ``freed`` bytes that no tensor uses."""
 
     name: str
     freed: int
@@ -99,7 +99,7 @@ class TrimStorage:
 
 @record
 class SetConfig:
-    """A value in config.json; ``before`` is ``None`` with ``present`` false where the key is new."""
+    """A value in config.json; ``before`` is ``None`` with ``present`` false if the key is new."""
 
     path: str
     value: bool | int
@@ -118,7 +118,7 @@ class SetMetadata:
 
 @record
 class DropFile:
-    """A file that holds the model in another format is left out: it would stay behind as it was."""
+    """A file that holds the model in another format is left out, because tieconv would not update it."""
 
     name: str
     bytes: int
@@ -126,7 +126,7 @@ class DropFile:
 
 @record
 class LinkFile:
-    """A file comes along unchanged."""
+    """A file is copied unchanged."""
 
     name: str
     bytes: int

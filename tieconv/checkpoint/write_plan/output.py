@@ -1,4 +1,4 @@
-"""Files to write, and where each of their bytes comes from."""
+"""Files to write, and the source of each of their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Zeros:
 
 @record
 class Scaled:
-    """A tensor's bytes: those at ``range``, each element times 2**``exponent``."""
+    """A tensor's bytes: the elements at ``range``, each times 2**``exponent``."""
 
     range: ByteRange
     dtype: str
@@ -27,9 +27,9 @@ class Scaled:
 
 @record
 class Averaged:
-    """A tensor's bytes: of each element the mean of those at ``range`` and ``second``, rounded once to ``dtype``.
+    """A tensor's bytes: the mean of each element at ``range`` and ``second``, rounded once to ``dtype``.
 
-    ``names`` are the tensors that lie there, for what is said where an element has no mean.
+    ``names`` are the two tensors, for the message about an element without a mean.
     """
 
     range: ByteRange
@@ -84,7 +84,7 @@ class Padded:
 
 @record
 class OutputStorage:
-    """Bytes of a torch file to write of which its tensors are views; ``crc`` where their checksum is known."""
+    """Bytes of a planned torch file that its tensors are views of; ``crc`` if their checksum is known."""
 
     range: ByteRange
     crc: int | None = None
@@ -92,10 +92,10 @@ class OutputStorage:
 
 @record
 class OutputTensor:
-    """A tensor of a file to write, and where its bytes come from (ranges are of the source's files).
+    """A tensor of a planned file and the source of its bytes (ranges are of the source's files).
 
-    ``stride`` (in elements) is ``None`` for a dense row-major tensor, ``storage`` for one that has its bytes for
-    itself; else its content is a range within that of its storage.
+    ``stride`` (in elements) is ``None`` for a dense row-major tensor. ``storage`` is ``None`` for a tensor that shares
+    no bytes; otherwise its content is a range within that storage's range.
     """
 
     name: str
@@ -130,7 +130,7 @@ class OutputWeights:
 
     @property
     def contents(self) -> tuple[Content | Padded, ...]:
-        """What is stored, in order: a storage that several tensors share stands there once."""
+        """The stored contents, in order: a storage that several tensors share is in it once."""
         contents: dict[object, Content | Padded] = {}
         for index, tensor in enumerate(self.tensors):
             contents.setdefault(tensor.storage or index, tensor.storage.range if tensor.storage else tensor.content)
@@ -152,7 +152,7 @@ def _stored(content: Content | Padded) -> int:
 
 
 def bytes_taken(content: Content | Padded) -> int:
-    """Bytes of the source that are read for a content."""
+    """Return the bytes of the source that a content reads."""
     if isinstance(content, (Zeros, InlineBytes)):
         return 0
     if isinstance(content, Averaged):

@@ -1,4 +1,4 @@
-"""A plan: what will be written, and what is promised about it."""
+"""A plan: what tieconv will write, and its promises about that."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ PLAN_SCHEMA = "tieconv.plan/1"
 
 @record
 class NormFold:
-    """Factors of the head's columns that go into the last norm: with ``values``, bytes by tensor, the embedding is the
-    head. Of the ``elements`` of ``head`` ``rounded`` ones are a product that their type could not hold.
+    """Factors of the head's columns that a re-tie folds into the last norm.
+
+    With ``values``, bytes by tensor, the embedding equals the head. Of the ``elements`` of ``head``, ``rounded`` are
+    products that their type cannot represent.
     """
 
     values: Mapping[str, bytes]
@@ -31,9 +33,9 @@ class NormFold:
 
 @record
 class TiePromise:
-    """After the write a fresh inspection finds this group: which names are stored, and tied or not.
+    """A tied group that a fresh inspection must report after the write: which names are stored, and tied or not.
 
-    ``declared`` is ``None`` where there is no config to say so.
+    ``declared`` is ``None`` without a config.
     """
 
     canonical: str
@@ -44,29 +46,29 @@ class TiePromise:
 
 @record
 class Promises:
-    """What is checked on the written bytes before the rename, beyond the byte comparison."""
+    """What tieconv checks on the written bytes before the rename, besides the byte comparison."""
 
-    effective: bool | None  # what the config then means; None where there is no config
+    effective: bool | None  # what the config then means; None without a config
     ties: tuple[TiePromise, ...]
 
 
 def plan_facts(command: str, source: str, output: str | None) -> tuple[str, ...]:
-    """Return the facts of what became of a plan."""
+    """Return the facts about the outcome of a plan."""
     return quoted(source), command, "not executed" if output is None else f"written to {quoted(output)}"
 
 
 def plan_rows(summary: str, notes: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Return what a notebook shows of a plan."""
+    """Return the rows of a plan for notebooks."""
     return ("plan", summary), *(("note", note) for note in notes)
 
 
 @record
 class Plan(Summarised):
-    """A promise. Pure data: making one reads nothing beyond the inspection it came from.
+    """A promise, as pure data: making a plan reads nothing beyond its inspection.
 
-    ``weights`` and ``texts`` are the files that change, ``links`` those that come along unchanged,
-    ``removed`` the source files that have no successor. ``notes`` are warnings for the user. ``proofs`` are what was
-    proved of dropped tensors, and is proved once more before the rename.
+    ``weights`` and ``texts`` are the files that change. ``links`` are those copied unchanged. ``removed`` are the
+    source files without a successor. ``notes`` are warnings for the user. ``proofs`` are facts about dropped tensors,
+    proved again before the rename.
     """
 
     command: str
@@ -85,7 +87,7 @@ class Plan(Summarised):
 
     @property
     def changes_nothing(self) -> bool:
-        """True where the model already is what was asked for."""
+        """True if the model already is as requested."""
         return not (self.weights or self.texts or self.removed)
 
     @property
@@ -96,12 +98,12 @@ class Plan(Summarised):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of source tensors that the changed files are made from."""
+        """Bytes of source tensors in the changed files."""
         return sum(bytes_taken(content) for file in self.weights for content in file.contents)
 
     @property
     def bytes_linked(self) -> int:
-        """Bytes of files that come along unchanged."""
+        """Bytes of files that are copied unchanged."""
         return sum(link.bytes for link in self.links)
 
     def _facts(self) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ class Plan(Summarised):
 
 @record
 class Outcome(Printed):
-    """What became of a plan. ``str()`` gives the `tieconv.plan/1` JSON."""
+    """The outcome of a plan. ``str()`` returns the `tieconv.plan/1` JSON."""
 
     plan: Plan
     executed: bool
@@ -121,7 +123,7 @@ class Outcome(Printed):
     output: str | None
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.plan/1`."""
+        """Return the document of schema `tieconv.plan/1`."""
         plan = self.plan
         return {
             "schema": PLAN_SCHEMA,

@@ -1,4 +1,4 @@
-"""What a plan rests on besides the bytes that it keeps: claims about tensors that it drops."""
+"""Claims about dropped tensors that a plan relies on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AllZero:
 
 @record
 class Digest:
-    """The elements of ``tensor``, in order, have this SHA-256: what was computed from them still holds."""
+    """The elements of ``tensor``, in order, have this SHA-256, so a result computed from them still holds."""
 
     tensor: TensorRecord
     sha256: str
@@ -37,7 +37,7 @@ Proof = Equal | AllZero | Digest
 
 def digest(blocks: Iterable[bytes | bytearray | memoryview]) -> str:
     """Return the SHA-256 of blocks of bytes."""
-    import hashlib  # only plans with a claim of this kind compute one
+    import hashlib  # only plans with such a claim compute one
 
     sha256 = hashlib.sha256()
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What the planner of `retie` says of a model before any tensor is compared."""
+"""The effects of `retie` on a model, as its planner predicts them before any comparison of tensors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class RetieForecast:
-    """What a re-tie does besides that both ends read one table, as headers and config tell.
+    """The effects of a re-tie besides one table for both ends, from headers and config.
 
     ``sets_flag``: some loader reads the model as untied, so a re-tie sets the flag. ``exponent``: once tied, the class
-    multiplies its logits by 2**exponent (T5 and its kin). ``refused`` says why no re-tie goes ahead whatever the
-    tensors hold, ``before`` what must be done before any is written; each is empty where nothing stands in the way.
+    multiplies its logits by 2**exponent (T5 and related classes). ``refused`` says why `retie` refuses the model
+    whatever the tensors hold. ``before`` says what to do before `retie` writes. Each is empty if there is no obstacle.
     """
 
     sets_flag: bool = False
@@ -21,4 +21,4 @@ class RetieForecast:
 
 
 NOT_ASKED = RetieForecast()
-"""Where the question is not what a re-tie does."""
+"""The forecast if the effects of a re-tie do not matter."""

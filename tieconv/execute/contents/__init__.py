@@ -1,1 +1,1 @@
-"""The bytes of the files to write."""
+"""Write the bytes of the planned files."""

@@ -1,4 +1,4 @@
-"""The mode, owner, extended attributes and access control list of a written file: those of the file it replaces."""
+"""Copy mode, owner, extended attributes and access control list from the replaced file to the written file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tieconv.text import count, shown
 _ACCESS = "system.posix_acl_access"
 _LISTS = frozenset({_ACCESS, "system.posix_acl_default"})
 _OF_CONTENT = frozenset({"security.ima", "security.evm"})
-"""Signatures of the old content, which would be wrong for the new one."""
+"""Signatures of the old content, which are wrong for the new content."""
 _NONE = frozenset({errno.EOPNOTSUPP, errno.ENODATA})
 _ALL = ("all",)
 
 
 @record
 class Like:
-    """The file or directory that a written one is like: one that it ``replaces``, or else one that it is made from."""
+    """The model for a written file's attributes: the file it ``replaces``, else the one it is made from."""
 
     path: Path
     replaces: bool
@@ -33,21 +33,21 @@ class Like:
 
     @property
     def creation_mode(self) -> int:
-        """The mode to create a file with: the system then takes the bits of the umask away."""
+        """The mode to create a file with, before the system removes the bits of the umask."""
         return stat.S_IMODE(self.status.st_mode) & 0o777
 
 
 def first_like(replaced: Path | None, source: Path) -> Like | None:
-    """Return the file at ``replaced``, else the one at ``source``, ``None`` where there is neither."""
+    """Return the file at ``replaced``, else the one at ``source``, else ``None``."""
     if replaced is not None and replaced.exists():
         return Like(replaced, True)
     return Like(source, False) if source.exists() else None
 
 
 def inherit(descriptor: int, like: Like) -> tuple[str, ...]:
-    """Give the open file the owner of ``like`` where root, and all attributes where it replaces that file.
+    """Copy the owner (as root) and, when the file replaces ``like``, all other attributes to the open file.
 
-    Returns the names of extended attributes that could not be kept.
+    Returns the names of the extended attributes that could not be kept.
     """
     old = like.status
     if not like.replaces:
@@ -57,7 +57,7 @@ def inherit(descriptor: int, like: Like) -> tuple[str, ...]:
 
 
 def inherit_directory(directory: Path, like: Like) -> tuple[str, ...]:
-    """As `inherit`, for a directory: one that replaces another keeps its whole mode."""
+    """Copy attributes to a directory as `inherit` does; a directory that replaces another keeps its whole mode."""
     old = like.status
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -72,12 +72,12 @@ def inherit_directory(directory: Path, like: Like) -> tuple[str, ...]:
 
 def _own(descriptor: int, old: os.stat_result) -> None:
     if os.geteuid() == 0:
-        with suppress(PermissionError):  # a file system without owners, or one that root does not rule
+        with suppress(PermissionError):  # a file system without owners, or one whose owners root may not change
             os.fchown(descriptor, old.st_uid, old.st_gid)
 
 
 def _take_over(descriptor: int, path: Path, old: os.stat_result, mode: int) -> tuple[str, ...]:
-    """Without its access control list a file gives its group nothing: the group's bits were the list's mask."""
+    """Copy the access control list; without one, give the group no permission: its bits were the list's mask."""
     _own(descriptor, old)
     lost = _copy_extended(descriptor, path)
     os.fchmod(descriptor, mode & ~stat.S_IRWXG if _ACCESS in lost else mode)
@@ -92,7 +92,7 @@ def _copy_extended(descriptor: int, path: Path) -> tuple[str, ...]:
     except OSError as error:
         return () if error.errno in _NONE else _ALL
     for name in _LISTS.intersection(os.listxattr(descriptor)).difference(names):
-        os.removexattr(descriptor, name)  # the directory gave it, the old file has none
+        os.removexattr(descriptor, name)  # the parent directory's default set it; the old file has none
     return tuple(name for name in names if not _copy_one(descriptor, path, name))
 
 
@@ -116,7 +116,7 @@ def _value(descriptor: int, name: str) -> bytes | None:
 
 
 def notes(lost: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the sentence about extended attributes that could not be kept, by file; nothing where all were."""
+    """Return the note about extended attributes that could not be kept; empty if all were kept."""
     if not lost:
         return ()
     name, attributes = min(lost.items())

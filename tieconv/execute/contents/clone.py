@@ -1,4 +1,4 @@
-"""Sharing a file's blocks with another file (reflink)."""
+"""Share a file's blocks with another file (reflink)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSUPPORTED = frozenset(
 
 
 def clone(source: int, descriptor: int) -> bool:
-    """Make the empty file ``descriptor`` share all of ``source``; false where the file system cannot."""
+    """Make the empty file ``descriptor`` share all blocks of ``source``; return false if the file system cannot."""
     try:
         fcntl.ioctl(descriptor, _FICLONE, source)
     except OSError as error:
@@ -38,13 +38,13 @@ def clone(source: int, descriptor: int) -> bool:
 
 
 def can_clone(source: int, directory: Path) -> bool:
-    """Whether a file in ``directory`` can share blocks with ``source``, tried on a file without a name."""
+    """Return whether a file in ``directory`` can share blocks with ``source``, tried on a nameless file."""
     try:
         probe = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except (OSError, AttributeError):
         return False
     try:
-        length = _BLOCK if os.fstat(source).st_size >= _BLOCK else 0  # 0 stands for: to the end
+        length = _BLOCK if os.fstat(source).st_size >= _BLOCK else 0  # a length of 0 means: to the end
         fcntl.ioctl(probe, _FICLONERANGE, struct.pack("qQQQ", source, 0, length, 0))
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Bytes from one open file to another: by the kernel where it can, else by hand."""
+"""Copy bytes between open files: by the kernel if it can, else through a buffer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tieconv.formats.safetensors.header import PAGE
 from tieconv.text import shown
 
 Tick = Callable[[int], None]
-"""Told the number of bytes just done."""
+"""Receives the number of bytes just done."""
 BLOCK = 256 * 1024
-"""Bytes moved at once by hand: fits the second-level cache."""
+"""Bytes of the copy buffer: it fits the second-level cache."""
 KERNEL_PIECE = 64 * 1024 * 1024
-"""Bytes asked of the kernel at once: short enough to report progress and to be interrupted."""
+"""Bytes of one kernel call: few enough to report progress and to handle signals between calls."""
 _UNSUPPORTED = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
 )
@@ -24,9 +24,9 @@ Extent = tuple[int, int]
 
 
 def copy_range(source: int, start: int, descriptor: int, offset: int, size: int, tick: Tick) -> list[Extent]:
-    """Copy ``size`` bytes; the extents of ``descriptor`` that the kernel copied or shared.
+    """Copy ``size`` bytes and return the extents of ``descriptor`` that the kernel copied or shared.
 
-    Whole pages that lie alike in both files go to the kernel alone: those a file system can share.
+    The kernel gets whole pages with the same alignment in both files, because a file system can share those.
     """
     head = -offset % PAGE if start % PAGE == offset % PAGE else 0
     head = min(head, size)
@@ -39,7 +39,7 @@ def copy_range(source: int, start: int, descriptor: int, offset: int, size: int,
 
 
 def _by_kernel(source: int, start: int, descriptor: int, offset: int, size: int, tick: Tick) -> int:
-    """The number of bytes that the kernel took on, fewer where it does not serve this pair of files."""
+    """Return the number of bytes that the kernel copied; fewer if it cannot copy between these two files."""
     if not hasattr(os, "copy_file_range"):
         return 0
     done = 0
@@ -59,7 +59,7 @@ def _by_kernel(source: int, start: int, descriptor: int, offset: int, size: int,
 
 
 def by_hand(source: int, start: int, descriptor: int, offset: int, size: int, tick: Tick) -> None:
-    """Copy ``size`` bytes through a buffer. Raises `UnreadableError` where ``source`` ends early."""
+    """Copy ``size`` bytes through a buffer. Raises `UnreadableError` if ``source`` ends early."""
     buffer = memoryview(bytearray(min(BLOCK, size)))
     done = 0
     while done < size:
@@ -71,21 +71,21 @@ def by_hand(source: int, start: int, descriptor: int, offset: int, size: int, ti
 
 
 def read_full(source: int, buffer: memoryview, start: int) -> None:
-    """Fill ``buffer``. Raises `UnreadableError` where the file ends early."""
+    """Fill ``buffer``. Raises `UnreadableError` if the file ends early."""
     done = 0
     while done < len(buffer):
         got = os.preadv(source, [buffer[done:]], start + done)
         if not got:
             raise UnreadableError(
                 f"{shown(name_of(source))} ended while it was read",
-                "is another program writing it?",
+                "check that no other program is writing the file, then run the command again",
                 "path.shrank",
             )
         done += got
 
 
 def name_of(descriptor: int) -> str:
-    """The open file's path, as far as the system tells."""
+    """Return the path of the open file, if the system reports one."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
@@ -101,7 +101,7 @@ def write_full(descriptor: int, data: memoryview | bytes, offset: int) -> None:
 
 
 def write_zeros(descriptor: int, offset: int, size: int, tick: Tick) -> None:
-    """Write real zeros: a hole would leave it to chance whether there is space for them later."""
+    """Write real zeros, so that the disk reserves the space now: a hole would not."""
     zeros = bytes(min(BLOCK, size))
     done = 0
     while done < size:

@@ -1,4 +1,4 @@
-"""A weight file to write as contents with their places, and the literal bytes around them, for each format."""
+"""Lay out a weight file in its format: contents with offsets, and the literal bytes around them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class FileLayout(Protocol):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The contents, in the order of their places."""
+        """The contents, in the order of their offsets."""
         ...
 
     def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        """The bytes between the contents, once those are written to ``descriptor``."""
+        """Return the bytes between the contents; call it after those are written to ``descriptor``."""
         ...
 
 
 def file_layout(output: OutputWeights) -> FileLayout:
-    """Return where the bytes of a file in its format go."""
+    """Return the layout of the bytes of a file in its format."""
     return _torch(output) if output.format == "torch" else _safetensors(output)
 
 
@@ -89,7 +89,7 @@ def _torch(output: OutputWeights) -> _Torch:
 
 
 def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
-    """The storages of a torch file, numbered by their first use; a tensor that shares none stands for its own."""
+    """Return a torch file's storages, numbered by first use; a tensor that shares no storage is its own key."""
     numbers: dict[OutputStorage | OutputTensor, int] = {}
     for tensor in output.tensors:
         check_writable(tensor.name, tensor.dtype)
@@ -98,9 +98,9 @@ def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
 
 
 def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTensor, int]]:
-    """The tensors with the offset of their first byte in a file whose tensor bytes start at ``data_start``.
+    """Yield each tensor with the offset of its first byte; the tensor bytes of the file start at ``data_start``.
 
-    A torch file has all of its offsets from its records.
+    A torch file takes all its offsets from its records.
     """
     if output.format == "torch":
         keys = storages(output)
@@ -115,10 +115,10 @@ def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTenso
 
 
 def offset_in_storage(tensor: OutputTensor) -> int:
-    """Bytes from the start of its storage to a tensor's first."""
+    """Return the bytes from the start of its storage to a tensor's first byte."""
     if tensor.storage is None:
         return 0
-    assert isinstance(tensor.content, ByteRange)  # a view of kept bytes is nothing else
+    assert isinstance(tensor.content, ByteRange)  # a view always lies in kept bytes
     return tensor.content.start - tensor.storage.range.start
 
 
@@ -154,7 +154,7 @@ def _saved(tensor: OutputTensor, keys: dict[OutputStorage | OutputTensor, int]) 
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:
-    """The CRC-32 of written bytes."""
+    """Return the CRC-32 of written bytes."""
     buffer = memoryview(bytearray(min(BLOCK, size)))
     crc = 0
     for offset in range(0, size, BLOCK):
@@ -165,7 +165,7 @@ def checksum(descriptor: int, start: int, size: int) -> int:
 
 
 def bytes_in_place_of_shared(plan: Plan) -> int:
-    """Bytes to be stored anew on a file system that shares blocks wherever they line up."""
+    """Return the bytes to store anew on a file system that shares blocks wherever they align."""
     anew = sum(len(text.text.encode()) for text in plan.texts)
     return anew + sum(_not_shared(output) for output in plan.weights)
 

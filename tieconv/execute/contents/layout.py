@@ -1,4 +1,4 @@
-"""How a weight file is laid out: which source bytes go where, and how far its header is padded."""
+"""Lay out the tensor bytes of a weight file and pad its header."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tieconv.formats.safetensors.write_header import encode_header
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a file to write, from ``offset`` on (counted from the first tensor byte)."""
+    """Bytes of a planned file; ``offset`` counts from the first tensor byte."""
 
     offset: int
     content: Content
@@ -24,12 +24,12 @@ class Piece:
 
 
 def content_size(content: Content) -> int:
-    """Bytes that ``content`` takes."""
+    """Return the bytes that ``content`` takes."""
     return content.range.size if isinstance(content, Scaled) else content.size
 
 
 def pieces(tensors: Iterable[OutputTensor]) -> Iterator[Piece]:
-    """The tensors' contents one after the other, neighbours in the source merged into one piece."""
+    """Return the tensors' contents in order, neighbours in the source merged into one piece."""
     offset = 0
     previous: Content | None = None
     for content in (part for tensor in tensors for part in tensor.parts):
@@ -54,7 +54,7 @@ def _merge(first: Content, second: Content) -> Content | None:
 
 
 def header(output: OutputWeights) -> bytes:
-    """The file's first bytes, padded so that most tensor bytes lie where the source has them in a page."""
+    """Return the header, padded so that most tensor bytes keep their position within a page of the source."""
     joined = list(pieces(output.tensors))
     return encode_header(
         ((tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) for tensor in output.tensors),
@@ -64,7 +64,7 @@ def header(output: OutputWeights) -> bytes:
 
 
 def padding(joined: Iterable[Piece], data_start: int) -> int:
-    """Bytes (0 to 4095) to move ``data_start`` by; the first tensor byte stays on a multiple of 8."""
+    """Return the bytes (0 to 4095) to move ``data_start`` by; the first tensor byte stays at a multiple of 8."""
     shared: dict[int, int] = {}
     for piece in joined:
         if isinstance(piece.content, ByteRange) and piece.size >= PAGE:

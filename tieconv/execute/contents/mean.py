@@ -1,4 +1,4 @@
-"""The mean of two stored tensors, element by element, computed in float64 and rounded once."""
+"""Compute the mean of two stored tensors, element by element, in float64 and rounded once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 256 * 1024
-"""Bytes of each tensor that are averaged at once: a multiple of every element's width."""
+"""Bytes of each tensor in one step: a multiple of every element's width."""
 
 _FRACTION_BITS = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 _LEAST = {"F16": -24, "BF16": -133, "F32": -149, "F64": -1074}
@@ -24,9 +24,9 @@ Bytes = bytes | bytearray | memoryview
 
 
 def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of the mean, block by block, read from two open files.
+    """Yield (offset, bytes) of the mean, block by block, read from two open files.
 
-    Raises `RefusedError` where an element is not finite: infinities and NaNs have no mean.
+    Raises `RefusedError` if an element is not finite: infinities and NaNs have no mean.
     """
     for done in range(0, content.size, BLOCK):
         blocks = [memoryview(bytearray(min(BLOCK, content.size - done))) for _ in sources]
@@ -40,15 +40,15 @@ def _averaged(blocks: list[memoryview], content: Averaged) -> bytes:
     for numbers, name in zip(values, content.names, strict=True):
         if not _all_finite(numbers):
             raise RefusedError(
-                f"{shown(name)} holds infinities or NaNs, which have no mean",
-                "keep one of the two: --from embed or --from head",
+                f"{shown(name)} holds infinities or NaNs, so tieconv cannot average it",
+                "use the values of one tensor: --from embed or --from head",
                 "mean.not-finite",
             )
     return rounded(midpoints(*values), content.dtype)
 
 
 def midpoints(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """(a + b) / 2 of finite float64 arrays; where the sum would overflow, a / 2 + b / 2, then just as exact."""
+    """Return (a + b) / 2 of finite float64 arrays. If the sum overflows, a / 2 + b / 2 is as exact."""
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -57,7 +57,7 @@ def midpoints(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 
 
 def floats(block: Bytes, dtype: str) -> NDArray[Any]:
-    """Stored elements as float64, exactly."""
+    """Return stored elements as float64, exactly."""
     import numpy as np
 
     if dtype == "BF16":
@@ -67,18 +67,18 @@ def floats(block: Bytes, dtype: str) -> NDArray[Any]:
 
 
 def rounded(values: NDArray[Any], dtype: str) -> bytes:
-    """Finite float64 values rounded to nearest, ties to even, in one step, as elements of ``dtype``."""
+    """Return finite float64 values as elements of ``dtype``, rounded once to nearest, ties to even."""
     import numpy as np
 
     on_grid = values if dtype == "F64" else _on_grid(values, dtype)
-    with np.errstate(over="ignore"):  # what rounds up to infinity
+    with np.errstate(over="ignore"):  # a value may round up to infinity
         if dtype == "BF16":
             return bytes((on_grid.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes())
         return bytes(on_grid.astype({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).tobytes())
 
 
 def _on_grid(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Values whose last place is one that ``dtype`` keeps."""
+    """Return values whose last bit ``dtype`` can represent."""
     import numpy as np
 
     _, exponents = np.frexp(values)

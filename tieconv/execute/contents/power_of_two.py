@@ -1,4 +1,4 @@
-"""Floats times a power of two, exactly or not at all."""
+"""Multiply floats by a power of two, exactly or not at all."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 _FRACTION_BITS = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 _WIDTH = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 _LARGEST_EXPONENT = 4096
-"""More than any of these types spans: beyond it nothing but zeros could be exact."""
+"""Larger than the exponent range of each of these types: beyond it only zeros could be exact."""
 
 
 class _InexactError(Exception):
-    """An element has no exact image."""
+    """An element whose product the type cannot represent."""
 
 
 def scalable(dtype: str) -> bool:
-    """Whether elements of ``dtype`` can be multiplied."""
+    """Return whether elements of ``dtype`` can be multiplied."""
     return dtype in _FRACTION_BITS
 
 
 def scaled(block: bytes | bytearray | memoryview, dtype: str, exponent: int) -> bytes:
-    """Every element of ``block`` times 2**``exponent``; zeros, infinities and NaNs as they are.
+    """Return every element of ``block`` times 2**``exponent``; zeros, infinities and NaNs stay as they are.
 
-    Raises `RefusedError` where an element overflows or would have to be rounded.
+    Raises `RefusedError` if an element overflows or needs rounding.
     """
     if not scalable(dtype):
-        raise RefusedError(f"tensors of dtype {dtype} cannot be scaled", "", "scale.dtype")
+        raise RefusedError(f"tieconv cannot scale tensors of dtype {dtype}", "", "scale.dtype")
     if exponent == 0:
         return bytes(block)
     try:
         return _scaled(block, dtype, max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
     except _InexactError:
         raise RefusedError(
-            f"a {dtype} element cannot be scaled exactly by 2**{exponent}", "", "scale.inexact"
+            f"tieconv cannot scale this {dtype} tensor by 2**{exponent} exactly", "", "scale.inexact"
         ) from None
 
 
@@ -52,7 +52,7 @@ def _scaled(block: bytes | bytearray | memoryview, dtype: str, exponent: int) ->
     zero = (bits << 1) == 0
     plain = (field > 0) & (field + exponent > 0) & (field + exponent < full) & (field < full)
     rest = ~(plain | zero | (field == full))
-    # Two's complement: the mask keeps a negative step from borrowing out of the element.
+    # Two's complement: the mask prevents a negative step from borrowing from the next element.
     step = np.array((exponent << fraction) & ((1 << 8 * width) - 1), dtype=bits.dtype)
     slow = bits[rest]
     bits[plain] += step
@@ -62,7 +62,7 @@ def _scaled(block: bytes | bytearray | memoryview, dtype: str, exponent: int) ->
 
 
 def _scaled_slowly(bits: NDArray[Any], width: int, fraction: int, exponent: int) -> NDArray[Any]:
-    """Elements that are subnormal before or after, or that overflow."""
+    """Scale elements that overflow, or are subnormal before or after."""
     import numpy as np
 
     full = (1 << (width - 1 - fraction)) - 1
@@ -70,7 +70,7 @@ def _scaled_slowly(bits: NDArray[Any], width: int, fraction: int, exponent: int)
     field = ((bits >> fraction) & full).astype(np.int64)
     significand = (bits & ((1 << fraction) - 1)).astype(np.int64) | np.where(field > 0, 1 << fraction, 0)
     power = np.maximum(field, 1) + exponent
-    for _ in range(fraction):  # as near to normal as the exponent allows
+    for _ in range(fraction):  # as close to normal as the exponent allows
         small = (significand < 1 << fraction) & (power > 1)
         if not small.any():
             break

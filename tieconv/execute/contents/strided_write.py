@@ -1,4 +1,4 @@
-"""Strided views written out densely, and the blocks that a file must then hold."""
+"""Write strided views densely, and read the blocks that a written file must then hold."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tieconv.execute.contents.copy import Tick, read_full, write_full
 from tieconv.sources.strided import StridedRange, dense, gather
 
 BLOCK = 4 * 1024 * 1024
-"""Dense bytes that are gathered at once, about."""
+"""Approximate dense bytes gathered in one step."""
 
 
 def write_gathered(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
-    """Write the elements of a view of ``source``, in their row-major order, from ``offset`` on."""
+    """Write the elements of a view of ``source`` from ``offset`` on, in row-major order."""
     for done, block in blocks(source, content):
         write_full(descriptor, bytes(block), offset + done)
         tick(len(block))
 
 
 def blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
-    """(dense offset, bytes) of a view of ``source``, block by block."""
+    """Yield (dense offset, bytes) of a view of ``source``, block by block."""
     span = dense(TensorRecord("", content.dtype, content.shape, content.range, content.stride)).range
     assert isinstance(span, StridedRange)  # a dense tensor is a byte range
 

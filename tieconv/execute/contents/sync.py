@@ -1,4 +1,4 @@
-"""fsync in a thread of its own, so that the next file is copied and the last one compared meanwhile."""
+"""Call fsync in a separate thread, while the main thread copies the next file and verifies the last one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import queue
 import threading
 
 _QUEUED = 64
-"""Files that may wait: each holds a descriptor."""
+"""Files that may wait in the queue: each holds a descriptor."""
 EARLY = 128 * 1024 * 1024
-"""Bytes after which a file still being written is synced so far: the disk then works while the rest is copied."""
+"""Bytes of a file after which a first sync starts, so that the disk works while the copy goes on."""
 
 
 class Syncer:
-    """Syncs the files that it is given; `finish` reports the first failure."""
+    """Sync each file that it receives; `finish` reports the first failure."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[int | None] = queue.Queue(_QUEUED)
@@ -28,7 +28,7 @@ class Syncer:
         self._queue.put(os.dup(descriptor))
 
     def nudge(self, descriptor: int) -> None:
-        """Sync what the open file holds by now, unless a sync is under way; it must be given to `add` all the same."""
+        """Start a sync of the bytes written so far, unless one is running. The file still needs `add`."""
         if self._idle and self._queue.empty():
             self.add(descriptor)
 
@@ -40,7 +40,7 @@ class Syncer:
             raise self._error
 
     def stop(self) -> None:
-        """Give up what has not been synced."""
+        """Drop the files that are not synced yet."""
         self._stopped = True
         if self._thread.is_alive():
             self._queue.put(None)

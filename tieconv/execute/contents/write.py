@@ -1,4 +1,4 @@
-"""Build the new model in the staging directory. Nothing here is visible to anyone else."""
+"""Build the new model in the staging directory, where no other program sees it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tieconv.sources.local.files import FileSet, file_state, open_files, open_re
 from tieconv.text import shown
 
 SCALE_BLOCK = 1024 * 1024
-"""Bytes scaled at once: a multiple of every element's width."""
+"""Bytes scaled in one step: a multiple of every element's width."""
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
 
 
@@ -44,7 +44,7 @@ _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP,
 class Shared:
     """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
 
-    They are those of the source ``file``, ``shift`` bytes further on.
+    The source ``file`` holds the same bytes at ``shift`` more.
     """
 
     start: int
@@ -80,9 +80,9 @@ class Record:
 
 @dataclass
 class Writer:
-    """Writes files of a model to ``new``, synced by ``syncer``.
+    """Write files of a model to ``new``; ``syncer`` syncs them.
 
-    ``like(name)`` is the file whose mode and owner a written one takes over, where there is one.
+    ``like(name)`` is the file, if any, whose mode and owner a written one takes.
     """
 
     root: Path
@@ -104,7 +104,7 @@ class Writer:
     def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
         whole = file_layout(output)
         tick = self._nudging(descriptor)
-        # At its full length from the start, XFS sets no space aside behind the end of the file.
+        # With its full length from the start, XFS reserves no space beyond the end of the file.
         os.ftruncate(descriptor, whole.size)
         shared: list[Shared] = []
         for piece in whole.pieces:
@@ -135,7 +135,7 @@ class Writer:
         return files.descriptor(name)
 
     def _nudging(self, descriptor: int) -> Tick:
-        """`tick`, and every so many bytes a start for the disk."""
+        """Return `tick`, extended to start a sync after every `EARLY` bytes."""
         written = 0
 
         def tick(count: int) -> None:
@@ -176,7 +176,7 @@ class Writer:
         self.tick(len(data))
 
     def companion(self, name: str) -> None:
-        """A file comes along: its blocks shared if possible, else copied. Links become files."""
+        """Take over an unchanged file: share its blocks if possible, else copy them. A symlink becomes a file."""
         source = open_regular(self.root / name, self.root)
         try:
             status = os.fstat(source)
@@ -198,14 +198,14 @@ class Writer:
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def hardlink(self, name: str) -> None:
-        """A file comes along as a second name of itself. Raises `RefusedError` where that cannot be."""
+        """Hard-link an unchanged file. Raises `RefusedError` if the system cannot."""
         source = open_regular(self.root / name, self.root)
         try:
             with writing(name, self.new, 0):
                 (self.new / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(os.path.realpath(self.root / name), self.new / name)
             if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
-                raise RefusedError(f"{shown(name)} was replaced while it was linked", "run the command again")
+                raise RefusedError(f"{shown(name)} was replaced while tieconv linked it", "run the command again")
             self.record.add_source(name, file_state(source))
             self.syncer.add(source)
         except TieconvError as error:
@@ -215,7 +215,7 @@ class Writer:
         self.record.add_companion(name)
 
     def share(self, name: str) -> None:
-        """A file comes along as a hard link, or as a copy where there are no hard links."""
+        """Hard-link an unchanged file, or copy it if the file system has no hard links."""
         try:
             self.hardlink(name)
         except RefusedError:
@@ -227,10 +227,10 @@ class Writer:
 
 @contextmanager
 def created(directory: Path, name: str, like: Like | None, syncer: Syncer, written: Record) -> Iterator[int]:
-    """The descriptor of a new file, which at the end gets the mode and owner of ``like``, is synced and closed."""
+    """Yield the descriptor of a new file. At the end, set the mode and owner of ``like``, sync it and close it."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The umask and a default ACL are left to the system; the staging directory is private.
+    # The system applies the umask and the default ACL; the staging directory is private.
     mode = 0o666 if like is None else like.creation_mode
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -246,5 +246,5 @@ def _not_linkable(name: str, error: TieconvError) -> TieconvError:
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
         reason = (cause.strerror or "").lower()
-        return RefusedError(f"{shown(name)} cannot be hard-linked: {reason}", "leave out --hardlink", "out.hardlink")
+        return RefusedError(f"tieconv cannot hard-link {shown(name)}: {reason}", "leave out --hardlink", "out.hardlink")
     return error

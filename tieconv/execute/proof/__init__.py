@@ -1,1 +1,1 @@
-"""Proofs on the bytes that were written."""
+"""Verify the bytes that were written."""

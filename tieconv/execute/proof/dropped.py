@@ -1,4 +1,4 @@
-"""What a plan drops because it was proved equal, compared once more right before the rename."""
+"""Compare each dropped tensor once more, right before the rename."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SIGN = 0x80
 
 
 def check_dropped(plan: Plan, root: Path, staged: Path, staged_names: dict[str, str]) -> None:
-    """Raise `StalePlanError` where a tensor that goes is no longer what was proved of it.
+    """Raise `StalePlanError` if a dropped tensor no longer has the proved relation to the tensor that stays.
 
-    The times of a file do not show a write through a mapping that was dirty before, so the bytes are read: those of the
-    source as they are now, against those that were written. ``staged_names`` gives the staged name of a planned file.
+    File times do not show a write through a mapping that was already dirty, so this reads the bytes. It compares the
+    source as it is now with what was written. ``staged_names`` maps a planned file to its staged name.
     """
     if not plan.proofs:
         return
@@ -69,13 +69,16 @@ def _is_multiple(dropped: bytes | bytearray, survivor: bytes | bytearray, dtype:
 
 
 def _is_zero(block: bytes | bytearray, dtype: str) -> bool:
-    """Whether each value is 0; of a float -0 too."""
+    """Return whether each value is 0; for a float, -0 counts too."""
     negative = block[BITS[dtype] // 8 - 1 :: BITS[dtype] // 8].count(_SIGN) if dtype in _FLOATS else 0
     return block.count(0) + negative == len(block)
 
 
 def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytearray]:
-    """The tensor's elements in order, ``step`` bytes at a time (strided: `strided_write.BLOCK`). Blocks are reused."""
+    """Yield the tensor's elements in order, ``step`` bytes at a time, in reused blocks.
+
+    A strided tensor has blocks of `strided_write.BLOCK`.
+    """
     if record.stride is not None:
         view = Gathered(record.range, record.dtype, record.shape, record.stride)
         yield from (block for _, block in strided_write.blocks(descriptor, view))
@@ -89,7 +92,7 @@ def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytear
 
 
 class _Survivors:
-    """Where the bytes of a source tensor are in what was written, else in the source."""
+    """Find the bytes of a source tensor in the written files, else in the source."""
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class _Survivors:
                     self._copied.setdefault(piece.content.file, []).append(copied)
 
     def find(self, record: TensorRecord) -> tuple[int, TensorRecord]:
-        """The descriptor to read and the record with its range there."""
+        """Return the descriptor to read, and the record with its range there."""
         span = record.range
         for name, piece, content in self._copied.get(span.file, ()):
             if content.start <= span.start and span.end <= content.end:
@@ -127,13 +130,13 @@ def _changed(proof: Proof) -> StalePlanError:
         case Equal():
             was = f"compared with {shown(proof.survivor.name)}"
         case AllZero():
-            was = "found to be all zero"
+            was = "checked to be all zero"
         case Digest():
             was = "measured"
         case _:
             assert_never(proof)
     return StalePlanError(
         f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
-        "end that program, then run the command again",
+        "stop that program, then run the command again",
         "plan.stale",
     )

@@ -1,4 +1,4 @@
-"""The first byte of a written file that is not what was promised."""
+"""Find the first byte of a written file that differs from the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.execute.contents.write import SCALE_BLOCK
 def first_difference(
     source: int, descriptor: int, ranges: Iterable[tuple[int, int]], shift: int, tick: Tick
 ) -> int | None:
-    """The first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source``'s, ``shift`` on."""
+    """Return the first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source`` at ``shift`` more."""
     for start, end in ranges:
         for offset, expected, actual in _lockstep(source, descriptor, start, end, shift, tick):
             if expected != actual:
@@ -25,7 +25,7 @@ def first_difference(
 def _lockstep(
     source: int, descriptor: int, start: int, end: int, shift: int, tick: Tick
 ) -> Iterator[tuple[int, bytearray, bytearray]]:
-    """Blocks of both files, in two buffers that are used again."""
+    """Yield blocks of both files, in two buffers that are reused."""
     expected, actual = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
     for offset in range(start, end, BLOCK):
         if end - offset < len(actual):
@@ -37,7 +37,7 @@ def _lockstep(
 
 
 def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | None:
-    """The first offset from ``start`` to ``end`` whose byte is not zero."""
+    """Return the first offset from ``start`` to ``end`` whose byte is not zero."""
     zeros = bytes(BLOCK)
     for offset in range(start, end, BLOCK):
         actual = bytearray(min(BLOCK, end - offset))
@@ -51,7 +51,7 @@ def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | No
 def first_unlike_blocks(
     expected: Iterable[tuple[int, bytes | bytearray]], descriptor: int, start: int, tick: Tick
 ) -> int | None:
-    """The first offset whose byte is not the expected one; ``expected`` are blocks with their offset from ``start``."""
+    """Return the first offset that differs from ``expected``, blocks with their offset from ``start``."""
     for done, block in expected:
         actual = bytearray(len(block))
         read_full(descriptor, memoryview(actual), start + done)
@@ -62,7 +62,7 @@ def first_unlike_blocks(
 
 
 def first_unscaled(source: int, descriptor: int, start: int, content: Scaled, tick: Tick) -> int | None:
-    """The first written block that, scaled back, is not its source: an exact product can always be undone."""
+    """Return the first written block that, scaled back, differs from its source; an exact product can be undone."""
     for done in range(0, content.range.size, SCALE_BLOCK):
         size = min(SCALE_BLOCK, content.range.size - done)
         expected, actual = bytearray(size), bytearray(size)

@@ -1,4 +1,4 @@
-"""What the plan promised about the written model, against a fresh inspection of it."""
+"""Compare the plan's promises with a fresh inspection of the written model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tieconv.checkpoint.write_plan.plan import Promises, TiePromise
 from tieconv.errors import TieconvError, VerificationError
 from tieconv.text import shown
 
-_HINT = "nothing was changed; please report this"
+_HINT = "tieconv changed nothing; please report this"
 
 
 def check_promises(promises: Promises, staged: Path, reinspect: Callable[[Path], Inspection]) -> None:
-    """Inspect what was written and raise `VerificationError` where it is not what was promised."""
+    """Inspect what was written; raise `VerificationError` if it breaks a promise."""
     try:
         inspection = reinspect(staged)
     except TieconvError as error:
         raise VerificationError(
-            f"the written model cannot be inspected: {error.message}", _HINT, "verify.inspection"
+            f"tieconv cannot inspect the written model: {error.message}", _HINT, "verify.inspection"
         ) from error
     effective = inspection.config.effective
     if promises.effective is not None and effective != promises.effective:
-        _fail(f"the written config means tied = {effective}, promised was {promises.effective}")
+        _fail(f"the written config means tied = {effective}, but the plan promised {promises.effective}")
     ties = {tie.canonical: tie for tie in inspection.ties}
     for promise in promises.ties:
         _check_tie(promise, ties.get(promise.canonical))
@@ -33,15 +33,15 @@ def check_promises(promises: Promises, staged: Path, reinspect: Callable[[Path],
 
 def _check_tie(promise: TiePromise, tie: Tie | None) -> None:
     if tie is None:
-        _fail(f"the written model has no group of tied tensors around {shown(promise.canonical)}")
+        _fail(f"the written model has no tied group with {shown(promise.canonical)}")
     if promise.declared is not None and tie.declared != promise.declared:
-        _fail(f"the written group of {shown(promise.canonical)} is declared tied = {tie.declared}")
+        _fail(f"the written config declares tied = {tie.declared} for the group of {shown(promise.canonical)}")
     stored = {member.name for member in tie.members if member.stored}
     if tie.canonical_stored:
         stored.add(tie.canonical)
     for name in promise.stored:
         if name not in stored:
-            _fail(f"the written model does not hold the promised tensor {shown(name)}")
+            _fail(f"the written model lacks the promised tensor {shown(name)}")
     for name in promise.absent:
         if name in stored:
             _fail(f"the written model still holds tensor {shown(name)}")

@@ -1,4 +1,4 @@
-"""The checksums that a torch file has for its storages, held to before what is made of them gets its name."""
+"""Check the checksums of a torch file's storages before anything made from them gets its name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tieconv.sources.sums import damaged
 
 
 def check_source_sums(plan: Plan, root: Path, *, full: bool) -> None:
-    """Raise `UnreadableError` where a storage that the output is made from is not what was saved.
+    """Raise `UnreadableError` if a storage that the output is made from is damaged.
 
-    A storage that a torch file takes over keeps its checksum, wrong or right: the written file is held to that, and
-    damage still shows in it. With ``full`` the files that come along are read too.
+    A storage that goes into the output unchanged keeps its checksum, right or wrong. The written file is compared with
+    that checksum, so that damage still shows. With ``full`` this also reads the unchanged files.
     """
     stored_spans = {span for output in plan.weights for span in _source_spans(output)}
     _check_files(plan, root, stored_spans, full)
 
 
 def blame_source(plan: Plan, root: Path) -> None:
-    """Raise `UnreadableError` where the source is what is damaged, once a written file was found to be."""
+    """Raise `UnreadableError` if damage in a written file is already in the source."""
     _check_files(plan, root, set(), False)
 
 
@@ -40,7 +40,7 @@ def _check_files(plan: Plan, root: Path, stored_spans: set[ByteRange], linked: b
 
 
 def _sources(output: OutputWeights) -> Iterator[str]:
-    """The files that the contents of a written file come from."""
+    """Yield the source files of a written file's contents."""
     for content in output.contents:
         if isinstance(content, ByteRange):
             yield content.file
@@ -51,7 +51,7 @@ def _sources(output: OutputWeights) -> Iterator[str]:
 
 
 def _source_spans(output: OutputWeights) -> Iterator[ByteRange]:
-    """The storages that go into a written torch file with the checksum that they have."""
+    """Yield the storages that go into a written torch file with their checksums."""
     for tensor in output.tensors if output.format == "torch" else ():
         if tensor.storage is not None and tensor.storage.crc is not None:
             yield tensor.storage.range

@@ -1,4 +1,4 @@
-"""Proof of what was written, on the bytes as they are read back from the staging directory."""
+"""Verify the written files by reading them back from the staging directory."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from tieconv.text import shown
 
 @dataclass
 class Verifier:
-    """Compares the files in ``new`` with what they were made from under ``root``.
+    """Compare the files in ``new`` with their sources under ``root``.
 
-    With ``full`` false the bytes of extents that the kernel copied (``record``) are not compared.
+    With ``full`` false, skip the bytes of extents that the kernel copied (``record``).
     """
 
     root: Path
@@ -48,7 +48,7 @@ class Verifier:
     tick: Tick
 
     def weights(self, output: OutputWeights, name: str) -> None:
-        """The file holds the plan's tensors and no others, each with the bytes that were promised."""
+        """Check that the file holds the plan's tensors and no others, each with the promised bytes."""
         with open_files(self.new) as written, open_files(self.root) as sources:
             file = _read(written, output, name)
             _check_header(file, output, name)
@@ -88,7 +88,7 @@ class Verifier:
             )
 
     def _unproved(self, name: str, start: int, end: int, span: ByteRange) -> list[tuple[int, int]]:
-        """What must be compared of bytes ``start`` to ``end`` of the written file."""
+        """Return the ranges within bytes ``start`` to ``end`` of the written file that must be compared."""
         if self.full:
             return [(start, end)]
         shared = self.record.shared.get(name, [])
@@ -96,7 +96,7 @@ class Verifier:
         return list(_outside(trusted, start, end))
 
     def text(self, output: OutputText) -> None:
-        """The document reads back as it was planned."""
+        """Check that the document reads back as planned."""
         expected = output.text.encode()
         descriptor = open_regular(self.new / output.name, self.new)
         try:
@@ -109,7 +109,7 @@ class Verifier:
         self.tick(len(expected))
 
     def companion(self, name: str) -> None:
-        """The file is the source's, or holds the same bytes."""
+        """Check that the file is a hard link to its source, or holds the same bytes."""
         source = open_regular(self.root / name, self.root)
         try:
             descriptor = open_regular(self.new / name, self.new)
@@ -125,17 +125,17 @@ class Verifier:
         if os.path.samestat(old, new):
             return
         if old.st_size != new.st_size:
-            _fail(name, f"has {new.st_size:,} bytes, its source {old.st_size:,}", "bytes")
+            _fail(name, f"has {new.st_size:,} bytes, but its source has {old.st_size:,}", "bytes")
         unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
         offset = first_difference(source, descriptor, unproved, 0, self.tick)
         if offset is not None:
             _fail(name, f"differs from its source at byte {offset:,}", "bytes")
 
     def names(self, expected: Iterable[str]) -> None:
-        """The directory holds these files and no others."""
+        """Check that the directory holds exactly these files."""
         written = {name for name, status in tree.walk(self.new) if not stat.S_ISDIR(status.st_mode)}
         for name in sorted(written.symmetric_difference(expected)):
-            _fail(name, "was not planned" if name in written else "is not there", "names")
+            _fail(name, "is not in the plan" if name in written else "is missing", "names")
 
 
 def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
@@ -144,7 +144,7 @@ def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
 
     try:
         if output.format == "torch":
-            from tieconv.formats.torch.reader import read_torch_file  # other formats do without
+            from tieconv.formats.torch.reader import read_torch_file  # other formats do not need it
 
             return read_torch_file(pread, written.state(name).size, name)[0]
         return read_weight_file(pread, written.state(name).size, name)
@@ -153,31 +153,31 @@ def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
 
 
 def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
-    """Tensors by name, each where it was to be, and the metadata."""
+    """Check the tensors by name, their offsets, and the metadata."""
     promised = None if output.metadata is None else dict(output.metadata)
     if output.format == "torch":
         promised = torch_metadata(promised)
     if file.metadata != promised:
-        _fail(name, "does not have the metadata that was promised", "header")
+        _fail(name, "lacks the promised metadata", "header")
     written = {tensor.name: tensor for tensor in file.tensors}
     for tensor, start in places(output, file.data_start):
         record = written.pop(tensor.name, None)
         if record is None:
-            _fail(name, f"tensor {shown(tensor.name)} is not there", "header")
+            _fail(name, f"tensor {shown(tensor.name)} is missing", "header")
         if (record.dtype, record.shape, record.stride) != (tensor.dtype, tuple(tensor.shape), tensor.stride):
             _fail(name, f"tensor {shown(tensor.name)} is {record.dtype} {list(record.shape)}", "header")
         if (record.range.start, record.range.size) != (start, tensor.nbytes):
-            _fail(name, f"tensor {shown(tensor.name)} lies at byte {record.range.start:,}", "header")
+            _fail(name, f"tensor {shown(tensor.name)} starts at byte {record.range.start:,}", "header")
     for extra in written:
-        _fail(name, f"tensor {shown(extra)} was not planned", "header")
+        _fail(name, f"tensor {shown(extra)} is not in the plan", "header")
 
 
 def _check_sums(file: WeightFile, descriptor: int, name: str) -> None:
-    """The checksums of the storages, where the format has them: a kept one is what the source claims."""
+    """Check the checksums of the storages, if the format has them; a kept one is what the source claims."""
     for storage in file.storages:
         if storage.crc not in (None, checksum(descriptor, storage.range.start, storage.range.size)):
             tensor = _tensor_at(file, storage.range.start)
-            _fail(name, f"tensor {shown(tensor)} does not have the checksum that its source gives it", "checksum")
+            _fail(name, f"tensor {shown(tensor)} does not have the checksum of its source", "checksum")
 
 
 def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -192,14 +192,14 @@ def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[
 
 
 def _tensor_at(file: WeightFile, position: int) -> str:
-    """The tensor whose bytes hold a position of the file; for those between tensors the one before."""
+    """Return the tensor at a position of the file; between two tensors, the one before."""
     ordered = sorted(file.tensors, key=lambda record: record.range.start)
     before = [record.name for record in ordered if record.range.start <= position]
     holding = [record.name for record in ordered if record.range.start <= position < record.range.end]
     return (holding[:1] or before[-1:] or [""])[0]
 
 
-_HINT = "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it"
+_HINT = "tieconv changed nothing; the disk, the memory or tieconv is at fault: please report it"
 
 
 def _fail(name: str, why: str, code: str) -> NoReturn:

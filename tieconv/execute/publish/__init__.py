@@ -1,1 +1,1 @@
-"""The step that makes a write visible, and what must hold before it."""
+"""Make a write visible in one step, and check what must hold before it."""

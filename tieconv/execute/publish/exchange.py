@@ -1,4 +1,4 @@
-"""A directory replaced by its successor, as whoever uses it meanwhile sees it."""
+"""Replace a directory while other programs use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.execute.refusals import stale
 
 
 def check_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
-    """Raise `StalePlanError` for the first file of ``directory`` that is not as it was ``before``."""
+    """Raise `StalePlanError` for the first file of ``directory`` that differs from ``before``."""
     now = tree.states(directory)
     for name in sorted({*now, *before}):
         if now.get(name) != before.get(name):
@@ -22,7 +22,7 @@ def check_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
 
 
 def exchange(new: Path, final: Path, old: os.stat_result, before: Mapping[str, FileState]) -> None:
-    """Swap the directories; what came into the ``old`` one since ``before`` was taken moves to its successor."""
+    """Swap the directories; files that appeared in ``old`` after ``before`` move to the new directory."""
     displaced = swap.exchange_directory(new, final, old)
     with suppress(OSError):
         tree.rescue(displaced, final, before)
@@ -30,7 +30,7 @@ def exchange(new: Path, final: Path, old: os.stat_result, before: Mapping[str, F
 
 @contextmanager
 def standing(directory: Path) -> Iterator[None]:
-    """The working directory, where it lies in ``directory``, is entered anew once that was replaced."""
+    """Change into the new directory at the end, if the working directory is in the replaced ``directory``."""
     here = _standing_in(directory)
     yield
     if here is not None:

@@ -1,4 +1,4 @@
-"""Signals during a write: they end it cleanly, and never in the middle of the last step."""
+"""Handle signals during a write: they end it cleanly, and never in the middle of the last step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CAUGHT = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Interrupts:
-    """Turns SIGINT into `KeyboardInterrupt`, SIGTERM and SIGHUP into `SystemExit` (128 + number)."""
+    """Turn SIGINT into `KeyboardInterrupt`, SIGTERM and SIGHUP into `SystemExit` (128 + number)."""
 
     def __init__(self) -> None:
         self._shields = 0
@@ -21,9 +21,9 @@ class Interrupts:
         self._raised = False
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handle a signal."""
         if self._raised:
-            return  # the first one is being tidied up after
+            return  # cleanup after the first signal is running
         if self._shields:
             self._pending = self._pending or number
         else:
@@ -31,7 +31,7 @@ class Interrupts:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Put signals off to the end of the outermost block that does not fail by itself."""
+        """Delay signals to the end of the outermost block, unless that block fails by itself."""
         self._shields += 1
         try:
             yield
@@ -50,13 +50,13 @@ class Interrupts:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Handlers for the length of the block, the old ones restored after it; none outside the main thread."""
+    """Install the handlers for the block and restore the old ones after it; outside the main thread install none."""
     handler = Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
     numbers = [getattr(signal, name) for name in _CAUGHT if hasattr(signal, name)]
-    # None is a handler that C code installed and nobody could restore; SIG_IGN is what nohup asks for.
+    # None is a handler that C code installed and Python cannot restore; SIG_IGN is what nohup sets.
     caught = [number for number in numbers if signal.getsignal(number) not in (None, signal.SIG_IGN)]
     before = {number: signal.signal(number, handler.handle) for number in caught}
     if signal.getsignal(signal.SIGXFSZ) is not None:

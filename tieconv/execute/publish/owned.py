@@ -1,4 +1,4 @@
-"""A write that owns its staging directory: checked, carried out, tidied up after."""
+"""Run a write that owns its staging directory: check, write, clean up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def checked(final: Path, check: Callable[[], None]) -> None:
-    """Carry out ``check``; where it refuses, what a killed run left beside ``final`` goes and is not in its way."""
+    """Run ``check``; if it refuses, remove what a killed run left beside ``final``."""
     try:
         check()
     except TieconvError:
@@ -27,10 +27,10 @@ def checked(final: Path, check: Callable[[], None]) -> None:
 
 
 def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T]) -> T:
-    """What ``write`` gives, with the staging directory of ``final``, which is removed whatever happens.
+    """Return the result of ``write``, which gets the staging directory of ``final``; remove that directory in any case.
 
-    No context manager: a signal between its entry and its body would leave the directory behind. Raises
-    `DestinationError` where a live process has the directory, `WriteFailedError` where the system stops the write or
+    Not a context manager: a signal between its entry and its body would leave the directory behind. Raises
+    `DestinationError` if a live process has the directory. Raises `WriteFailedError` if the system stops the write or
     the directory cannot be removed after it.
     """
     staging: Staging | None = None
@@ -54,7 +54,7 @@ def _release(staging: Staging) -> None:
         staging.release()
     except OSError as error:
         raise WriteFailedError(
-            f"{shown(staging.path)} is left over: it could not be removed",
-            f"remove it by hand; {shown(staging.final)} itself is as it should be",
+            f"tieconv could not remove its staging directory {shown(staging.path)}",
+            f"remove it by hand; {shown(staging.final)} itself is complete",
             "write.leftover",
         ) from error

@@ -1,4 +1,4 @@
-"""The one step that makes a write visible."""
+"""Make a write visible in one step."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _renameat2(old: Path, new: Path, flags: int) -> None:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Swap the two names in one step. `OSError` where the file system cannot."""
+    """Swap the two names in one step. Raises `OSError` if the file system cannot."""
     _renameat2(first, second, _EXCHANGE)
 
 
 def can_exchange(directory: Path) -> bool:
-    """Whether names under ``directory`` can be swapped, tried on two directories of its own."""
+    """Return whether names under ``directory`` can be swapped, tried on two new directories."""
     first, second = directory / "exchange-a", directory / "exchange-b"
     os.mkdir(first)
     os.mkdir(second)
@@ -52,7 +52,7 @@ def can_exchange(directory: Path) -> bool:
 
 
 def publish_new(staged: Path, final: Path) -> None:
-    """Give ``staged`` the name ``final``, which must be free. Raises `DestinationError` where it is not."""
+    """Give ``staged`` the name ``final``, which must be free. Raises `DestinationError` if it is taken."""
     own = os.lstat(staged)
     try:
         _renameat2(staged, final, _NOREPLACE)
@@ -69,7 +69,7 @@ def publish_new(staged: Path, final: Path) -> None:
 
 
 def publish_file(staged: Path, final: Path) -> None:
-    """Put a file in the place of an old one, or of none."""
+    """Rename a file to ``final``, which may be an old file or free."""
     own = os.lstat(staged)
     try:
         exchange(staged, final)
@@ -84,9 +84,9 @@ def publish_file(staged: Path, final: Path) -> None:
 
 
 def publish_directory(staged: Path, final: Path, aside: Path, old: os.stat_result) -> Path:
-    """Put a directory in the place of ``old``, which then is at the path returned.
+    """Replace ``old`` with a directory and return the path that ``old`` then has.
 
-    Where the file system cannot exchange them, the old one steps aside first.
+    If the file system cannot exchange them, the old one moves away first.
     """
     own = os.lstat(staged)
     try:
@@ -107,7 +107,7 @@ def publish_directory(staged: Path, final: Path, aside: Path, old: os.stat_resul
 
 
 def exchange_directory(staged: Path, final: Path, old: os.stat_result) -> Path:
-    """As `publish_directory`, but with no instant at which ``final`` is absent. Raises `RefusedError`."""
+    """Replace a directory as `publish_directory` does, but so that ``final`` always exists. Raises `RefusedError`."""
     own = os.lstat(staged)
     try:
         exchange(staged, final)
@@ -122,9 +122,9 @@ def exchange_directory(staged: Path, final: Path, old: os.stat_result) -> Path:
 
 
 def cannot_exchange(final: Path) -> RefusedError:
-    """The refusal where a directory cannot be replaced in one step."""
+    """Return the refusal for a directory that cannot be replaced in one step."""
     return RefusedError(
-        f"{shown(final)} cannot be replaced in one step on this file system",
+        f"this file system cannot replace {shown(final)} in one step",
         "write a new model with -o OUT",
         "in-place.exchange",
     )
@@ -141,19 +141,21 @@ def _step_aside(staged: Path, final: Path, aside: Path) -> None:
 
 def _taken(final: Path) -> DestinationError:
     return DestinationError(
-        f"{shown(final)} appeared while it was being written", "give another -o, or --overwrite", "out.exists"
+        f"another program created {shown(final)} while tieconv wrote it",
+        "give another -o, or --overwrite",
+        "out.exists",
     )
 
 
 def _check_displaced(displaced: Path, old: os.stat_result, final: Path, undo: Callable[[], None]) -> None:
-    """Take the names back where what stood at ``final`` was not the directory that was checked."""
+    """Restore the names if ``final`` was not the directory that was checked."""
     if not os.path.samestat(os.lstat(displaced), old):
         undo()
         raise _replaced(final)
 
 
 def _check_published(own: os.stat_result, final: Path) -> None:
-    """Raise `DestinationError` where ``final`` is not what this process wrote: somebody put another thing there."""
+    """Raise `DestinationError` if ``final`` is not what this process wrote: another program replaced it."""
     try:
         same = os.path.samestat(own, os.lstat(final))
     except FileNotFoundError:
@@ -171,7 +173,7 @@ def _replaced(final: Path) -> DestinationError:
 
 
 def _settle(staged: Path, final: Path, undo: Callable[[], None]) -> None:
-    """Make the new names durable; where the disk fails at that, take them back."""
+    """Make the new names durable; if the disk fails to do so, restore the old ones."""
     try:
         _sync_both(staged, final)
     except OSError:

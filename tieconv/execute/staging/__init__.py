@@ -1,4 +1,4 @@
-"""The staging directory beside OUT: made afresh, owned by one live process, cleared after a killed one."""
+"""The staging directory beside OUT: made afresh, owned by one live process, removed after a killed one."""
 
 from __future__ import annotations
 

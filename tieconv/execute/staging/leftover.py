@@ -1,4 +1,4 @@
-"""What a killed run left at the name of a staging directory: recognised for certain and removed, or refused."""
+"""Recognise what a killed run left at the name of a staging directory; remove it or refuse."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tieconv.execute.staging.marker import SIZE, Owner, is_cut, parse
 from tieconv.text import shell_word, shown
 
 MARKER = "owner"
-"""The marker file. Its lock is the ownership, its content says whose."""
+"""The marker file. Its lock is the ownership; its content identifies the owner."""
 NEW = "new"
 OLD = "old"
 DATA = ".data"
-"""What the name of a graph's data file ends in, after the graph's name."""
+"""The suffix of a graph's data file, after the graph's name."""
 _OURS = re.compile(r"new|old|raw|exchange-[ab]|step-[0-9]+")
 """The directories that a run makes in its staging directory."""
 _OPEN_MARKER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -30,8 +30,8 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def clear(home: int, path: Path, final: Path) -> None:
     """Remove the staging directory ``path`` of ``final`` that a killed run left; ``home`` is its open parent.
 
-    Nothing happens where it has gone meanwhile. Raises `DestinationError`, with nothing touched, where a live process
-    owns it or where anything about it is not as a run of this user leaves it.
+    Does nothing if it has gone meanwhile. Raises `DestinationError` and changes nothing if a live process owns it.
+    Raises it too if anything in it differs from what a killed run of this user leaves.
     """
     with suppress(FileNotFoundError):
         status = os.stat(path.name, dir_fd=home, follow_symlinks=False)
@@ -40,7 +40,7 @@ def clear(home: int, path: Path, final: Path) -> None:
         directory = open_directory(home, path.name)
         try:
             if not os.path.samestat(status, os.fstat(directory)):
-                return  # another one has its name by now
+                return  # another directory has the name now
             if os.listdir(directory):
                 _clear(home, directory, path, final)
             else:
@@ -51,7 +51,7 @@ def clear(home: int, path: Path, final: Path) -> None:
 
 
 def open_directory(home: int, name: str) -> int:
-    """Open a directory, no link followed. Raises `FileNotFoundError` where it is none, or not to be opened."""
+    """Open a directory without following links. Raises `FileNotFoundError` if it is missing or cannot be opened."""
     try:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=home)
     except OSError as error:
@@ -68,14 +68,14 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
 
 def _check_private(status: os.stat_result, path: Path, label: str) -> None:
     if status.st_uid != os.geteuid():
-        hint = "wait if that user is writing there, else ask them to remove it, or give another -o"
+        hint = "wait if that user is writing there, otherwise ask them to remove it, or give another -o"
         raise in_the_way(path, f"{label} belongs to another user", hint)
     if status.st_mode & _OTHERS:
-        raise in_the_way(path, f"other users may write to {label}")
+        raise in_the_way(path, f"other users have permission to write to {label}")
 
 
 def in_the_way(path: Path, why: str, hint: str = "") -> DestinationError:
-    """Return the refusal of what stands at ``path``, a staging directory's name."""
+    """Return the refusal of what is at ``path``, a staging directory's name."""
     hint = hint or f"check it, then remove it: rm -r {shell_word(str(path))}"
     return DestinationError(f"{shown(path)} is in the way: {why}", hint, "out.staging")
 
@@ -104,7 +104,7 @@ def _open_marker(directory: int, path: Path) -> int:
     except FileNotFoundError:
         if not os.listdir(directory):
             raise  # its owner removed everything just now
-        raise in_the_way(path, "it was not made by tieconv") from None
+        raise in_the_way(path, "tieconv did not make it") from None
     if not stat.S_ISREG(status.st_mode):
         raise in_the_way(path, f"its file {MARKER} is not a regular file")
     if status.st_nlink != 1:
@@ -121,20 +121,20 @@ def _open_marker(directory: int, path: Path) -> int:
 
 
 def lock(marker: int, directory: int, final: Path) -> None:
-    """Take the lock of the open marker. Raises `DestinationError` where another process has it."""
+    """Take the lock of the open marker. Raises `DestinationError` if another process has it."""
     try:
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         who = parse(os.pread(marker, SIZE, 0))
         raise DestinationError(
             f"{shown(final)} is busy: another tieconv{f' ({who})' if who else ''} is writing it",
-            "wait until it has ended",
+            "wait until that process has ended, then run the command again",
             "out.busy",
         ) from None
 
 
 def is_at(descriptor: int, name: str, directory: int) -> bool:
-    """Whether ``name`` in the open directory still is the open file."""
+    """Return whether ``name`` in the open directory still is the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=directory, follow_symlinks=False))
     except FileNotFoundError:
@@ -142,19 +142,19 @@ def is_at(descriptor: int, name: str, directory: int) -> bool:
 
 
 def _owner(marker: int, directory: int, path: Path) -> Owner | None:
-    """Return the owner, who has ended; ``None`` of a marker that a kill cut short, which must be alone."""
+    """Return the owner, which has ended; ``None`` for a marker that a kill cut short, which must be alone."""
     data = os.pread(marker, SIZE + 1, 0)
     owner = parse(data)
     if owner is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
-        raise in_the_way(path, "it was not made by tieconv")
+        raise in_the_way(path, "tieconv did not make it")
     if owner is not None and not owner.is_gone:
-        hint = f"wait until it has ended; once it has, remove what it left: rm -r {shell_word(str(path))}"
+        hint = f"wait until that process has ended, then remove what it left: rm -r {shell_word(str(path))}"
         raise in_the_way(path, f"{owner} may still be writing to it", hint)
     return owner
 
 
 def _check_content(directory: int, path: Path, owner: Owner | None) -> None:
-    """Everything beside the marker is a directory that a run makes, and an old model the one that it set aside."""
+    """Check that only a run's directories are beside the marker. `OLD` must be the one that the run set aside."""
     for name in os.listdir(directory):
         if name == MARKER:
             continue
@@ -166,13 +166,13 @@ def _check_content(directory: int, path: Path, owner: Owner | None) -> None:
 
 
 def _restore_old(directory: int, home: int, final: Path) -> None:
-    """Give an old OUT that has no successor its name back."""
+    """Give an old OUT its name back if no new one has it."""
     if OLD in os.listdir(directory):
         os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
 
 
 def _remove_data(home: int, final: Path, owner: Owner | None) -> None:
-    """Remove the data file whose graph never got its name: the one that the marker tells, and no other."""
+    """Remove the data file whose graph never got its name, if the marker identifies it."""
     name = f"{final.name}{DATA}"
     if not (owner and owner.is_of_this_boot and owner.data) or name not in os.listdir(home):
         return
@@ -182,7 +182,7 @@ def _remove_data(home: int, final: Path, owner: Owner | None) -> None:
 
 
 def empty(directory: int) -> None:
-    """Remove everything in the open staging directory but the marker."""
+    """Remove everything in the open staging directory except the marker."""
     for name in os.listdir(directory):
         if name != MARKER:
             tree.remove_at(directory, name)

@@ -1,4 +1,4 @@
-"""Which process owns a staging directory, as the marker file in it says."""
+"""Record in a marker file which process owns a staging directory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _START = json.dumps({"program": _PROGRAM})[:-1].encode()
 
 @record
 class Owner:
-    """A process: ``boot`` names the run of its kernel, ``ticks`` its start; both are empty where the system has none.
+    """A process. ``boot`` identifies the boot of its kernel, ``ticks`` is its start.
 
-    ``old`` is the inode of the directory that the process set aside, ``data`` that of the data file that it gives its
-    name before its graph; 0 for none.
+    Both are empty if the system has none. ``old`` is the inode of the directory that the process set aside. ``data`` is
+    the inode of the data file that gets its name before its graph. Both are 0 for none.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended for certain; the caller holds the lock that it would hold."""
+        """Whether the process has certainly ended; the caller holds the lock that the process would hold."""
         if not self.is_of_this_boot:
             here = self.host == socket.gethostname()[:64]
             return here and (bool(self.boot and _boot()) or _is_free(self.pid))
@@ -51,7 +51,7 @@ class Owner:
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether a process of this machine wrote the marker for certain: nobody else knows the name of its boot."""
+        """Whether a process of this boot certainly wrote the marker: no other machine knows the boot's name."""
         return bool(self.boot) and self.boot == _boot()
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Owner:
 
 
 def parse(content: bytes) -> Owner | None:
-    """Return the owner that a marker names, ``None`` for any other content."""
+    """Return the owner in a marker, ``None`` for any other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ def parse(content: bytes) -> Owner | None:
 
 
 def is_cut(data: bytes) -> bool:
-    """Whether ``data`` is a marker that a kill or a power cut left unfinished: empty, zeros, or its beginning."""
+    """Return whether a kill or a power cut left the marker ``data`` unfinished: empty, zeros, or its beginning."""
     return not data.strip(b"\0") or _START.startswith(data) or (data.startswith(_START) and parse(data) is None)
 
 
@@ -89,7 +89,7 @@ def _boot() -> str:
 
 
 def _ticks(pid: int) -> int:
-    """Return when the process ``pid`` started, in ticks of its kernel; 0 where there is no such process."""
+    """Return when the process ``pid`` started, in ticks of its kernel; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read(4096).rpartition(b")")[2].split()[19])
@@ -98,7 +98,7 @@ def _ticks(pid: int) -> int:
 
 
 def _is_free(pid: int) -> bool:
-    """Whether no other process has the number ``pid``."""
+    """Return whether no other process has the number ``pid``."""
     if pid in (0, os.getpid()):
         return pid != 0
     try:

@@ -1,7 +1,7 @@
 """The staging directory: made afresh, held open by one live process, removed by it or by the next run.
 
-Everything in it is reached through its open descriptor, so that nobody who may rename it in a shared directory can
-put another one under its name.
+tieconv reaches everything in it through its open descriptor. A program that renames it in a shared directory therefore
+cannot put another directory in its place.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OTHERS = 0o022
 class Staging:
     """A directory beside OUT that this process owns until `release`.
 
-    ``path`` is its name, for messages; ``held`` leads to what this process holds open, whatever has that name now.
+    ``path`` is its name, for messages; ``held`` leads to the open directory, whatever has that name now.
     """
 
     def __init__(self, final: Path) -> None:
-        """Make the staging directory of ``final``, clearing what a killed run left there.
+        """Make the staging directory of ``final`` after removing what a killed run left there.
 
-        Raises `DestinationError` where a live process holds it or something else has its name.
+        Raises `DestinationError` if a live process holds it or something else has its name.
         """
         self.final = final
         self.path = staging_path(final)
@@ -51,11 +51,11 @@ class Staging:
 
     @property
     def old(self) -> Path:
-        """Where the old OUT waits while the new one is renamed, if the two cannot be exchanged."""
+        """The path of the old OUT during the rename, if the two cannot be exchanged."""
         return self.held / OLD
 
     def check(self) -> None:
-        """Raise `DestinationError` where another directory has the staging directory's name, or that of its parent."""
+        """Raise `DestinationError` if another directory has the name of the staging directory or of its parent."""
         parent = os.stat(self.path.parent)
         if not os.path.samestat(parent, os.fstat(self._home)):
             raise _replaced(self.path.parent)
@@ -63,11 +63,11 @@ class Staging:
             raise _replaced(self.path)
 
     def set_aside(self, old: os.stat_result) -> None:
-        """Note durably that the directory ``old`` may wait at `old`: only that one is ever given its name back."""
+        """Record durably that the directory ``old`` may wait at `old`: only that one gets its name back."""
         _sign(self._marker, replace(Owner.current(), old=old.st_ino))
 
     def set_data(self, data: os.stat_result) -> None:
-        """Note durably that the file ``data`` gets its name before the graph that reads it."""
+        """Record durably that the file ``data`` gets its name before the graph that reads it."""
         _sign(self._marker, replace(Owner.current(), data=data.st_ino))
 
     def release(self) -> None:
@@ -78,13 +78,13 @@ class Staging:
             leftover.empty(self._directory)
             leftover.remove(self._home, self._directory, self.path)
         finally:
-            self.held = self.path  # the number of a closed descriptor may be given to another file
+            self.held = self.path  # the system may give the number of a closed descriptor to another file
             for descriptor in (self._marker, self._directory, self._home):
                 os.close(descriptor)
 
 
 def sweep(final: Path) -> bool:
-    """Remove what a killed run left beside ``final``, and nothing else. Returns whether there was any."""
+    """Remove only what a killed run left beside ``final``; return whether there was any."""
     path = staging_path(final)
     if not os.path.lexists(path):
         return False
@@ -108,8 +108,12 @@ def _make(home: int, path: Path, final: Path) -> tuple[int, int]:
         try:
             return _open(home, path, final)
         except (FileExistsError, FileNotFoundError):
-            continue  # another run took the name, or cleared the directory before the marker was in it
-    raise DestinationError(f"{shown(final)} is busy: {shown(path)} comes and goes", "try again", "out.busy")
+            continue  # another run took the name, or removed the directory before the marker was in it
+    raise DestinationError(
+        f"{shown(final)} is busy: other processes keep removing {shown(path)}",
+        "wait until the other commands have ended, then run the command again",
+        "out.busy",
+    )
 
 
 def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
@@ -129,21 +133,23 @@ def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
 
 
 def _check_own(directory: int, marker: int, path: Path) -> None:
-    """Raise `DestinationError` where the directory that was opened is not the one that was made.
+    """Raise `DestinationError` if the opened directory is not the one that was made.
 
-    The marker is certainly new: it says what owner and mode this file system gives to a file of this process.
+    The marker is certainly new: it shows the owner and mode of new files of this process here.
     """
     around, own = os.fstat(directory), os.fstat(marker)
     shared = bool(around.st_mode & _OTHERS and not own.st_mode & _OTHERS)
     if shared or around.st_uid != own.st_uid:
         os.unlink(MARKER, dir_fd=directory)
-        raise leftover.in_the_way(path, "other users may write to it" if shared else "it belongs to another user")
+        raise leftover.in_the_way(
+            path, "other users have permission to write to it" if shared else "it belongs to another user"
+        )
 
 
 def _claim(directory: int, marker: int, home: int, path: Path, final: Path) -> None:
-    """Lock and sign the new marker; what the system refuses leaves nothing behind.
+    """Lock and sign the new marker; if the system refuses, leave nothing behind.
 
-    Raises `DestinationError` where another run has the lock, `FileNotFoundError` where it has cleared the directory.
+    Raises `DestinationError` if another run has the lock, `FileNotFoundError` if it has removed the directory.
     """
     try:
         leftover.lock(marker, directory, final)
@@ -159,13 +165,13 @@ def _claim(directory: int, marker: int, home: int, path: Path, final: Path) -> N
 
 
 def _sign(marker: int, owner: Owner) -> None:
-    """Write the marker, durable before anything else is in the directory."""
+    """Write the marker and make it durable before anything else is in the directory."""
     os.pwrite(marker, owner.encode(), 0)
     os.fsync(marker)
 
 
 def _through(descriptor: int, path: Path) -> Path:
-    """Return a path that leads to the open directory itself; ``path`` where the system has none."""
+    """Return a path that leads to the open directory itself; ``path`` if the system has none."""
     held = Path(f"/proc/self/fd/{descriptor}")
     try:
         same = os.path.samestat(os.stat(held), os.fstat(descriptor))
@@ -176,7 +182,7 @@ def _through(descriptor: int, path: Path) -> Path:
 
 def _replaced(path: Path) -> DestinationError:
     return DestinationError(
-        f"{shown(path)} was replaced by another program while OUT was written",
+        f"another program replaced {shown(path)} while tieconv wrote OUT",
         f"check who may write to {shown(path.parent)}, then run the command again",
         "out.replaced",
     )

@@ -1,1 +1,1 @@
-"""Proofs over every byte: equal, transposed, cast, scaled, near, and the duplicates that follow."""
+"""Prove relations over every byte: equal, transposed, cast, scaled, near, and the resulting duplicates."""

@@ -1,4 +1,4 @@
-"""Byte equality of stored tensors, proved over every byte with the standard library alone."""
+"""Prove byte equality of stored tensors over every byte, with only the standard library."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tieconv.inspection.blocks import BLOCK, SAMPLE, announce, read, sample_piec
 
 
 def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
-    """Whether two ranges hold the same bytes: a NaN equals itself, -0.0 does not equal 0.0.
+    """Return whether two ranges hold the same bytes: a NaN equals itself, -0.0 does not equal 0.0.
 
-    Head, tail and middle samples refute most differing pairs; equality is claimed only after every
-    byte of both was compared. ``watch`` is called with the blocks of ``a``, where they are read. A reader that reads
-    from far away keeps the ranges that were found equal. Raises what the reader raises.
+    Head, tail and middle samples refute most differing pairs. Ranges count as equal only after every byte of both was
+    compared. ``watch`` receives the blocks of ``a`` that are read. A network reader remembers the ranges that were
+    equal. Raises what the reader raises.
     """
     if a.size != b.size:
         return False
@@ -36,13 +36,13 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
 
 
 def is_known_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
-    """Whether the reader keeps that two ranges were found equal before."""
+    """Return whether the reader remembers the two ranges as equal."""
     equal_ranges: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
     return bool(equal_ranges) and frozenset((a, b)) in equal_ranges
 
 
 def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
-    """Whether both are one range of files whose whole contents a source knows to be equal, by their hashes."""
+    """Return whether both are the same range of files whose source knows, by hash, that they are equal."""
     known = getattr(reader, "content_id", None)
     if known is None or type(a) is not type(b) or replace(a, file=b.file) != b:
         return False
@@ -51,14 +51,14 @@ def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
 
 
 def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
-    """Whether the samples of two ranges of the same size agree, which proves nothing but a difference."""
+    """Return whether the samples of two ranges of the same size agree; only a difference is a proof."""
     samples = sample_pieces(a.size)
     announce(reader, [(span, offset, size) for offset, size in samples for span in (a, b)])
     return all(read(reader, a, offset, size) == read(reader, b, offset, size) for offset, size in samples)
 
 
 def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
-    """How many leading bytes two ranges of any size have in common; reads no further than that block."""
+    """Return how many leading bytes two ranges of any size have in common; reads no further than that block."""
     size = min(a.size, b.size)
     left = stream(reader, replace(a, end=a.start + size))
     right = stream(reader, replace(b, end=b.start + size))
@@ -95,7 +95,7 @@ def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Calla
 
 
 def _prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix of two differing buffers, by bisection."""
+    """Return the length of the common prefix of two differing buffers, by bisection."""
     low, high = 0, len(left)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,6 +1,6 @@
-"""Every duplicate among a set of tensors, each proved over all of its bytes.
+"""Find every duplicate among a set of tensors, each proved over all of its bytes.
 
-Only one tensor of each class of equal ones is compared with other shapes and types.
+Only one tensor of each class of equal tensors is compared with other shapes and types.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tieconv.inspection.sharing import sharing
 from tieconv.inspection.view_reader import readable
 
 _EDGE_ELEMENTS = 4
-"""Elements at either end that must nearly agree before a cast is tried."""
+"""Elements at each end that must nearly agree before a cast is tried."""
 
 # Rounding to BF16 moves a value by at most 2**-9 of it, to F16 near zero by at most 2**-25.
 _CAST_RELATIVE, _CAST_ABSOLUTE = 2.0**-8, 2.0**-24
@@ -40,12 +40,11 @@ def find_duplicates(
     known: Iterable[frozenset[str]] = (),
     min_bytes: int = 0,
 ) -> tuple[Duplicate, ...]:
-    """The duplicates among ``tensors``, in the order of their first names.
+    """Return the duplicates among ``tensors``, in the order of their first names.
 
-    Left out are tensors without bytes or with fewer than ``min_bytes``, and what ``known`` groups of
-    names already say. Names of one byte range are `aliased`; further ranges with those bytes make the
-    group `identical`. ``bytes_wasted`` is what need not be stored; for a cast, the narrower side. Raises
-    what the reader raises.
+    Leaves out tensors without bytes or with fewer than ``min_bytes``, and what ``known`` groups of names already say.
+    Names of one byte range are `aliased`; further ranges with those bytes make the group `identical`. ``bytes_wasted``
+    is what need not be stored; for a cast, the narrower side. Raises what the reader raises.
     """
     reported = _Known(known)
     reader, tensors = readable(reader, tensors)
@@ -74,7 +73,7 @@ class _Known:
         return self.leader.get(name, name)
 
     def joins(self, left: _Class, right: _Class) -> bool:
-        """Whether a known group already holds a member of both classes."""
+        """Return whether a known group already holds a member of both classes."""
         return not {self.unit(tensor.name) for tensor in left}.isdisjoint(self.unit(tensor.name) for tensor in right)
 
 
@@ -88,7 +87,7 @@ def _identical(classes: Iterable[_Class], reported: _Known) -> Iterator[Duplicat
         if len(units) < 2:
             continue
         copies = len({tensor.range for tensor in group})
-        # What a known group of k copies wastes is reported with that group.
+        # The waste of a known group of k copies is reported with that group.
         reported_copies = sum(count - 1 for count in _copies_by_unit(group, reported).values())
         wasted = max(copies - 1 - reported_copies, 0) * group[0].nbytes
         names = tuple(tensor.name for tensor in group)
@@ -103,7 +102,10 @@ def _copies_by_unit(group: _Class, reported: _Known) -> dict[str, int]:
 
 
 def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:
-    """Pairs of classes; the first and the last element stay where they are, so only equal ones meet."""
+    """Yield transposed pairs of classes.
+
+    Transposing keeps the first and the last element in position, so only classes with equal ones are compared.
+    """
     for bucket in _buckets(classes, _transposable_form):
         if not _has_partners(bucket):
             continue
@@ -133,7 +135,7 @@ def _end_elements(reader: ByteReader, tensor: TensorRecord) -> Hashable:
 
 
 def _ends(tensor: TensorRecord, elements: int) -> tuple[Piece, Piece]:
-    """The first and the last so many elements."""
+    """Return the first and the last ``elements`` elements."""
     size = min(elements, tensor.elements) * (BITS[tensor.dtype] // 8)
     return (tensor.range, 0, size), (tensor.range, tensor.nbytes - size, size)
 
@@ -145,7 +147,7 @@ def _announce_ends(reader: ByteReader, classes: Iterable[_Class], elements: int)
 
 
 def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:
-    """Pairs of classes, widest type first; a class is the narrow side of one pair only."""
+    """Yield cast pairs of classes, widest type first; a class is the narrow side of one pair only."""
     for bucket in _buckets(classes, lambda group: group[0].shape if group[0].dtype in FLOATS else None):
         if len({group[0].dtype for group in bucket}) < 2:
             continue
@@ -174,7 +176,7 @@ def _may_be_cast(edges: dict[str, list[float]], left: TensorRecord, right: Tenso
 
 
 def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
-    """The first and the last few values."""
+    """Return the first and the last few values."""
     raw = b"".join(read(reader, *end) for end in _ends(tensor, _EDGE_ELEMENTS))
     if tensor.dtype == "BF16":
         raw = b"".join(b"\0\0" + raw[at : at + 2] for at in range(0, len(raw), 2))
@@ -183,7 +185,7 @@ def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
 
 
 def _buckets(classes: Iterable[_Class], key: Callable[[_Class], Hashable | None]) -> list[list[_Class]]:
-    """The classes by key, without those whose key is ``None`` and those that are alone."""
+    """Return the classes by key, without those whose key is ``None`` and those without a partner."""
     grouped: dict[Hashable, list[_Class]] = defaultdict(list)
     for group in classes:
         grouped[key(group)].append(group)

@@ -1,6 +1,6 @@
-"""Tensors in classes of equal bytes, each byte read once.
+"""Sort tensors into classes of equal bytes, reading each byte once.
 
-Tensors of one type and shape are split by small samples, and what still agrees by reading all of them in lockstep.
+Small samples split the tensors of one type and shape. Tensors whose samples agree are then read in lockstep.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, announce, announ
 from tieconv.inspection.equality.compare_bytes import is_known_equal
 
 _BUFFERED = 8 * 1024 * 1024
-"""Bytes that one block of every member of a group in lockstep may take together."""
+"""Bytes that one block of every member of a group in lockstep may take in total."""
 
 _SMALL = 6 * SAMPLE
-"""Bytes of a tensor, or of what is left of one, that are announced: what has no samples is at most so large."""
+"""Bytes of the largest tensor, or rest of one, whose reads are announced: a tensor without samples is not larger."""
 
 _OPEN_PARTS = 32
-"""Different blocks that are kept for comparison at a time."""
+"""Different blocks kept for comparison at a time."""
 
 
 def equal_classes(reader: ByteReader, tensors: Iterable[TensorRecord]) -> Iterator[list[TensorRecord]]:
@@ -37,7 +37,7 @@ def equal_classes(reader: ByteReader, tensors: Iterable[TensorRecord]) -> Iterat
 
 
 def _split(reader: ByteReader, tensors: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
-    """Classes of equal bytes among tensors of one size, by samples and then in lockstep."""
+    """Yield classes of equal bytes among tensors of one size, by samples and then in lockstep."""
     groups = [tensors]
     for offset, size in sample_pieces(tensors[0].nbytes):
         groups = [part for group in groups for part in _split_by_sample(reader, group, offset, size)]
@@ -53,13 +53,13 @@ def _split_by_sample(
     parts: dict[int, list[TensorRecord]] = defaultdict(list)
     samples = announced(reader, ((tensor.range, offset, size) for tensor in group))
     for tensor, sample in zip(group, samples, strict=True):
-        # A hash keeps no sample in memory; a collision only leaves the decision to the lockstep.
+        # A hash keeps no sample in memory; after a collision the lockstep decides.
         parts[hash(bytes(sample))].append(tensor)
     return parts.values()
 
 
 def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
-    """Partition refinement: read all members block by block and follow each part that still agrees."""
+    """Refine a partition: read all members block by block and follow each part that still agrees."""
     if len(group) == 2 and is_known_equal(reader, group[0].range, group[1].range):
         yield group
         return
@@ -74,7 +74,7 @@ def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[Te
 
 
 def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tuple[list[list[TensorRecord]], int]:
-    """Read on to the first block in which the members differ: the parts, and where they go on."""
+    """Read on to the first block in which the members differ; return the parts, and the offset to continue from."""
     total = members[0].nbytes
     length = max(SAMPLE, min(BLOCK, _BUFFERED // len(members)))
     buffers = [bytearray(0), bytearray(0)]
@@ -83,7 +83,7 @@ def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tup
             buffers = [bytearray(size), bytearray(size)]
         parts = _parts(reader, members, offset, buffers)
         if len(parts) > _OPEN_PARTS:
-            # Too many to keep: part them by hash, and prove those parts from this block on.
+            # Too many blocks to keep: split by hash, and prove those parts from this block on.
             return list(_split_by_sample(reader, members, offset, size)), offset
         if len(parts) > 1:
             return parts, offset + size
@@ -93,9 +93,9 @@ def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tup
 def _parts(
     reader: ByteReader, members: list[TensorRecord], offset: int, buffers: list[bytearray]
 ) -> list[list[TensorRecord]]:
-    """The members by their bytes at ``offset``; stops at one part more than `_OPEN_PARTS`.
+    """Split the members by their bytes at ``offset``; end at one part more than `_OPEN_PARTS`.
 
-    ``buffers`` are two of the block's size; more are allocated only where the members differ.
+    ``buffers`` are two of the block's size; more are allocated only if the members differ.
     """
     seen, scratch = [buffers[0]], buffers[1]
     if len(scratch) <= _SMALL and len(members) <= ANNOUNCED:

@@ -1,4 +1,4 @@
-"""Bound the work of comparing each tensor of a kind with each other one, which a file can make quadratic."""
+"""Bound the work of comparing all pairs of tensors of a kind, which a file can make quadratic."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tieconv.errors import RefusedError
 from tieconv.text import shown
 
 MOST_PAIRS = 8192
-"""Pairs that look alike at both ends and are compared in full."""
+"""Pairs with equal ends that are compared in full."""
 MOST_CROSS_PAIRS = 4_000_000
 """Pairs of different types whose ends are compared."""
 _TIMES, _FREE = 16, 256 << 20
-"""Pairs may take as many times the bytes of the tensors, and the bytes that are free."""
+"""Pairs may take this many times the bytes of the tensors, plus these bytes."""
 
 _Class = tuple[TensorRecord, ...]
 
@@ -29,7 +29,7 @@ class PairWork:
         self._pairs, self._bytes = MOST_PAIRS, _FREE + _TIMES * sum(group[0].nbytes for group in classes)
 
     def spend(self, left: TensorRecord, right: TensorRecord) -> None:
-        """Count one comparison. Raises `RefusedError` where it is one too many."""
+        """Count one comparison. Raises `RefusedError` if the limit is exceeded."""
         self._pairs -= 1
         self._bytes -= left.nbytes + right.nbytes
         if self._pairs < 0 or self._bytes < 0:
@@ -37,7 +37,7 @@ class PairWork:
 
 
 def cross_pairs(classes: Sequence[_Class]) -> Iterator[tuple[_Class, _Class]]:
-    """Each two classes of different types, in the order of `itertools.combinations`. Raises `RefusedError`."""
+    """Yield each pair of classes of two types, in the order of `itertools.combinations`. Raises `RefusedError`."""
     total = Counter(group[0].dtype for group in classes)
     if len(classes) ** 2 - sum(number**2 for number in total.values()) > 2 * MOST_CROSS_PAIRS:
         _refuse(classes)
@@ -54,8 +54,8 @@ def cross_pairs(classes: Sequence[_Class]) -> Iterator[tuple[_Class, _Class]]:
 def _refuse(classes: Sequence[_Class]) -> NoReturn:
     first = classes[0][0]
     raise RefusedError(
-        f"{shown(first.range.file)} holds {len(classes):,} different tensors that look like {shown(first.name)} "
-        "at both ends: too many to compare each with each",
-        "read the headers alone: --depth header",
+        f"{shown(first.range.file)} has {len(classes):,} different tensors with the same ends as "
+        f"{shown(first.name)}: too many to compare every pair",
+        "read only the headers: --depth header",
         "duplicates.pairs",
     )

@@ -1,6 +1,6 @@
-"""How one stored tensor relates to another one, decided by proof over every byte.
+"""Find how one stored tensor relates to another, by proof over every byte.
 
-Equality needs the standard library alone; numpy is imported once a rounding or a difference is computed.
+Equality needs only the standard library; numpy is imported when a rounding or a difference is computed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from tieconv.inspection.numeric.rows import Difference
 
 NEAR_RMS = 1e-2
-"""Largest rms of the difference, relative to the canonical rms, at which tensors are near."""
+"""Largest rms of the difference, relative to the canonical rms, for tensors to count as near."""
 
 NEAR_ROWS = 0.5
-"""Largest share of rows that may differ in tensors that are near whatever the difference."""
+"""Largest share of differing rows for tensors to count as near, however large the difference."""
 
 
 def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
-    """What ``compared`` is to ``canonical``: identical, transposed, cast, scaled, near or distinct.
+    """Return how ``compared`` relates to ``canonical``: identical, transposed, cast, scaled, near or distinct.
 
-    The first state that can be proved is returned, with the figures that it carries. No number is
-    computed from integers or quantised codes. Raises what the reader raises.
+    Returns the first state that can be proved, with its figures. Integers and quantised codes are only compared as
+    bytes. Raises what the reader raises.
     """
     known = sharing(canonical, compared)
     if known is not None:
@@ -64,7 +64,7 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
 
 
 def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> Cast | None:
-    """The `Cast` relation of two float tensors of one shape and two types, or ``None``.
+    """Return the `Cast` relation of two float tensors of one shape and two types, or ``None``.
 
     Raises what the reader raises.
     """
@@ -111,7 +111,7 @@ def _other_shape(reader: ByteReader, canonical: TensorRecord, compared: TensorRe
 
 
 def _same_rows(canonical: TensorRecord, compared: TensorRecord) -> bool:
-    """Whether both are stacks of rows of the same type and of whole bytes."""
+    """Return whether both are stacks of rows of the same type and of whole bytes."""
     return (
         bool(canonical.shape and compared.shape)
         and canonical.dtype == compared.dtype
@@ -122,12 +122,12 @@ def _same_rows(canonical: TensorRecord, compared: TensorRecord) -> bool:
 
 
 def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
-    """Why no number may be computed from tensors of one shape; empty where one may."""
+    """Return why tensors of one shape cannot be compared as numbers; empty if they can."""
     for record in (canonical, compared):
         if record.dtype in QUANTISED:
-            return f"{record.dtype} values may be quantised codes, so only their bytes are compared"
+            return f"{record.dtype} values may be quantised codes, so tieconv compares only their bytes"
         if record.dtype not in FLOATS:
-            return f"{record.dtype} values are compared by their bytes only"
+            return f"tieconv compares {record.dtype} values only as bytes"
         if record.nbytes != nbytes(record.dtype, record.shape):
             return f"the bytes of {record.name} do not match its shape"
         if not record.elements:
@@ -145,7 +145,7 @@ def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord)
     forward = scale.pair.left is canonical
     return Scaled(
         factor=scale.factor if forward else 1 / scale.factor,
-        # Only then does the canonical tensor alone give the other one back.
+        # Only then does the canonical tensor alone restore the other one.
         exact=scale.exact and forward,
         power_of_two=scale.power_of_two,
         max_ulp=scale.max_ulp,
@@ -169,6 +169,6 @@ def _figures(differences: Difference, *, same_dtype: bool) -> RowFigures:
 
 
 def _is_near(differences: Difference) -> bool:
-    """Few rows or a small rms; where only the sign of zero differs, the rms is 0."""
+    """Return whether few rows differ or the rms is small. If only the sign of zero differs, the rms is 0."""
     rms = differences.relative_rms
     return differences.differing.count <= NEAR_ROWS * differences.rows or (rms is not None and rms <= NEAR_RMS)

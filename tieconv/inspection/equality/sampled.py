@@ -1,4 +1,4 @@
-"""What a few bytes prove: that two tensors differ. Never that they are equal."""
+"""Prove from a few bytes that two tensors differ; never that they are equal."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ HINT = "tieconv inspect --depth full compares every byte"
 def relate_sampled(
     reader: ByteReader, canonical: TensorRecord, compared: TensorRecord
 ) -> Identical | Empty | OtherShape | OtherSample | Unread:
-    """`distinct` with the range that proves it, `identical` where file hashes prove that, else `unread`.
+    """Return `distinct` with the range that proves it, `identical` if file hashes prove that, else `unread`.
 
-    One sample is taken of each tensor, at its middle: what is padded or untrained lies at the ends. Tensors that may be
-    transposed or cast are not sampled. Raises what the reader raises.
+    It takes one sample at the middle of each tensor, because padding and untrained rows are at the ends. It takes no
+    sample of tensors that may be transposed or cast. Raises what the reader raises.
     """
     if (canonical.dtype, canonical.shape) != (compared.dtype, compared.shape):
         return _other_form(canonical, compared)
     if same_file_range(reader, canonical.range, compared.range):
         return Identical(by="file hash")
     if canonical.stride is not None or compared.stride is not None or not canonical.nbytes:
-        return Unread(reason=f"only a whole comparison can tell: {HINT}")
+        return Unread(reason=f"samples cannot prove a relation here: {HINT}")
     size = min(SAMPLE, canonical.nbytes)
     offset = (canonical.nbytes - size) // 2 // SAMPLE * SAMPLE
     left, right = announced(reader, [(record.range, offset, size) for record in (canonical, compared)])
     ranges = ((offset, offset + size),)
     if left != right:
         return OtherSample(ranges)
-    return Unread(sampled=True, ranges_equal=ranges, reason=f"a sample agrees: {HINT}")
+    return Unread(sampled=True, ranges_equal=ranges, reason=f"the sampled bytes are equal: {HINT}")
 
 
 def _other_form(canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape | Unread:

@@ -1,4 +1,4 @@
-"""Whether one matrix is another one transposed: probed first, then proved over every element."""
+"""Decide whether one matrix is the transpose of another: probe first, then prove over every element."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROBES = 64
 
 
 def transposable(a: TensorRecord, b: TensorRecord) -> bool:
-    """Whether shapes and types allow ``b`` to be ``a`` transposed: matrices of whole-byte elements."""
+    """Return whether ``b`` can be ``a`` transposed by shapes and types: matrices of whole-byte elements."""
     return (
         len(a.shape) == 2
         and a.shape == b.shape[::-1]
@@ -26,7 +26,7 @@ def transposable(a: TensorRecord, b: TensorRecord) -> bool:
 
 
 def transposed(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
-    """Whether ``b`` is ``a`` transposed, by the bits of every element. Raises what the reader raises."""
+    """Return whether ``b`` is ``a`` transposed, by the bits of every element. Raises what the reader raises."""
     if not transposable(a, b):
         return False
     if 1 in a.shape:
@@ -44,7 +44,7 @@ def _probes_agree(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
 
 
 def _places(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Corners, then places scattered by a fixed linear congruential sequence."""
+    """Yield the corners, then positions from a fixed linear congruential sequence."""
     yield from ((0, columns - 1), (rows - 1, 0))
     state = rows * columns
     for _ in range(_PROBES):

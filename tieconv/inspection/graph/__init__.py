@@ -1,1 +1,1 @@
-"""Evidence about ONNX graphs."""
+"""Collect evidence about ONNX graphs."""

@@ -1,4 +1,4 @@
-"""An embedding and a head of a graph that are quantised in blocks: tied where all that is stored of them is equal."""
+"""Compare an embedding and a head that are quantised in blocks: tied if all their stored parts are equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCKS = {"embedding": "GatherBlockQuantized", "head": "MatMulNBits"}
 
 
 def quantised_pair(graph: GraphRecord) -> tuple[QuantisedRead, QuantisedRead] | None:
-    """The embedding and the head, where a GatherBlockQuantized and a MatMulNBits compute with them."""
+    """Return the embedding and the head if a GatherBlockQuantized and a MatMulNBits compute with them."""
     by_role = {read.role: read for read in graph.quantised if read.parts and read.operator == _BLOCKS[read.role]}
     if len(by_role) < len(_BLOCKS):
         return None
@@ -32,14 +32,14 @@ def _same(left: QuantisedRead, right: QuantisedRead) -> bool:
 def relate_quantised(
     left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> Aliased | Identical | Unread | None:
-    """What the head is to the embedding; ``None`` where they read the same initializers.
+    """Return how the head relates to the embedding; ``None`` if they read the same initializers.
 
-    Two quantisations that differ say nothing of the matrices that were quantised: they are not compared.
+    Two different quantisations do not show how the original matrices relate, so they are not compared.
     """
     if _same(left, right):
         return None
     if (left.bits, left.block, len(left.parts)) != (right.bits, right.block, len(right.parts)):
-        return Unread(reason="they are quantised in two ways")
+        return Unread(reason="they are quantised differently")
     pairs = [(tensors[a], tensors[b]) for a, b in zip(left.parts, right.parts, strict=True)]
     if all(a.range == b.range for a, b in pairs):
         return Aliased()
@@ -56,7 +56,7 @@ def wasted(
     right: QuantisedRead,
     tensors: Mapping[str, TensorRecord],
 ) -> int:
-    """Bytes of equal scales and zero points that are stored twice."""
+    """Return the bytes of equal scales and zero points that are stored twice."""
     if not isinstance(relation, Identical):
         return 0
     return sum(_twice(left, right, tensors))

@@ -1,4 +1,4 @@
-"""From a checkpoint of ONNX graphs to evidence: roles come from the nodes, equality from the bytes."""
+"""Collect evidence about ONNX graphs: the nodes give the roles, the bytes give equality."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tieconv.inspection.head import is_far
 Tensors = Mapping[str, TensorRecord]
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED, State.TRANSPOSED, State.CAST})
-"""States in which a head holds the values of the embedding; a cast one up to its rounding."""
+"""States in which a head holds the values of the embedding; for a cast, up to its rounding."""
 
 
 def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> Inspection:
-    """Evidence about the graphs of ``checkpoint``; findings are added by the checks."""
+    """Return evidence about the graphs of ``checkpoint``; the checks add the findings."""
     tensors = checkpoint.tensors
     family = find(checkpoint.config_values, {})
     config = view_config(checkpoint.config_values, family) if checkpoint.config else None
@@ -93,7 +93,7 @@ def _tie(
 def _made(
     embedding: str, head: str, relation: Relation | None, tensors: Tensors, config: ConfigView | None, extra: int = 0
 ) -> Tie:
-    """The tie of two initializers in this relation; ``None`` where they are one. ``extra`` bytes are wasted beside."""
+    """Return the tie of two initializers; ``None`` if they are one. ``extra`` bytes are wasted besides."""
     members = [Member(embedding, True, Canonical())]
     if relation is not None:
         members.append(Member(head, True, relation))
@@ -113,7 +113,7 @@ def _made(
 
 
 def _wasted(members: list[Member], tensors: Tensors) -> int:
-    """Bytes of the copy; of a cast that loses nothing those of the narrower side."""
+    """Return the bytes of the copy; for a cast that loses nothing, those of the narrower side."""
     first, *rest = members
     copies = [member for member in rest if member.state in (State.IDENTICAL, State.TRANSPOSED)]
     casts = [member for member in rest if isinstance(member.relation, Cast) and member.relation.lossless]
@@ -122,7 +122,7 @@ def _wasted(members: list[Member], tensors: Tensors) -> int:
 
 
 def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader: ByteReader, depth: Depth) -> Relation:
-    """What the head is to the embedding, as stored; ``transposed`` where it was compared the other way round."""
+    """Return how the stored head relates to the embedding; ``transposed`` if its transpose was compared."""
     left, right = tensors[embedding.name], tensors[head.name]
     if left.range == right.range and left.dtype == right.dtype and left.shape == right.shape:
         return Aliased()
@@ -146,11 +146,11 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
 
 
 def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, turned: bool) -> Relation:
-    """What samples tell; of a head that reads its matrix the other way round nothing."""
-    from tieconv.inspection.equality.sampled import HINT, relate_sampled  # of graphs on the Hub alone
+    """Return what samples prove; nothing for a head that reads the transpose of its matrix."""
+    from tieconv.inspection.equality.sampled import HINT, relate_sampled  # only for graphs on the Hub
 
     if turned:
-        return Unread(transposed=True, reason=f"it would be compared transposed: {HINT}")
+        return Unread(transposed=True, reason=f"samples cannot compare a transposed matrix: {HINT}")
     return relate_sampled(reader, left, right)
 
 
@@ -176,7 +176,7 @@ def _duplicates(
     known = [frozenset(member.name for member in tie.members) for tie in ties]
     homes = {name: graph.file for graph in checkpoint.graphs for name in graph.names}
     for duplicate in find_duplicates(reader, candidates, known=known):
-        # Of two graphs in two precisions one is the cast of the other on purpose.
+        # Of two graphs in two precisions, one is a cast of the other on purpose.
         if duplicate.kind is not State.CAST or len({homes[name] for name in duplicate.tensors}) == 1:
             yield duplicate
 
@@ -196,7 +196,7 @@ def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, de
 
 
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
-    """Of the first graph with a head, else of the first with an embedding."""
+    """Return the head of the first graph with one, else the embedding of the first graph with one."""
     with_roles = [graph for graph in graphs if graph.head or quantised_pair(graph)]
     with_roles = with_roles or [graph for graph in graphs if graph.embedding]
     if not with_roles:

@@ -1,7 +1,7 @@
 """Exact arithmetic on the bits of F16, BF16, F32 and F64 arrays. Imports numpy: import it lazily.
 
-Bits are little-endian unsigned integers of the element's width. Every rounding is a single rounding
-to nearest, ties to even.
+Bits are little-endian unsigned integers of the element's width. Every rounding is a single rounding to nearest, ties to
+even.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from tieconv.inspection.blocks import Piece, announce
 Array = npt.NDArray[Any]
 
 PIECE = 8 * 1024
-"""Elements handled at a time: their temporaries stay in the second-level cache, and well below the 128 KiB from which
-the allocator maps and returns memory each time, whose page faults would cost more than the arithmetic."""
+"""Elements in one step: their temporaries stay in the second-level cache.
+
+They also stay well below 128 KiB. From that size on, the allocator maps and returns memory each time. The page faults
+would then cost more than the arithmetic.
+"""
 
 PROBES = 16
-"""Places in a tensor that a sample is taken from."""
+"""Positions in a tensor that a sample reads."""
 
 
 @record
@@ -72,16 +75,16 @@ class Pair:
         return FORMATS[self.left.dtype], FORMATS[self.right.dtype]
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """The bits of elements ``start`` to ``stop`` (exclusive, row-major) of both tensors."""
+        """Return the bits of elements ``start`` to ``stop`` (exclusive, row-major) of both tensors."""
         return self._read(self.left, start, stop), self._read(self.right, start, stop)
 
     def pieces(self) -> Iterator[tuple[Array, Array]]:
-        """Both tensors whole, `PIECE` elements at a time."""
+        """Yield the whole of both tensors, `PIECE` elements at a time."""
         for start in range(0, self.left.elements, PIECE):
             yield self.read(start, min(start + PIECE, self.left.elements))
 
     def sample(self) -> tuple[Array, Array]:
-        """The bits of up to `PROBES` runs of 128 elements at the same places of both tensors."""
+        """Return the bits of up to `PROBES` runs of 128 elements at the same positions of both tensors."""
         total, length = self.left.elements, 128
         if total <= PROBES * length:
             return self.read(0, total)
@@ -96,7 +99,7 @@ class Pair:
             yield tensor.range, start * width, length * width
 
     def reversed(self) -> Pair:
-        """The same tensors with the sides exchanged."""
+        """Return the same tensors with the sides exchanged."""
         return Pair(self.reader, self.right, self.left)
 
     def _read(self, record: TensorRecord, start: int, stop: int) -> Array:
@@ -107,23 +110,23 @@ class Pair:
 
 
 def magnitude(bits: Array, form: Format) -> Array:
-    """The bits without the sign: integers that order as the absolute values do."""
+    """Return the bits without the sign: integers in the order of the absolute values."""
     numbers: Array = bits & form.bits.type(form.sign - 1)
     return numbers
 
 
 def is_nan(bits: Array, form: Format) -> Array:
-    """Which elements are NaN."""
+    """Return which elements are NaN."""
     return magnitude(bits, form) > form.infinity
 
 
 def is_finite(bits: Array, form: Format) -> Array:
-    """Which elements are neither infinite nor NaN."""
+    """Return which elements are neither infinite nor NaN."""
     return magnitude(bits, form) < form.infinity
 
 
 def monotone(bits: Array, form: Format) -> Array:
-    """Signed integers of the same width that order as the values do, one apart per ulp; -0 and +0 are 0."""
+    """Return signed integers in the order of the values, one step for each ulp; -0 and +0 are 0."""
     shift = 8 * form.width - 1
     signed = bits.view(f"<i{form.width}")
     negative = signed >> shift
@@ -132,14 +135,14 @@ def monotone(bits: Array, form: Format) -> Array:
 
 
 def ulp_distance(a: Array, b: Array, form: Format) -> Array:
-    """How many representable values apart two arrays are, unsigned; meaningless where either is NaN."""
+    """Return the distance of two arrays in representable values, unsigned; meaningless if either is NaN."""
     left, right = monotone(a, form), monotone(b, form)
     # The difference may exceed the signed range; as an unsigned number it never does.
     return (np.maximum(left, right) - np.minimum(left, right)).view(form.bits)
 
 
 def decode(bits: Array, form: Format) -> Array:
-    """The values as float32 (exact for the narrower types), or as float64 for F64."""
+    """Return the values as float32 (exact for the narrower types), or as float64 for F64."""
     if form.name == "BF16":
         return np.left_shift(bits, 16, dtype="<u4").view("<f4")
     values = bits.view(f"<f{form.width}")
@@ -148,7 +151,7 @@ def decode(bits: Array, form: Format) -> Array:
 
 
 def encode(values: Array, form: Format) -> Array:
-    """The bits of float64 values rounded once to ``form``."""
+    """Return the bits of float64 values rounded once to ``form``."""
     if form.name == "F64":
         return values.view("<u8")
     with np.errstate(all="ignore"):
@@ -158,7 +161,7 @@ def encode(values: Array, form: Format) -> Array:
 
 
 def convert(bits: Array, source: Format, target: Format) -> Array:
-    """The bits of the same values in ``target``, rounded once where it is the coarser type."""
+    """Return the bits of the same values in ``target``, rounded once if it is the coarser type."""
     if source == target:
         return bits
     values = decode(bits, source)
@@ -169,7 +172,7 @@ def convert(bits: Array, source: Format, target: Format) -> Array:
 
 
 def _narrow(values: Array, form: Format) -> Array:
-    """The bits of float32 values rounded to a type of 16 bits."""
+    """Return the bits of float32 values rounded to a type of 16 bits."""
     if form.name == "F16":
         return values.astype("<f2").view("<u2")
     bits = values.view("<u4")
@@ -181,10 +184,10 @@ def _narrow(values: Array, form: Format) -> Array:
 
 
 def _round_to_odd(values: Array) -> Array:
-    """Float64 as float32, inexact values to the neighbour with an odd mantissa.
+    """Return float64 as float32; an inexact value becomes the neighbour whose last mantissa bit is set.
 
-    Rounding the result to a type at least two bits shorter then equals rounding the value itself,
-    where rounding twice to nearest would not.
+    Rounding the result to a type at least two bits shorter then equals rounding the value itself. Rounding to nearest
+    twice would not.
     """
     nearest = values.astype("<f4")
     back = nearest.astype("<f8")

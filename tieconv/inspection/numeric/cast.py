@@ -1,4 +1,4 @@
-"""Whether one float tensor is another one rounded to its type. Imports numpy: import it lazily."""
+"""Decide whether one float tensor is another one rounded to its type. Imports numpy: import it lazily."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from tieconv.inspection.numeric.bits import FORMATS, Array, Format, Pair, conver
 
 
 def cast_direction(pair: Pair) -> tuple[Pair, bool] | None:
-    """The pair as (exact side, rounded side) and whether rounding lost nothing, or ``None``.
+    """Return the pair as (exact side, rounded side) and whether rounding lost nothing, or ``None``.
 
-    Between F16 and BF16 either side may be the exact one; otherwise it is the wider. A NaN may become
-    any NaN, but loses something unless converting back gives its bits. Proved over every element.
+    Between F16 and BF16 either side may be the exact one; otherwise it is the wider. A NaN may become any NaN, but
+    loses something unless converting back restores its bits. Proved over every element.
     """
     for candidate in _directions(pair):
         lossless = _proved(candidate)
@@ -26,7 +26,7 @@ def _directions(pair: Pair) -> list[Pair]:
 
 
 def _proved(pair: Pair) -> bool | None:
-    """Whether converting back is lossless; ``None`` if the right side is not the left one rounded."""
+    """Return whether converting back is lossless; ``None`` if the right side is not the left one rounded."""
     exact, narrow = pair.formats
     if not _rounds_to(*pair.sample(), exact, narrow):
         return None

@@ -1,4 +1,4 @@
-"""Which factors could have made one number of another: bounds from elements that are finite on both sides."""
+"""Bound the factor between two arrays, from elements that are finite on both sides."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NONE = Interval(inf, -inf)
 
 @record
 class Bounds:
-    """Factors that could give every value seen exactly, and to one ulp; a little wider than the truth."""
+    """Factors that can produce every value so far exactly, and to one ulp; slightly wider than the truth."""
 
     exact: Interval = ANY
     close: Interval = ANY
@@ -63,10 +63,10 @@ class Bounds:
 
 
 def factor_bounds(left: Array, right: Array, source: Format, target: Format) -> Bounds:
-    """Bounds from the elements that are finite on both sides."""
+    """Return the bounds from the elements that are finite on both sides."""
     sizes = magnitude(left, source)
     finite = is_finite(right, target)
-    # Nothing scales 0 into more than the smallest subnormal, or exactly into that.
+    # No factor scales 0 to more than the smallest subnormal, or exactly to that.
     most = int(magnitude(right, target).max(initial=0, where=finite & (sizes == 0)))
     if most > 1:
         return Bounds(NONE, NONE)
@@ -83,17 +83,17 @@ def factor_bounds(left: Array, right: Array, source: Format, target: Format) -> 
 
 
 def _interval(values: Array, steps: Array, form: Format, ulps: int) -> Interval:
-    """Factors for which value * factor can round to within ``ulps`` of the number at each step."""
+    """Return the factors for which value * factor can round to within ``ulps`` of the number at each step."""
     with np.errstate(all="ignore"):
         low = (_value(steps - ulps - 1, form) + _value(steps - ulps, form)) / 2 / values
         high = (_value(steps + ulps, form) + _value(steps + ulps + 1, form)) / 2 / values
-        # Multiplied, as adding the slack to an infinite bound would give NaN.
+        # Multiply, because adding the slack to an infinite bound would give NaN.
         low, high = low * (1 - np.copysign(_WIDEN, low)), high * (1 + np.copysign(_WIDEN, high))
     return Interval(float(low.max()), float(high.min()))
 
 
 def _value(steps: Array, form: Format) -> Array:
-    """The float64 values of monotone integers; infinity beyond the largest finite one."""
+    """Return the float64 values of monotone integers; infinity beyond the largest finite one."""
     bits = np.minimum(np.abs(steps), form.infinity).astype(form.bits)
     values: Array = np.copysign(decode(bits, form).astype("<f8"), steps)
     return values

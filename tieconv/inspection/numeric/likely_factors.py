@@ -1,4 +1,4 @@
-"""The likeliest factors within an interval: powers of two, roots of the width, and numbers with few digits."""
+"""Find the likeliest factors within an interval: powers of two, roots of the width, and numbers with few digits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tieconv.inspection.numeric.bits import (
 from tieconv.inspection.numeric.factor_bounds import Bounds, Interval
 
 TRIES = 4
-"""Factors of each side that are tried with a pass over every element."""
+"""Factors of each side that a pass over every element tries."""
 
 
 def likely_factors(bounds: Bounds, shape: tuple[int, ...]) -> list[float]:
-    """Up to `TRIES` factors, the likeliest first: those that may be exact, then those within an ulp."""
+    """Return up to `TRIES` factors, the likeliest first: those that may be exact, then those within an ulp."""
     chosen: dict[float, None] = {}
     for interval in (bounds.exact, bounds.close):
         if interval.possible and isfinite(interval.low) and isfinite(interval.high):
@@ -32,7 +32,7 @@ def likely_factors(bounds: Bounds, shape: tuple[int, ...]) -> list[float]:
 
 
 def _likely(interval: Interval, shape: tuple[int, ...]) -> Iterator[float]:
-    """A power of two, a root of the width as the types round it, then the plainest numbers and the middle."""
+    """Yield a power of two, a rounded root of the width, the shortest numbers and the middle."""
     sign = -1.0 if interval.high < 0 else 1.0
     low, high = sorted((abs(interval.low), abs(interval.high)))
     inside = Interval(low, high)
@@ -44,7 +44,7 @@ def _likely(interval: Interval, shape: tuple[int, ...]) -> Iterator[float]:
 
 
 def _power_of_two(low: float) -> float:
-    """The least power of two that is at least ``low`` (positive)."""
+    """Return the least power of two that is at least ``low`` (positive)."""
     mantissa, exponent = frexp(low)
     return ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024))
 
@@ -60,7 +60,7 @@ def _middle(interval: Interval) -> float:
 
 
 def _shortest_decimal(interval: Interval) -> tuple[float, float]:
-    """(digits, the number with the fewest decimal digits near the middle of a positive interval)."""
+    """Return (digits, the number with the fewest decimal digits near the middle of a positive interval)."""
     middle = _middle(interval)
     for digits in range(1, 17):
         number = float(f"{middle:.{digits - 1}e}")
@@ -70,7 +70,7 @@ def _shortest_decimal(interval: Interval) -> tuple[float, float]:
 
 
 def _shortest_binary(interval: Interval) -> tuple[float, float]:
-    """(bits as decimal digits, the number with the fewest bits near the middle of a positive interval)."""
+    """Return (bits as decimal digits, the number with the fewest bits near the middle of a positive interval)."""
     mantissa, exponent = frexp(_middle(interval))
     for bits in range(1, 53):
         number = ldexp(round(ldexp(mantissa, bits)), exponent - bits)

@@ -1,7 +1,7 @@
-"""By how much two float tensors of the same shape differ. Imports numpy: import it lazily.
+"""Measure by how much two float tensors of the same shape differ. Imports numpy: import it lazily.
 
-Figures: ``max_abs`` in the tensors' own unit, ``max_ulp`` in representable values of their common type,
-``relative_rms`` = rms(right - left) / rms(left), rows along the first dimension.
+``max_abs`` is in the tensors' own unit, ``max_ulp`` in representable values of their common type.
+``relative_rms`` = rms(right - left) / rms(left). Rows run along the first dimension.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LISTED_RANGES = 8
 """Row ranges that are listed; further ones are only counted."""
 
 _WIDE = 64
-"""Elements from which on a row is reduced by itself."""
+"""Elements from which on a row is reduced on its own."""
 
-# Sums of squares outside these bounds may have lost terms to underflow or hold an infinity.
+# Sums of squares outside these bounds may have lost terms to underflow or include an infinity.
 _SAFE_SQUARES = (1e-20, 1e30)
 
 _LEAST_SQUARES = 1e-280
-"""A sum of squares below it has lost digits, or terms, to underflow."""
+"""A smaller sum of squares has lost digits, or terms, to underflow."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Counts rows fed in ascending order, and lists the first ranges of consecutive ones."""
+    """Count rows in ascending order, and list the first ranges of consecutive ones."""
 
     count: int = 0
     ranges: list[list[int]] = field(default_factory=list)
@@ -85,17 +85,17 @@ class Difference:
     left_squares: float = 0.0
     right_squares: float = 0.0
     squares: float = 0.0
-    unbounded: bool = False  # an infinity or a NaN faces another value
-    payloads_differ: bool = False  # a NaN faces a NaN with other bits
+    unbounded: bool = False  # an infinity or a NaN on one side only
+    payloads_differ: bool = False  # two NaNs with different bits
 
     @property
     def sign_of_zero_only(self) -> bool:
-        """Whether +0 facing -0 is all the difference there is."""
+        """Whether +0 against -0 is the only difference."""
         return not (self.max_ulp or self.unbounded or self.payloads_differ)
 
     @property
     def relative_rms(self) -> float | None:
-        """``None`` where it is infinite, undefined, or too small to be squared."""
+        """The figure; ``None`` if it is infinite, undefined, or too small to be squared."""
         if self.unbounded or not isfinite(self.squares):
             return None
         if self.squares < _LEAST_SQUARES:
@@ -104,7 +104,7 @@ class Difference:
 
     @property
     def cosine(self) -> float | None:
-        """Cosine of the angle between the whole tensors; ``None`` where it is undefined."""
+        """Cosine of the angle between the whole tensors; ``None`` if it is undefined."""
         lengths = sqrt(self.left_squares) * sqrt(self.right_squares)
         if self.unbounded or not lengths or min(self.left_squares, self.right_squares) < _LEAST_SQUARES:
             return None
@@ -131,7 +131,7 @@ class Difference:
     def add_careful(self, left: Array, right: Array, form: Format, row: int, width: int) -> None:
         """Add a piece that may hold NaN, infinities or extreme magnitudes."""
         unequal = left != right
-        if not magnitude(left | right, form).any():  # zeros, of whatever sign
+        if not magnitude(left | right, form).any():  # zeros of either sign
             self.differing.add(row, _rows_of(unequal, width))
             return
         nan_left, nan_right = is_nan(left, form), is_nan(right, form)
@@ -176,13 +176,13 @@ def _common(pair: Pair) -> Format:
 
 
 def _matrix(pair: Pair) -> tuple[int, int]:
-    """(rows, elements per row); a scalar is one row."""
+    """Return (rows, elements per row); a scalar is one row."""
     rows = pair.left.shape[0] if pair.left.shape else 1
     return rows, pair.left.elements // rows
 
 
 def _row_pieces(rows: int, width: int) -> Iterator[tuple[int, int, int]]:
-    """(first row, first element, last element + 1) of pieces of whole rows, or of parts of one row."""
+    """Yield (first row, first element, last element + 1) of pieces of whole rows, or of parts of one row."""
     if width <= PIECE:
         step = PIECE // width
         for row in range(0, rows, step):
@@ -194,13 +194,13 @@ def _row_pieces(rows: int, width: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _values(bits: Array, form: Format) -> Array:
-    """Values in a type that holds their difference: float32 for the short types, else float64."""
+    """Return values in a type that can hold their difference: float32 for the short types, else float64."""
     with np.errstate(invalid="ignore"):
         return decode(bits, form) if form.width == 2 else decode(bits, form).astype("<f8", copy=False)
 
 
 def _rows_of(flags: Array, width: int) -> Array:
-    """Which rows of a piece have a flag set; the piece is whole rows or part of one."""
+    """Return which rows of a piece have a flag set; the piece is whole rows or part of one."""
     if width == 1:
         return flags
     width = width if len(flags) % width == 0 else len(flags)

@@ -1,7 +1,7 @@
-"""Whether one float tensor is a multiple of another one. Imports numpy: import it lazily.
+"""Decide whether one float tensor is a multiple of another one. Imports numpy: import it lazily.
 
-Each pair of finite values bounds the factors that could have made one of the other. The samples'
-bounds refute most pairs and suggest a factor; only a pass over every element with that factor proves it.
+Each pair of finite values bounds the possible factors. The samples' bounds refute most pairs and suggest a factor. Only
+a pass over every element with that factor proves it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Scaling:
 
 
 def scaling(pair: Pair) -> Scaling | None:
-    """The factor that makes one side of the pair of the other, as ``Scaling.pair`` orients them.
+    """Return the factor between the sides of the pair, with ``Scaling.pair`` as its orientation.
 
-    Exact claims come before those within one ulp, ``left`` * factor before ``right`` * factor.
-    ``None`` where no factor was proved, and where 1 would do as well. Raises what the reader raises.
+    Exact claims precede those within one ulp, ``left`` * factor precedes ``right`` * factor. ``None`` if no factor was
+    proved, or if 1 fits too. Raises what the reader raises.
     """
     sides = [(side, _first_bounds(side)) for side in (pair, pair.reversed())]
     if any(bounds.informative and 1 in bounds.close for _, bounds in sides):
@@ -58,7 +58,7 @@ def scaling(pair: Pair) -> Scaling | None:
 
 
 def _first_bounds(pair: Pair) -> Bounds:
-    """Bounds from the sample or, where it holds zeros alone, from the first piece that tells something."""
+    """Return bounds from the sample or, if it holds only zeros, from the first piece that bounds anything."""
     bounds = factor_bounds(*pair.sample(), *pair.formats)
     if bounds.informative:
         return bounds
@@ -67,10 +67,11 @@ def _first_bounds(pair: Pair) -> Bounds:
 
 
 def _fit(pair: Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
-    """An exact proof, else ``close``, else the first proof within one ulp.
+    """Return an exact proof, else ``close``, else the first proof within one ulp.
 
-    A pass refutes a factor by elements that bound the next one. The first that fails on one side of the truth brings
-    the bound of every element there, the first on the other side the other one: few passes decide any pair.
+    A pass refutes a factor by elements that bound the next one. The first factor that fails on one side of the truth
+    brings the bound of every element to that side. The first on the other side does so there: few passes decide any
+    pair.
     """
     tried: set[float] = set()
     for _ in range(TRIES):
@@ -91,7 +92,7 @@ def _fit(pair: Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
 def _prove(pair: Pair, factor: float, bounds: Bounds, *, exact_only: bool) -> tuple[Scaling | None, Bounds]:
     """Compare every element with the rounded product, and tighten ``bounds`` by those that differ.
 
-    No claim where one is off by more than one ulp. The pass ends early where no other factor can do better.
+    No claim if one is off by more than one ulp. The pass ends early if no other factor can do better.
     """
     times = _Multiplier(pair.formats, factor)
     claim: Scaling | None = Scaling(pair, factor, 0, True)
@@ -113,10 +114,10 @@ def _prove(pair: Pair, factor: float, bounds: Bounds, *, exact_only: bool) -> tu
 def _refutation(
     expected: Array, left: Array, right: Array, off: Array, bounds: Bounds, formats: tuple[Format, Format]
 ) -> Bounds:
-    """What the elements that a factor missed say about other factors."""
+    """Return what the elements that a factor missed imply for other factors."""
     if bounds.exact.possible and (off[expected != right] == 0).any():
-        bounds = replace(bounds, exact=NONE)  # the sign of a zero, a NaN's bits: the same with any factor
-    # What is off by one says nothing new once no factor is exact.
+        bounds = replace(bounds, exact=NONE)  # the sign of a zero or a NaN's bits: the same with any factor
+    # An element off by one ulp adds nothing once no factor is exact.
     telling = off > (0 if bounds.exact.possible else 1)
     return bounds & factor_bounds(left[telling], right[telling], *formats)
 
@@ -139,7 +140,7 @@ class _Multiplier:
 
 
 def _misses(expected: Array, actual: Array, form: Format) -> Array | None:
-    """The distances in ulps, two NaNs being equal; ``None`` where a NaN faces a number."""
+    """Return the distances in ulps, two NaNs counting as equal; ``None`` if only one side is a NaN."""
     nan = is_nan(actual, form)
     if (nan != is_nan(expected, form)).any():
         return None

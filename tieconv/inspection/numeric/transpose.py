@@ -1,4 +1,4 @@
-"""Proof that one stored matrix is another one transposed. Imports numpy: import it lazily."""
+"""Prove that one stored matrix is the transpose of another. Imports numpy: import it lazily."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.numeric.bits import Array
 
 TILE_BYTES = 4 * 1024 * 1024
-"""Bytes of each matrix held at a time."""
+"""Bytes of each matrix in memory at a time."""
 
-# A strip as wide as a cache line compares four times as fast as a square tile of as many elements.
+# A strip as wide as a cache line compares four times as fast as a square tile of that size.
 _CACHE_LINE = 64
 _STRIP_BYTES = 64 * 1024
 
 
 def transpose_equal(reader: ByteReader, a: TensorRecord, b: TensorRecord, width: int) -> bool:
-    """Whether ``b[j, i]`` has the bits of ``a[i, j]`` for every element of ``width`` bytes."""
+    """Return whether ``b[j, i]`` has the bits of ``a[i, j]`` for every element of ``width`` bytes."""
     rows, columns = a.shape
     height, breadth = _tile(rows, columns, TILE_BYTES // width)
     for row, column in product(range(0, rows, height), range(0, columns, breadth)):
@@ -33,9 +33,9 @@ def transpose_equal(reader: ByteReader, a: TensorRecord, b: TensorRecord, width:
 
 
 def _tile(rows: int, columns: int, elements: int) -> tuple[int, int]:
-    """(rows, columns) of the tiles of ``a`` that need the fewest reads per element.
+    """Return (rows, columns) of the tiles of ``a`` that need the fewest reads per element.
 
-    A tile that spans a whole matrix row is one read; any other tile is one read for each of its rows.
+    A tile that spans a whole matrix row is one read. Any other tile is one read for each of its rows.
     """
     side = isqrt(elements)
     breadths = {min(columns, elements), min(columns, side), min(columns, max(1, elements // rows))}
@@ -67,7 +67,7 @@ def _read_tile(
 
 def _tiles_equal(left: Array, right: Array) -> bool:
     elements = _STRIP_BYTES // left.itemsize
-    # Taller where the columns are few, wider where the rows are: calls for short strips would cost the most.
+    # Taller if there are few columns, wider if there are few rows: calls for short strips would cost the most.
     tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
     wide = elements // tall
     return all(

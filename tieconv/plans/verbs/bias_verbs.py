@@ -10,6 +10,7 @@ from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.files.dtypes import BITS, FLOATS
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.tie_group import Tie
@@ -17,9 +18,10 @@ from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build, kept_promise
+from tieconv.plans.build import build, kept_promise, still_stored
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
+from tieconv.plans.meaning import Note, Notes
 from tieconv.text import count, shown
 
 IsZero = Callable[[TensorRecord], bool]
@@ -70,7 +72,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     edits = Edits(inspection.checkpoint)
     differing = [member for member in tie.stored_members if member.state not in _EQUAL]
     source = next(member.name for member in tie.members if member.state is State.CANONICAL)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if differing:
         if survivor is None:
             refuse(
@@ -109,14 +111,15 @@ def _readers(inspection: Inspection) -> str:
     return ", ".join(f"transformers {version} reads {shown(name)}" for version, name in read.items() if name)
 
 
-def _choose(inspection: Inspection, tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[str, ...]]:
+def _choose(inspection: Inspection, tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[Note, ...]]:
     """The name whose values stay, and what that changes. Of two copies that differ, both are stored."""
     inner = survivor is BiasSurvivor.DECODER
-    kept = next(member.name for member in tie.members if _is_inner(member.name) is inner)
-    lost = next(member.name for member in tie.members if member.name != kept)
+    source = next(member.name for member in tie.members if _is_inner(member.name) is inner)
+    lost = next(member.name for member in tie.members if member.name != source)
     read = [f"transformers {version}" for version, bias in head_bias(inspection).items() if bias.stored == lost]
     who = f"which {' and '.join(read)} read until now" if read else "which no version of transformers reads"
-    return kept, (f"the values of {shown(lost)} are lost, {who}",)
+    review = f" {REVIEW_FIRST}" if read else ""
+    return source, (Note(f"the values of {shown(lost)} are lost, {who}{review}", (lost,)),)
 
 
 def _store(edits: Edits, inspection: Inspection, tie: Tie, source: str, differing: bool) -> None:
@@ -216,17 +219,20 @@ def _plan(
     command: str,
     inspection: Inspection,
     edits: Edits,
-    notes: tuple[str, ...],
+    notes: Notes,
     options: dict[str, str | None] | None = None,
 ) -> Plan:
     """The plan of ``edits``; the config and what ties stay as they are."""
     promises = Promises(
-        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in _left(inspection, edits))
+        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in still_stored(inspection.ties, edits))
     )
-    return build(command, inspection, edits, tied=None, promises=promises, options=options or {}, notes=notes)
-
-
-def _left(inspection: Inspection, edits: Edits) -> list[Tie]:
-    """The groups of which something is still stored."""
-    after = edits.after()
-    return [tie for tie in inspection.ties if any(member.name in after for member in tie.members)]
+    return build(
+        command,
+        inspection,
+        edits,
+        tied=None,
+        promises=promises,
+        options=options or {},
+        notes=notes,
+        spared=biases.dropped(edits),
+    )

@@ -16,7 +16,8 @@ from tieconv.checkpoint.write_plan.operation import DropTensor, KeepTensor, Link
 from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.guards import guard_layout, refuse
-from tieconv.plans.reading_order import order_notes
+from tieconv.plans.meaning import judged
+from tieconv.plans.meaning.described import described
 from tieconv.plans.verbs.dedup import shared_groups
 from tieconv.plans.verbs.shard_split import Storages, dense, split_shards, widest_first
 from tieconv.text import count, shown, size
@@ -49,12 +50,12 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     tensors = [shape(record) for record in checkpoint.tensors.values() if record.name not in dropped]
     whole = checkpoint.layout is Layout.FILE
     groups = [tensors] if whole else list(split_shards(tensors, max_shard_size)) or [[]]
-    metadata, odd = _metadata(checkpoint, to)
+    metadata, disagreeing = _metadata(checkpoint, to)
     weights = _weights(checkpoint, groups, to, metadata)
     texts = () if len(weights) == 1 else (_index(checkpoint, weights, to),)
-    return _assemble(
-        inspection, to, weights, texts, dropped, (*_left_out(checkpoint), *notes, *odd, *order_notes(inspection))
-    )
+    plan = _assemble(inspection, to, weights, texts, dropped)
+    notes = (*_left_out(checkpoint), *notes, *disagreeing)
+    return judged(plan, inspection, described(inspection, plan), notes, spared=dropped)
 
 
 def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
@@ -85,14 +86,16 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
     if checkpoint.format != to:
         # transformers 4 refuses a safetensors file without it; torch needs none.
         return ({"format": "pt"} if to is Format.SAFETENSORS else None), ()
-    found = [file.metadata for file in checkpoint.files if file.metadata is not None]
-    if not found:
+    present = [file.metadata for file in checkpoint.files if file.metadata is not None]
+    if not present:
         return None, ()
     merged: dict[str, str] = {}
-    odd = []
-    for metadata in found:
-        odd += [key for key, value in metadata.items() if merged.setdefault(key, value) != value]
-    notes = (f"the files disagree on the metadata entry {shown(key)}: the first is kept" for key in sorted(set(odd)))
+    disagreeing = []
+    for metadata in present:
+        disagreeing += [key for key, value in metadata.items() if merged.setdefault(key, value) != value]
+    notes = (
+        f"the files disagree on the metadata entry {shown(key)}: the first is kept" for key in sorted(set(disagreeing))
+    )
     return merged, tuple(notes)
 
 
@@ -110,13 +113,13 @@ def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
     """Of names that are one tensor of one storage: those that loaders restore, and what becomes of the others."""
     tensors = inspection.checkpoint.tensors
     restored = {name: group.needed[0][0] for group in shared_groups(inspection) for name in group.restored}
-    dropped = {name: kept for name, kept in restored.items() if _same_bytes(tensors[name], tensors[kept])}
-    kept: dict[object, str] = {}
+    dropped = {name: source for name, source in restored.items() if _same_bytes(tensors[name], tensors[source])}
+    first_names: dict[object, str] = {}
     notes = []
     for record in tensors.values():
         if record.storage is None or record.name in dropped:
             continue
-        first = kept.setdefault(_view(record), record.name)
+        first = first_names.setdefault(_view(record), record.name)
         if first != record.name:
             notes.append(
                 f"{shown(record.name)} shares its storage with {shown(first)} and is written out as a tensor of its "
@@ -129,8 +132,8 @@ def _view(record: TensorRecord) -> object:
     return record.range, record.stride, record.dtype, record.shape
 
 
-def _same_bytes(one: TensorRecord, two: TensorRecord) -> bool:
-    return one.storage is not None and _view(one) == _view(two)
+def _same_bytes(record: TensorRecord, source: TensorRecord) -> bool:
+    return record.storage is not None and _view(record) == _view(source)
 
 
 def _assemble(
@@ -139,7 +142,6 @@ def _assemble(
     weights: tuple[OutputWeights, ...],
     texts: tuple[OutputText, ...],
     dropped: Mapping[str, str],
-    notes: tuple[str, ...],
 ) -> Plan:
     checkpoint = inspection.checkpoint
     changed = tuple(output for output in weights if not _stands(checkpoint, output))
@@ -168,7 +170,6 @@ def _assemble(
         promises=_promises(inspection, dropped),
         summary=_summary(to, weights, changed),
         options={"to": str(to)},
-        notes=notes,
     )
 
 

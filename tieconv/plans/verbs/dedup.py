@@ -54,7 +54,9 @@ def plan_dedup(inspection: Inspection) -> Plan:
         notes += settle(edits, group)
     notes += _placeholders(edits, inspection)
     promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
-    return build("dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes))
+    return build(
+        "dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes), spared=edits.drops
+    )
 
 
 def _drop(edits: Edits, group: SharedGroup) -> list[str]:
@@ -71,10 +73,10 @@ def _share(edits: Edits, group: SharedGroup) -> list[str]:
     reasons = dict(group.needed)
     for name in (*reasons, *group.restored):
         record = tensors[name]
-        kept = first.setdefault(record.range.file, record)
-        if kept is not record and (kept.range.file, kept.storage) != (record.range.file, record.storage):
-            edits.share(name, kept)
-        elif kept is record and len(first) > 1:
+        home = first.setdefault(record.range.file, record)
+        if home is not record and (home.range.file, home.storage) != (record.range.file, record.storage):
+            edits.share(name, home)
+        elif home is record and len(first) > 1:
             if name in group.restored:
                 edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
             else:
@@ -105,12 +107,12 @@ def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
     """Groups of byte-identical tensors, tie groups first, each split into what may go and what is needed."""
     ties = [group for group in (_tied(inspection, tie) for tie in inspection.ties) if group is not None]
     named = {name for group in ties for name in group.restored}
-    others = [
-        SharedGroup((), tuple((name, _needed(name)) for name in found.tensors if name not in named))
-        for found in inspection.duplicates
-        if found.kind in _EQUAL
+    copies = [
+        SharedGroup((), tuple((name, _needed(name)) for name in duplicate.tensors if name not in named))
+        for duplicate in inspection.duplicates
+        if duplicate.kind in _EQUAL
     ]
-    return (*ties, *others)
+    return (*ties, *copies)
 
 
 def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
@@ -135,11 +137,11 @@ def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) ->
     lost = {release: _lost(inspection, dropped, release) for release in releases(inspection)}
     if lost[TRANSFORMERS_5]:
         return f"{label} reads it as a tensor of its own while the flag is false"
-    older = lost.get(TRANSFORMERS_4, []) if reading_v4(inspection) is not None else []
-    empty = next((one for one in older if one.absence is Absence.UNSET), None)
+    lost_4 = lost.get(TRANSFORMERS_4, []) if reading_v4(inspection) is not None else []
+    empty = next((parameter for parameter in lost_4 if parameter.absence is Absence.UNSET), None)
     if empty is not None:
         return f"transformers 4 takes the tied values from {shown(empty.parameter)} alone"
-    if older:
+    if lost_4:
         return "transformers 4 reads the flag as false: tieconv retie writes it at every level"
     tables = tie.role is Role.WORD_EMBEDDING and has_class_448(inspection.family)
     oldest = tables and _lost(inspection, dropped, TRANSFORMERS_448)
@@ -150,8 +152,8 @@ def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> lis
     """The parameters that a release finds no values for once the ``dropped`` tensors are not stored."""
     before, after = load(inspection, release), load(without_tensors(inspection, dropped), release)
     names = (name for name, stored in before.names.items() if before.source(stored) is not None)
-    found = (after.parameters[after.names[name]] for name in names)
-    return [parameter for parameter in found if parameter.stored is None]
+    parameters = (after.parameters[after.names[name]] for name in names)
+    return [parameter for parameter in parameters if parameter.stored is None]
 
 
 def _needed(name: str) -> str:

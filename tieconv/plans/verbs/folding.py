@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import NormFold
 from tieconv.loaders.load import load, releases
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import inspect_hint, refuse
+from tieconv.plans.meaning import Note
 from tieconv.text import shown
 
 
 def merge(
-    edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd: list[Member], fold: NormFold
-) -> tuple[str, ...]:
+    edits: Edits, inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], fold: NormFold
+) -> tuple[Note, ...]:
     """Drop the head, change the norm; the note says how far the stored head had been rounded.
 
     Raises `RefusedError` where another tensor of the group differs too.
     """
-    if [member.name for member in odd] != [fold.head]:
-        names = ", ".join(shown(member.name) for member in odd)
+    if [member.name for member in differing] != [fold.head]:
+        names = ", ".join(shown(member.name) for member in differing)
         refuse(
             f"{names} differ from {shown(reference.name)}, and a norm is folded into the head alone",
             inspect_hint(inspection),
@@ -40,7 +42,8 @@ def merge(
             edits.drop_equal(member.name, reference.name, _because(member, tie, fold))
     if reference.name != tie.canonical:
         edits.rename(reference.name, tie.canonical)
-    return (_note(fold, norms), *_older(inspection, fold))
+    tensors_changed = (fold.head, *fold.values)
+    return (Note(_note(fold, norms), tensors_changed), *_passed_over(inspection, fold))
 
 
 def _because(member: Member, tie: Tie, fold: NormFold) -> str:
@@ -49,14 +52,13 @@ def _because(member: Member, tie: Tie, fold: NormFold) -> str:
     return f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte"
 
 
-def _older(inspection: Inspection, fold: NormFold) -> Iterator[str]:
-    """What is told of a release that does not read the head: transformers 4, where the config calls it tied."""
+def _passed_over(inspection: Inspection, fold: NormFold) -> Iterator[Note]:
+    """What to know of a release that does not read the head: transformers 4, where the config calls it tied."""
     for release in releases(inspection):
         if load(inspection, release).source(fold.head) != fold.head:
-            yield (
-                f"not function-preserving in transformers {release.partition('.')[0]}, which passed over "
-                f"{shown(fold.head)} because the config says tied: it ran the embedding under a norm without those "
-                "factors"
+            yield Note(
+                f"transformers {release.partition('.')[0]} passed over {shown(fold.head)} because the config says "
+                f"tied: it ran the embedding under a norm without those factors {REVIEW_FIRST}"
             )
 
 

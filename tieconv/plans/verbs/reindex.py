@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from tieconv.checkpoint import value_type
+from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.write_plan.operation import KeepTensor, LinkFile
 from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan, Promises
@@ -19,19 +21,30 @@ from tieconv.formats.json.lossless import Number
 from tieconv.formats.json.strict import loads
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
 from tieconv.plans import named_format
+from tieconv.plans.meaning import judged
+from tieconv.plans.meaning.described import described
 from tieconv.text import command, count, shown
 
 IsEqual = Callable[[TensorRecord, TensorRecord], bool]
 """Whether two records hold the same bytes."""
 
+INDEX_EXTRA = "index.extra-tensor"
 _LISTED = 6
 
 
-def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False, add_format: bool = False) -> Plan:
+def plan_reindex(
+    checkpoint: Checkpoint,
+    equal: IsEqual,
+    evidence: Inspection | None,
+    *,
+    prune: bool = False,
+    add_format: bool = False,
+) -> Plan:
     """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
 
     ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none,
-    or another than loaders take. Raises `RefusedError` where one tensor stands in two shards with different bytes.
+    or another than loaders take. ``evidence`` is about the same shards with their config, where there is one. Raises
+    `RefusedError` where one tensor stands in two shards with different bytes.
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)
@@ -42,26 +55,40 @@ def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False,
     text = _text(checkpoint, carried, homes, totals)
     changed = checkpoint.index is None or text != checkpoint.index.text
     strays = outside(checkpoint)
-    gone = strays if prune else ()
+    left_out = strays if prune else ()
     files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
     if not changed:
         files[name] = checkpoint.states[name].size
     rewritten = {output.name for output in weights}
-    return Plan(
+    plan = Plan(
         command="reindex",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
         operations=(*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes)),
         weights=weights,
         texts=(OutputText(name, text),) if changed else (),
-        links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(gone)),
-        removed=gone,
+        links=tuple(
+            LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(left_out)
+        ),
+        removed=left_out,
         promises=Promises(None, ()),
         proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
-        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_added_notes(old, homes)),
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
     )
+    if evidence is None or not old:
+        return plan  # no loader makes a model of shards without an index
+    before = _as_indexed(evidence, old)
+    return judged(plan, before, described(before, plan), plan.notes)
+
+
+def _as_indexed(evidence: Inspection, old: Mapping[str, str]) -> Inspection:
+    """The model as loaders that follow the old index read it."""
+    unnamed = tuple(name for name in evidence.checkpoint.tensors if name not in old)
+    cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} the index does not name", unnamed),)
+    checkpoint = replace(evidence.checkpoint, cautions=cautions if unnamed else ())
+    return replace(evidence, checkpoint=checkpoint)
 
 
 def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
@@ -78,16 +105,16 @@ def _both(index: str, shards: str, changed: bool) -> str:
 
 def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> dict[str, TensorRecord]:
     """Each tensor and the record that the index is to name, in file order."""
-    found: dict[str, TensorRecord] = {}
+    homes: dict[str, TensorRecord] = {}
     for file in checkpoint.files:
         for record in file.tensors:
-            first = found.setdefault(record.name, record)
+            first = homes.setdefault(record.name, record)
             if first is record:
                 continue
             _check_same(first, record, equal)
             if old.get(record.name) == record.range.file:
-                found[record.name] = record
-    return found
+                homes[record.name] = record
+    return homes
 
 
 def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterator[Equal]:
@@ -137,20 +164,20 @@ def _carried(checkpoint: Checkpoint) -> _Carried:
         lost.append("metadata, which is no object")
         metadata = {}
     rest = {key: entry for key, entry in value.items() if key not in ("weight_map", "metadata")}
-    kept = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
-    said = {
+    entries = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
+    said_metadata = {
         key: entry for key, entry in metadata.items() if key == "total_size" or _is_kept(key, entry, lost, "metadata.")
     }
-    order = [key for key in value if key in kept or key in ("weight_map", "metadata")]
-    return _Carried({key: kept.get(key) for key in order}, said, tuple(lost))
+    order = [key for key in value if key in entries or key in ("weight_map", "metadata")]
+    return _Carried({key: entries.get(key) for key in order}, said_metadata, tuple(lost))
 
 
-def _is_kept(key: str, entry: object, lost: list[str], place: str = "") -> bool:
+def _is_kept(key: str, entry: object, lost: list[str], parent: str = "") -> bool:
     """Whether a strict reader takes the entry; what it refuses would make the new index unreadable too."""
     try:
         loads(spelled_json.write({key: entry}).encode(), "", limit=LIMIT, digits=DIGITS)
     except UnreadableError as error:
-        lost.append(f"{place}{shown(key, 60)} ({error.message.partition(': ')[2]})")
+        lost.append(f"{parent}{shown(key, 60)} ({error.message.partition(': ')[2]})")
         return False
     return True
 
@@ -166,8 +193,8 @@ def _text(checkpoint: Checkpoint, carried: _Carried, homes: Mapping[str, TensorR
     if index is not None and strict and right and index.value.get("weight_map") == new:
         return index.text
     in_order = list(old) == sorted(old)
-    places = {name: place for place, name in enumerate(old)}
-    names = sorted(new) if in_order else sorted(new, key=lambda name: places.get(name, len(places)))
+    positions = {name: position for position, name in enumerate(old)}
+    names = sorted(new) if in_order else sorted(new, key=lambda name: positions.get(name, len(positions)))
     value = dict(carried.value)
     value["metadata"] = carried.metadata | {"total_size": declared if right else Number(str(totals[0]))}
     value["weight_map"] = {name: new[name] for name in names}
@@ -197,19 +224,8 @@ def _summary(
     ]
     if parts:
         return ", ".join(parts)
-    odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
-    return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
-
-
-def _added_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
-    """What loaders that follow the index see from now on."""
-    added = sorted(homes.keys() - old.keys()) if old else []
-    if added:
-        more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
-        yield (
-            f"not in the index until now: {', '.join(shown(name, 60) for name in added[:_LISTED])}{more}; transformers "
-            "4 did not see what the index left out, transformers 5 did"
-        )
+    lenient = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
+    return "the same entries, as strict JSON" if lenient else f"total_size becomes {totals[0]:,}"
 
 
 def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
@@ -218,8 +234,8 @@ def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
         if caution.code == INDEX_UNREADABLE:
             yield f"the old index cannot be read, so its metadata is not carried over: {caution.message}"
         elif caution.code == INDEX_ODD:
-            what = "what else it holds" if carried.lost else "all that it holds beside the map"
-            yield f"the old index is no strict JSON, {what} is carried over: {caution.message}"
+            extent = "what else it holds" if carried.lost else "all that it holds beside the map"
+            yield f"the old index is no strict JSON, {extent} is carried over: {caution.message}"
     if carried.lost:
         yield f"not carried over from the old index: {', '.join(carried.lost)}"
 
@@ -228,5 +244,5 @@ def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
     if strays:
         listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
         more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
-        what = "left out" if prune else "comes along (--prune leaves it out)"
-        yield f"outside the index: {listed}{more}; {what}"
+        fate = "left out" if prune else "comes along (--prune leaves it out)"
+        yield f"outside the index: {listed}{more}; {fate}"

@@ -71,10 +71,10 @@ def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict
     """The rows that everything gets."""
     if to.isdecimal():
         return int(to)
-    given = tables if to == "rows" else sizes
-    different = sorted(set(given.values()))
+    rows_by_name = tables if to == "rows" else sizes
+    different = sorted(set(rows_by_name.values()))
     if len(different) > 1:
-        listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(given.items())[:4])
+        listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(rows_by_name.items())[:4])
         refuse(
             f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}",
             f"say how many: {again(inspection, 'resize', f'--to {different[-1]}')}",
@@ -89,14 +89,16 @@ def _records(inspection: Inspection) -> list[TensorRecord]:
     names = {part.name for part in (head.input_embedding, head.output_head) if part and part.name in tensors}
     if inspection.word_tie:
         names |= {member.name for member in inspection.word_tie.stored_members}
-        shared = next((one for one in inspection.word_tie.members if one.state is State.ALIASED), None)
+        shared = next((member for member in inspection.word_tie.members if member.state is State.ALIASED), None)
         if shared:
             refuse(
                 f"{shown(shared.name)} shares its storage with another name",
                 f"store it once first: {again(inspection, 'dedup', '-o OUT')}",
                 "resize.shared",
             )
-    names |= {found for one in inspection.family.output_biases if (found := locate(inspection.family, one, tensors))}
+    names |= {
+        bias for member in inspection.family.output_biases if (bias := locate(inspection.family, member, tensors))
+    }
     return [tensors[name] for name in sorted(names)]
 
 
@@ -127,8 +129,8 @@ def _resize(
     edits.resize(record, shape, mean_row(record) if averaged else None, zero_end=False)
     if rows < before:
         return []
-    what = "the mean of its rows" if averaged else "zeros"
-    return [f"{shown(record.name)}: {count(rows - before, 'new row')} of {what} are not trained"]
+    values = "the mean of its rows" if averaged else "zeros"
+    return [f"{shown(record.name)}: {count(rows - before, 'new row')} of {values} are not trained"]
 
 
 def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: int) -> None:

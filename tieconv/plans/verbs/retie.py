@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NoReturn
 
 from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.relation.proved import Scaled
@@ -15,11 +16,12 @@ from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build
+from tieconv.plans.build import build, still_stored
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits
+from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_missing
+from tieconv.plans.meaning import Note
 from tieconv.plans.verbs import average, folding
 from tieconv.text import shown
 
@@ -51,12 +53,12 @@ def plan_retie(
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
     exponent = _tied_exponent(inspection)
-    notes = [*told_missing(inspection)]
+    notes: list[str | Note] = []
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
     notes += biases.apply(edits, inspection, bias, tied=True)
-    promises = Promises(True, tuple(_promise(edits, tie) for tie in ties))
+    promises = Promises(True, tuple(_promise(edits, tie) for tie in still_stored(ties, edits)))
     options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
     options |= {"fold-norm": str(fold is not None).lower()}
     return build(
@@ -67,7 +69,7 @@ def plan_retie(
         promises=promises,
         options=options,
         notes=tuple(notes),
-        asked=() if fold is None else (fold.head,),
+        spared=biases.dropped(edits),
     )
 
 
@@ -110,50 +112,50 @@ def _merge(
     survivor: Survivor | None,
     exponent: int,
     fold: NormFold | None,
-) -> tuple[str, ...]:
+) -> tuple[Note, ...]:
     """Drop the members of one group; keep, or give back, the canonical name."""
     stored = [member for member in tie.members if member.stored]
     reference = next(member for member in stored if member.state is State.CANONICAL)
-    odd = [
+    differing = [
         member for member in stored if member is not reference and not _fits(member, reference, exponent, inspection)
     ]
-    note: tuple[str, ...] = ()
+    note: tuple[Note, ...] = ()
     source = reference.name
-    if odd and fold is not None:
-        _guard_forced(inspection, tie, reference, odd, exponent)
-        return folding.merge(edits, inspection, tie, reference, odd, fold)
-    if odd and survivor is Survivor.MEAN:
-        _guard_forced(inspection, tie, reference, odd, exponent)
-        return average.merge(edits, inspection, tie, reference, odd)
-    if odd:
-        source, note = _settle(inspection, tie, reference, odd, survivor, exponent)
-    kept = tie.canonical
+    if differing and fold is not None:
+        _guard_forced(inspection, tie, reference, differing, exponent)
+        return folding.merge(edits, inspection, tie, reference, differing, fold)
+    if differing and survivor is Survivor.MEAN:
+        _guard_forced(inspection, tie, reference, differing, exponent)
+        return average.merge(edits, inspection, tie, reference, differing)
+    if differing:
+        source, note = _settle(inspection, tie, reference, differing, survivor, exponent)
+    canonical = tie.canonical
     for member in stored:
-        if member.name in (kept, source):
+        if member.name in (canonical, source):
             continue
-        if member in odd or member is reference or member.relation.is_empty:
-            edits.drop(member.name, _because(member, kept))
+        if member in differing or member is reference or member.relation.is_empty:
+            edits.drop(member.name, _because(member, canonical))
         else:
             times = exponent if member.state is State.SCALED else 0
-            edits.drop_equal(member.name, reference.name, _because(member, kept), times)
-    if source != kept and tie.canonical_stored:
-        edits.replace_content(kept, inspection.checkpoint.tensors[source])
-        edits.drop(source, f"its values are stored as {kept}")
-    elif source != kept:
-        edits.rename(source, kept)
+            edits.drop_equal(member.name, reference.name, _because(member, canonical), times)
+    if source != canonical and tie.canonical_stored:
+        edits.replace_content(canonical, inspection.checkpoint.tensors[source])
+        edits.drop(source, f"its values are stored as {canonical}")
+    elif source != canonical:
+        edits.rename(source, canonical)
     return note
 
 
-def _because(member: Member, kept: str) -> str:
+def _because(member: Member, canonical: str) -> str:
     if member.relation.is_empty:
         return "it is empty"
     if member.state is State.ALIASED:
-        return f"another name of the bytes of {kept}"
+        return f"another name of the bytes of {canonical}"
     if member.state is State.IDENTICAL:
-        return f"equal to {kept}, byte for byte"
+        return f"equal to {canonical}, byte for byte"
     if isinstance(member.relation, Scaled):
-        return f"{kept} times {member.relation.factor}, which the tied forward pass applies itself"
-    return f"replaced by {kept}"
+        return f"{canonical} times {member.relation.factor}, which the tied forward pass applies itself"
+    return f"replaced by {canonical}"
 
 
 def _fits(member: Member, reference: Member, exponent: int, inspection: Inspection) -> bool:
@@ -175,31 +177,32 @@ def _settle(
     inspection: Inspection,
     tie: Tie,
     reference: Member,
-    odd: list[Member],
+    differing: list[Member],
     survivor: Survivor | None,
     exponent: int,
-) -> tuple[str, tuple[str, ...]]:
+) -> tuple[str, tuple[Note, ...]]:
     """Whose values survive where copies differ, by the user's word alone."""
     if survivor is None:
-        _refuse_unequal(inspection, tie, reference, odd[0], exponent)
-    _guard_forced(inspection, tie, reference, odd, exponent)
+        _refuse_unequal(inspection, tie, reference, differing[0], exponent)
+    _guard_forced(inspection, tie, reference, differing, exponent)
     head = inspection.head.output_head
-    others = {member.name for member in odd}
-    source = head.name if survivor is Survivor.HEAD and head and head.name in others else reference.name
-    lost = sorted((others | {reference.name}) - {source})
-    what = "; ".join(is_apart(member) for member in odd)
-    return source, (f"not function-preserving: {', '.join(map(shown, lost))} is lost ({what})",)
+    unequal = {member.name for member in differing}
+    source = head.name if survivor is Survivor.HEAD and head and head.name in unequal else reference.name
+    lost = sorted((unequal | {reference.name}) - {source})
+    differences = "; ".join(is_apart(member) for member in differing)
+    text = f"the values of {', '.join(map(shown, lost))} are lost ({differences}) {REVIEW_FIRST}"
+    return source, (Note(text, tuple(lost)),)
 
 
-def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, odd: list[Member], exponent: int) -> None:
+def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], exponent: int) -> None:
     """What no word of the user's ties: other roles, other shapes, logits that the tied class would rescale."""
     tensors = inspection.checkpoint.tensors
-    shapes = {tensors[member.name].shape for member in (reference, *odd)}
+    shapes = {tensors[member.name].shape for member in (reference, *differing)}
     if tie.role is not Role.WORD_EMBEDDING or len(shapes) > 1:
-        _refuse_unequal(inspection, tie, reference, odd[0], exponent)
+        _refuse_unequal(inspection, tie, reference, differing[0], exponent)
     if exponent:
         refuse(
-            f"re-tying {shown(odd[0].name)} by force would also rescale the logits of this architecture",
+            f"re-tying {shown(differing[0].name)} by force would also rescale the logits of this architecture",
             "keep the head as it is",
             "flag.forward",
         )

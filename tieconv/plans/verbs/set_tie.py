@@ -5,16 +5,18 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NoReturn
 
-from tieconv.checkpoint.family import FlagMeaning, Role, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.family import FlagMeaning, Tying
+from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
-from tieconv.plans.meaning import always_tied, guard_flip, reads_false, told_apart, told_missing
+from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
+from tieconv.plans.guards import again, guard_head, guard_layout, refuse
+from tieconv.plans.meaning import Note
+from tieconv.plans.verbs.flag_losses import decided, gated, losses
 from tieconv.text import shown
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
@@ -37,20 +39,25 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
     _guard(inspection, flag, force)
     tied = _auto(inspection) if flag is Flag.AUTO else flag is Flag.TRUE
     _guard_meaning(inspection, tied)
-    losses = _losses(inspection, tied)
-    if losses and not force:
-        sentence, hint, code = losses[0]
-        refuse(sentence, hint, code)
+    lost = losses(inspection, tied)
+    if lost and not force:
+        refuse(lost[0].sentence, lost[0].hint, lost[0].code)
     notes = (
-        *(f"not function-preserving: {sentence}" for sentence, _, _ in losses),
-        *(told_missing(inspection) if tied else ()),
+        *(Note(f"{loss.sentence} {REVIEW_FIRST}", loss.tensors) for loss in lost),
         *_stays(inspection, tied),
     )
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
     promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
     options = {"flag": str(flag), "force": str(force).lower()}
     return build(
-        "set-tie", inspection, Edits(inspection.checkpoint), tied=tied, promises=promises, options=options, notes=notes
+        "set-tie",
+        inspection,
+        Edits(inspection.checkpoint),
+        tied=tied,
+        promises=promises,
+        options=options,
+        notes=notes,
+        forced=force,
     )
 
 
@@ -89,92 +96,6 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
         refuse(sentence, f"keep the flag: {again(inspection, 'set-tie true')}", "tie.always")
 
 
-Loss = tuple[str, str, str]
-"""What setting the flag would lose: sentence, hint, code."""
-
-
-def _losses(inspection: Inspection, tied: bool) -> list[Loss]:
-    if tied:
-        return [*_never(inspection), *(loss for tie in _gated(inspection) for loss in _discarded(inspection, tie))]
-    return [loss for tie in _gated(inspection) for loss in _random(inspection, tie)] or _no_head(inspection)
-
-
-def _gated(inspection: Inspection) -> list[Tie]:
-    """The groups that the flag decides, the word embedding first."""
-    found = [tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING]
-    return sorted(found, key=lambda tie: tie.role is not Role.WORD_EMBEDDING)
-
-
-def _decided(inspection: Inspection, tie: Tie) -> list[Member]:
-    """The members that the flag decides: all, or the head alone of a group that the class shares anyway."""
-    head = inspection.head.output_head
-    return [member for member in tie.members if tie.gated or (head is not None and member.name == head.name)]
-
-
-def _never(inspection: Inspection) -> list[Loss]:
-    if inspection.family.tying is not Tying.NEVER:
-        return []
-    label = inspection.family.architecture
-    return [(f"{label} has a head of its own whatever the config says, so true would be untrue",
-             again(inspection, "set-tie false"), "tie.never")]  # fmt: skip
-
-
-def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
-    canonical = tie.canonical
-    if not tie.canonical_stored:
-        return [(f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
-                 f"give it its name back: {again(inspection, 'retie')}", "set-tie.inverted")]  # fmt: skip
-    hint = f"make the config say what is stored: {again(inspection, 'set-tie false')}"
-    if not inspection.config.effective:
-        hint = f"the config says what is stored; what the two tables have in common: {again(inspection, 'analyze')}"
-    return [
-        (
-            f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "
-            "silently discards it, transformers 5 keeps it untied with a warning",
-            hint,
-            "set-tie.discards",
-        )
-        for member in _decided(inspection, tie)
-        if member.stored and member.state not in ALIKE
-    ]
-
-
-def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
-    return [
-        (
-            f"{shown(member.name)} is not stored: with the flag false it would start {_start(tie)}",
-            f"write it out: {again(inspection, 'untie')}",
-            "set-tie.random",
-        )
-        for member in _decided(inspection, tie)
-        if _is_missing(inspection, tie, member)
-    ]
-
-
-def _start(tie: Tie) -> str:
-    return "at zero" if tie.role is Role.OUTPUT_BIAS else "random"
-
-
-def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    """Nothing is stored for the name; of a bias that is all zero nothing is lost by that."""
-    bias = inspection.head.output_bias
-    if tie.role is Role.OUTPUT_BIAS and bias is not None and bias.state is BiasState.ZERO:
-        return False
-    empty = member.relation.is_empty
-    return (not member.stored or empty) and quantised_twin(member.name, inspection.checkpoint.tensors) is None
-
-
-def _no_head(inspection: Inspection) -> list[Loss]:
-    """A head that stands in no stored group: nothing of the word embedding is there at all."""
-    head = inspection.head.output_head
-    if head is None or head.stored or quantised_twin(head.name, inspection.checkpoint.tensors):
-        return []
-    if any(member.name == head.name for tie in inspection.ties for member in tie.members):
-        return []
-    return [(f"{shown(head.name)} is not stored, and nothing that it could be tied to is",
-             inspect_hint(inspection), "set-tie.random")]  # fmt: skip
-
-
 def _auto(inspection: Inspection) -> bool:
     """What the tensors say: true where one tensor serves all names, false where each name has its own."""
     if inspection.family.tying is Tying.NEVER:
@@ -184,15 +105,15 @@ def _auto(inspection: Inspection) -> bool:
         _open(inspection, "neither the input nor the output embedding is stored")
     if not tie.canonical_stored:
         _open(inspection, f"{shown(tie.canonical)} is absent and another name of its group is stored")
-    others = [member for member in _decided(inspection, tie) if member.name != tie.canonical]
-    if all(member.state in ALIKE or member.relation.is_empty for member in others):
+    copies = [member for member in decided(inspection, tie) if member.name != tie.canonical]
+    if all(member.state in ALIKE or member.relation.is_empty for member in copies):
         return True
-    unclear = [member for member in others if not _plainly_apart(member)]
+    unclear = [member for member in copies if not _plainly_apart(member)]
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
         return False
     first = unclear[0]
-    what = "is absent while another name is stored apart" if not first.stored else is_apart(first)
-    return _open(inspection, f"{shown(first.name)}: {what}")
+    reason = "is absent while another name is stored apart" if not first.stored else is_apart(first)
+    return _open(inspection, f"{shown(first.name)}: {reason}")
 
 
 def _plainly_apart(member: Member) -> bool:
@@ -208,19 +129,19 @@ def _open(inspection: Inspection, why: str) -> NoReturn:
     )
 
 
-def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
+def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
     """What stays stored that a loader passed over, or will."""
     if not tied:
-        decided = [(tie, member) for tie in _gated(inspection) for member in _decided(inspection, tie)]
+        members = [(tie, member) for tie in gated(inspection) for member in decided(inspection, tie)]
         return tuple(
             note
-            for tie, member in decided
+            for tie, member in members
             if member.state not in ALIKE and member.stored
-            for note in told_apart(inspection, tie, member)
+            for note in apart_note(inspection, tie, member)
         )
     copies = [
         member.name
-        for tie in _gated(inspection)
+        for tie in gated(inspection)
         for member in tie.stored_members
         if member.state in (State.IDENTICAL, State.ALIASED)
     ]

@@ -11,10 +11,11 @@ from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import ALIKE, build
+from tieconv.plans.build import ALIKE, build, still_stored
 from tieconv.plans.edits import Edits
+from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
-from tieconv.plans.meaning import always_tied, guard_flip, reads_false, scaling_exponent, told_apart
+from tieconv.plans.meaning import Note
 from tieconv.text import shown
 
 
@@ -35,7 +36,7 @@ def plan_untie(
     exponent = scaling_exponent(inspection, "untie") if flips else 0
     if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
-    notes: list[str] = []
+    notes: list[str | Note] = []
     if flips and not exponent and (sentence := always_tied(inspection)):
         refuse(sentence, f"write a copy and leave the flag: {again(inspection, 'untie', '--keep-flag')}", "tie.always")
     for tie in inspection.ties:
@@ -46,17 +47,26 @@ def plan_untie(
     always = inspection.family.tying is Tying.ALWAYS
     tied = inspection.config.effective if keep_flag or always else False
     flag = None if keep_flag else False
-    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in inspection.ties))
+    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in still_stored(inspection.ties, edits)))
     options = {"bias": str(bias), "keep_flag": str(keep_flag).lower()}
-    return build("untie", inspection, edits, tied=flag, promises=promises, options=options, notes=tuple(notes))
+    return build(
+        "untie",
+        inspection,
+        edits,
+        tied=flag,
+        promises=promises,
+        options=options,
+        notes=tuple(notes),
+        spared=biases.dropped(edits),
+    )
 
 
-def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> tuple[str, ...]:
+def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> tuple[Note, ...]:
     """Store the names of one group that are absent; those that the class shares anyway need no copy."""
     tensors = inspection.checkpoint.tensors
     source = tensors[next(member.name for member in tie.members if member.state is State.CANONICAL)]
     head = inspection.head.output_head
-    notes: list[str] = []
+    notes: list[Note] = []
     for member in tie.members:
         is_head = head is not None and member.name == head.name
         empty = member.relation.is_empty
@@ -112,14 +122,14 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
         )
 
 
-def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
+def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
     if member.state is State.TRANSPOSED or member.relation.shape_differs:
         refuse(
             f"{shown(member.name)} cannot be loaded as it is stored: {is_apart(member)}",
             "write it in the shape of the embedding first",
             "untie.shape",
         )
-    return told_apart(inspection, tie, member)
+    return apart_note(inspection, tie, member)
 
 
 def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:

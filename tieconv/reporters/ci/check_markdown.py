@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.finding import REVIEW_FIRST, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
 from tieconv.text import count
@@ -95,7 +95,7 @@ def _finding(entry: CheckedFinding) -> str:
     if finding.remedy:
         text += f"<br>next: {_name(view.command(finding.remedy.command))}"
         if not finding.remedy.safe:
-            text += " (yours to decide: it changes, or settles, what the model computes)"
+            text += f" {REVIEW_FIRST}"
     level = _MARKS[finding.level]
     if entry.waiver:
         level = f"waived {finding.level}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.text.columns import Paint, plain, wrapped
@@ -55,5 +56,4 @@ def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
         if not finding.remedy.safe:
-            phrase = "(yours to decide: it changes, or settles, what the model computes)"
-            yield from wrapped(phrase, " " * len(lead), width)
+            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)

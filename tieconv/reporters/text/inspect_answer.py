@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.reporters.text.columns import Paint, wrapped
 from tieconv.text import count
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.inspection import Inspection
 
 STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
-REVIEW = "(review first: changes the model's outputs)"
 
 
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _next(worst: tuple[Finding, ...], inspection: Inspection) -> str:
     remedy = next((finding.remedy for finding in worst if finding.remedy), None)
     if remedy is None:
         return f"tieconv explain {worst[0].rule}"
-    return remedy.command if remedy.safe else f"{remedy.command} {REVIEW}"
+    return remedy.command if remedy.safe else f"{remedy.command} {REVIEW_FIRST}"
 
 
 def _cut(line: str, width: int | None) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
-from tieconv.reporters.text.inspect_answer import REVIEW, STYLES, answer
+from tieconv.reporters.text.inspect_answer import STYLES, answer
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
 from tieconv.text import count, listed, shown, size
 
@@ -192,7 +193,7 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {finding.remedy.command}"
         if not finding.remedy.safe:
-            yield from wrapped(REVIEW, " " * len(lead), width)
+            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
 
 
 def _json(value: object) -> str:

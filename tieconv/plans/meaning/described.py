@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NoReturn
 
-from tieconv.checkpoint.files.model_files import Checkpoint, Document
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
 
 
-def described(
-    inspection: Inspection, weights: Iterable[OutputWeights], texts: Iterable[OutputText], removed: Collection[str]
-) -> Inspection:
-    """Return the evidence that headers give about the model once the files are written. Nothing is read."""
+def described(inspection: Inspection, plan: Plan) -> Inspection:
+    """Return the evidence that headers give about the model once the plan is carried out. Nothing is read."""
     family = inspection.family
-    checkpoint = _checkpoint(inspection.checkpoint, {output.name: output for output in weights}, texts, removed)
+    checkpoint = _checkpoint(inspection.checkpoint, plan)
     config = view_config(checkpoint.config_values, family)
     tensors, reader = checkpoint.tensors, _NoBytes()
     ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
@@ -36,18 +34,32 @@ class _NoBytes:
         raise AssertionError(span)
 
 
-def _checkpoint(
-    before: Checkpoint, written: dict[str, OutputWeights], texts: Iterable[OutputText], removed: Collection[str]
-) -> Checkpoint:
-    kept = [file for file in before.files if file.name not in written and file.name not in removed]
-    made = [_file(output, before) for output in written.values()]
-    order = {file.name: place for place, file in enumerate(before.files)}
-    files = sorted((*kept, *made), key=lambda file: (order.get(file.name, len(order)), file.name))
-    config = before.config
-    for text in texts:
+def _checkpoint(before: Checkpoint, plan: Plan) -> Checkpoint:
+    """The files after the plan; where it writes another format, those of the old one are no longer the model."""
+    written = {output.name: output for output in plan.weights}
+    form = plan.weights[0].format if plan.weights else before.format
+    replaced = {*written, *plan.removed} if form == before.format else {file.name for file in before.files}
+    files = [file for file in before.files if file.name not in replaced]
+    files += [_file(output, before) for output in written.values()]
+    order = {file.name: number for number, file in enumerate(before.files)}
+    files.sort(key=lambda file: (order.get(file.name, len(order)), file.name))
+    config, index, cautions = before.config, before.index, before.cautions
+    for text in plan.texts:
         if config is not None and text.name == config.name:
-            config = Document(text.name, text.text, json.loads(text.text))
-    return replace(before, files=tuple(files), config=config)
+            config = _document(text)
+        elif text.name.endswith(".index.json"):
+            index = _document(text)
+            cautions = tuple(caution for caution in cautions if not caution.code.startswith("index."))
+    layout = before.layout
+    if layout is not Layout.FILE and len(files) > 1:
+        layout = Layout.SHARDED
+    return replace(
+        before, files=tuple(files), format=form, layout=layout, config=config, index=index, cautions=cautions
+    )
+
+
+def _document(text: OutputText) -> Document:
+    return Document(text.name, text.text, json.loads(text.text))
 
 
 def _file(output: OutputWeights, before: Checkpoint) -> WeightFile:

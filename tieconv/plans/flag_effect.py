@@ -10,6 +10,7 @@ from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.loaders.load import TRANSFORMERS_4, load, releases
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, refuse
+from tieconv.plans.meaning import Note
 from tieconv.text import shown
 
 
@@ -62,25 +63,26 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     return -exponent
 
 
-def told_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
+def apart_note(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
     """What transformers 5 and 4 made of a stored member that differs, where one reads the config as tied."""
     if not tie.declared and not (tie.gated and reading_v4(inspection)):
         return ()
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
-    what = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
-    older = "; transformers 4 discards it" if discarded else ""
-    return (f"{what}: it stays as stored, which is how transformers 5 reads it{older}",)
+    fact = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
+    discards = "; transformers 4 discards it" if discarded else ""
+    text = f"{fact}: it stays as stored, which is how transformers 5 reads it{discards}"
+    return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 
 
 def guard_flip(inspection: Inspection, verb: str) -> None:
     """Refuse to flip the flag of a class that ties more than the table can list, or differently shaped tables."""
     family = inspection.family
     if family.unflippable:
-        what = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
+        change = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
         refuse(
-            f"{family.architecture} cannot {what}: {family.unflippable}",
+            f"{family.architecture} cannot {change}: {family.unflippable}",
             _instead(inspection, verb),
             "tie.unflippable",
         )
@@ -118,14 +120,3 @@ def _half_log2(width: int) -> int | None:
     """k where ``width`` = 4**k."""
     exponent = width.bit_length() - 1
     return exponent // 2 if width > 0 and width == 1 << exponent and exponent % 2 == 0 else None
-
-
-def told_missing(inspection: Inspection) -> tuple[str, ...]:
-    """That a re-tie decides what an absent head is: nothing in the files of an untied model says so."""
-    head, embedding = inspection.head.output_head, inspection.head.input_embedding
-    if inspection.config.effective or head is None or head.stored or embedding is None:
-        return ()
-    return (
-        f"{shown(head.name)} was not stored although the config says untied: it takes the values of "
-        f"{shown(embedding.name)} from now on; until now loaders start it with random numbers, or stop",
-    )

@@ -13,43 +13,44 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.write_plan.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
 from tieconv.checkpoint.write_plan.plan import Promises
-from tieconv.loaders.load import TRANSFORMERS_4
-from tieconv.loaders.transformers.names4 import corrupt
+from tieconv.loaders.load import TRANSFORMERS_4, load
+from tieconv.loaders.loaded import Cause
 from tieconv.plans.edits import Edits
 from tieconv.text import shown
 
 Rename = Callable[[str], str]
 
 
-def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tuple[Promises, tuple[str, ...]]:
-    """Rename in ``edits`` what belongs to the base model, where its names would be refused.
+def needs_prefix(before: Inspection, after: Inspection) -> bool:
+    """Return whether transformers 4 takes the names of the model ``before`` a plan, and not those ``after`` it."""
+    if not before.family.prefix or load(after, TRANSFORMERS_4).refused(Cause.NAMES) is None:
+        return False
+    return load(before, TRANSFORMERS_4).refused(Cause.NAMES) is None
 
-    The promises, renamed, and what the user should know of it.
-    """
+
+def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tuple[Promises, str]:
+    """Rename in ``edits`` what belongs to the base model; return the promises, renamed, and the note about it."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    after = edits.after()
-    if corrupt(family, after, TRANSFORMERS_4) is None or corrupt(family, tensors, TRANSFORMERS_4) is not None:
-        return promises, ()
     start = f"{family.prefix}."
-    outside = {name for name in _told(family) if not name.startswith(start)}
+    outside = {name for name in _outside_the_base(family) if not name.startswith(start)}
 
     def to(name: str) -> str:
         return name if name in outside or name.startswith(start) else start + name
 
     for name in tensors:
         if name not in edits.drops and name not in edits.additions and to(name) != name:
-            held = edits.renames.get(name)
-            edits.renames[name] = RenameTensor(name, to(held.to if held else name))
+            renamed = edits.renames.get(name)
+            edits.renames[name] = RenameTensor(name, to(renamed.to if renamed else name))
     edits.operations[:] = _operations(edits, to)
     edits.additions.update(
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
     )
     edits.kept_copies = {to(name) for name in edits.kept_copies}
-    why = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
-    return _promises(promises, to), (why,)
+    note = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
+    return _promises(promises, to), note
 
 
-def _told(family: Family) -> Iterator[str]:
+def _outside_the_base(family: Family) -> Iterator[str]:
     yield from (name for name in (family.output_head, *family.output_biases) if name is not None)
     for group in family.groups:
         yield from (group.canonical, *group.members)

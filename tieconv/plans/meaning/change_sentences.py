@@ -1,0 +1,102 @@
+"""How a plan says what releases of transformers make otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import assert_never
+
+from tieconv.loaders.loaded import Absence, Parameter
+from tieconv.plans.meaning.changes import Change
+from tieconv.text import shown
+
+_LISTED = 6
+OWN = "with its own values"
+
+
+def changed(releases: Sequence[str], names: Sequence[str], had: str, gets: str) -> str:
+    """Return the sentence about tensors whose values become others."""
+    loaders = f"transformers {' and '.join(map(_major, releases))} {'load' if len(releases) > 1 else 'loads'}"
+    return f"{loaders} {_listed(names)} {had} now and {_of(gets, names)} afterwards"
+
+
+def lost(release: str, name: str, had: str, gets: str) -> str:
+    """Return the refusal to lose the values of a tensor."""
+    return f"transformers {_major(release)} loads {shown(name)} {had} now and would load it {gets} afterwards"
+
+
+def refused(release: str, sentence: str) -> str:
+    """Return the sentence about a result that a release refuses."""
+    return f"transformers {_major(release)} refuses the result: {sentence}"
+
+
+def unset(release: str, source: str) -> str:
+    """Return the sentence about tied parameters whose one source is gone."""
+    loader = f"transformers {_major(release)}"
+    return f"{loader} takes the tied values from {shown(source)} alone: without it the model has none"
+
+
+def swapped(release: str, names: Sequence[str]) -> str:
+    """Return the sentence about tables that may be read in another order."""
+    listed = ", ".join(map(shown, names))
+    return (
+        f"transformers {_major(release)} makes one table of {listed} and keeps the one that it reads last: "
+        "they differ, and their order changes"
+    )
+
+
+def first_type(dtypes: Collection[str]) -> str:
+    """Return the sentence about the type in which transformers 5 loads a model."""
+    return (
+        f"the config names no dtype and the tensors are of {', '.join(sorted(dtypes))}: transformers 5 loads all of "
+        "them in the type of the first one that it reads, which may be another one now: write dtype into config.json"
+    )
+
+
+def ends(change: Change) -> tuple[str, str]:
+    """Return with which values a parameter is loaded before and after."""
+    return _values(change.name, change.before, change.before.stored), _values(change.name, change.after, change.origin)
+
+
+def _values(name: str, parameter: Parameter, source: str | None) -> str:
+    """The values of a parameter; ``source`` is the tensor, stored before the plan, that holds them."""
+    match parameter.absence:
+        case None:
+            return _stored(name, source) + _times(parameter.factor)
+        case Absence.RANDOM:
+            return "with random numbers"
+        case Absence.ZERO:
+            return "with zeros"
+        case Absence.MEMORY:
+            return "with whatever the memory held"
+        case Absence.UNSET:
+            return "without values"
+        case _:
+            assert_never(parameter.absence)
+
+
+def _stored(name: str, source: str | None) -> str:
+    if source is None:
+        return "with other values"
+    return OWN if source == name else values_of(source)
+
+
+def _times(factor: float) -> str:
+    return "" if factor == 1.0 else f" times {factor:.6g}"
+
+
+def values_of(source: str) -> str:
+    """Return the phrase for the values of a stored tensor."""
+    return f"with the values of {shown(source)}"
+
+
+def _of(values: str, names: Sequence[str]) -> str:
+    return "with their own values" if values == OWN and len(names) > 1 else values
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(shown(name) for name in names[:_LISTED]) + more
+
+
+def _major(release: str) -> str:
+    return release.partition(".")[0]

@@ -1,0 +1,122 @@
+"""The one rule by which the loaders judge a plan: what is refused, what is a note, and what needs no word.
+
+The releases of transformers load the model as it is and as the plan leaves it. What a release makes otherwise is
+
+* a note of the planner where the user asked for it: the planner names the tensors in a `Note`;
+* a refusal where stored values no longer reach a parameter in transformers 5, the newest release, or that refuses the
+  result. What a plan leaves out only to save bytes must come back in every release;
+* else a note: an older release alone loses values, or a parameter gets values that had none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.inspection.stored_order import same_order, type_may_change
+from tieconv.loaders.load import TRANSFORMERS_5, load, releases
+from tieconv.loaders.loaded import Absence, Loaded
+from tieconv.plans.guards import again, refuse
+from tieconv.plans.meaning import change_sentences
+from tieconv.plans.meaning.changes import Change, changes
+from tieconv.plans.meaning.grouping import grouped
+from tieconv.plans.meaning.note import Note, Notes
+from tieconv.plans.meaning.parameter_values import KnownValues
+
+
+def judged(
+    plan: Plan,
+    before: Inspection,
+    after: Inspection,
+    notes: Notes,
+    *,
+    spared: Collection[str] = (),
+    forced: bool = False,
+) -> Plan:
+    """Return the plan of the model ``before``, which leaves the model ``after``, with ``notes`` and the loaders' notes.
+
+    ``spared`` are the tensors that the plan leaves out only to save bytes. With ``forced`` the user has said that
+    every change is meant. Raises `RefusedError` for a change that nobody asked for and that loses values.
+    """
+    texts = tuple(note if isinstance(note, str) else note.text for note in notes)
+    if before.checkpoint.config is None or plan.changes_nothing:
+        return replace(plan, notes=texts)
+    asked = tuple(note for note in notes if isinstance(note, Note))
+    seen = tuple(_views(before, after, plan, asked))
+    if not forced:
+        _refuse(before, seen, spared)
+    types = type_may_change(before.checkpoint, after.checkpoint)
+    computed = (*_notes(seen), *((change_sentences.first_type(types),) if types else ()))
+    return replace(plan, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
+
+
+@record
+class _View:
+    """What one release makes otherwise, and nobody asked for. ``swapped`` are tables that it may read in another order,
+    ``refused`` says why it refuses the result.
+    """
+
+    release: str
+    changes: tuple[Change, ...]
+    swapped: tuple[str, ...]
+    refused: str
+
+
+def _views(before: Inspection, after: Inspection, plan: Plan, asked: tuple[Note, ...]) -> Iterator[_View]:
+    values = KnownValues(before, plan)
+    for release in releases(before):
+        was, comes = load(before, release), load(after, release)
+        known = release == TRANSFORMERS_5 or reading_v4(before) is not None
+        if not known or was.refused() is not None:
+            continue
+        refusal = comes.refused()
+        swapped = () if same_order(before.checkpoint, after.checkpoint, was.in_order) else was.in_order
+        unasked = () if refusal else tuple(_unasked(before, after, was, comes, values, asked, release))
+        left = tuple(change for change in unasked if change.before.stored not in swapped)
+        yield _View(release, left, swapped, refusal.sentence if refusal else "")
+
+
+def _unasked(
+    before: Inspection,
+    after: Inspection,
+    was: Loaded,
+    comes: Loaded,
+    values: KnownValues,
+    asked: tuple[Note, ...],
+    release: str,
+) -> Iterator[Change]:
+    for change in changes(before, after, was, comes, values):
+        names = (change.name, *values.equal(change.before.stored or change.name))
+        if not any(note.covers(release, names) for note in asked):
+            yield change
+
+
+def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]) -> None:
+    hint = f"see what each loader makes of the model: {again(before, 'inspect', '--consumers')}"
+    for view in seen:
+        newest = view.release == TRANSFORMERS_5
+        if newest and view.refused:
+            refuse(change_sentences.refused(view.release, view.refused), hint, "meaning.refused")
+        for change in view.changes:
+            if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
+                sentence = change_sentences.lost(view.release, change.name, *change_sentences.ends(change))
+                refuse(sentence, hint, "meaning.lost")
+
+
+def _notes(seen: tuple[_View, ...]) -> Iterator[str]:
+    changed: list[tuple[str, Change]] = []
+    for view in reversed(seen):
+        if view.refused:
+            yield change_sentences.refused(view.release, view.refused)
+        if view.swapped:
+            yield change_sentences.swapped(view.release, view.swapped)
+        unset = [change for change in view.changes if change.after.absence is Absence.UNSET]
+        for source in dict.fromkeys(change.after.parameter for change in unset):
+            yield change_sentences.unset(view.release, source)
+        changed += [(view.release, change) for change in view.changes if change not in unset]
+    yield from grouped(changed)

@@ -1,0 +1,115 @@
+"""What a change of the tie flag alone would lose: heads that are discarded, and those that start random."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.family import Role, Tying
+from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.value_type import record
+from tieconv.plans.build import ALIKE
+from tieconv.plans.guards import again, inspect_hint
+from tieconv.text import shown
+
+
+@record
+class Loss:
+    """What setting the flag would lose of ``tensors``, and the refusal that says so."""
+
+    sentence: str
+    hint: str
+    code: str
+    tensors: tuple[str, ...]
+
+
+def losses(inspection: Inspection, tied: bool) -> list[Loss]:
+    """Return what setting the flag to ``tied`` would lose; empty for nothing."""
+    if tied:
+        return [*_never(inspection), *(loss for tie in gated(inspection) for loss in _discarded(inspection, tie))]
+    return [loss for tie in gated(inspection) for loss in _random(inspection, tie)] or _no_head(inspection)
+
+
+def gated(inspection: Inspection) -> list[Tie]:
+    """Return the groups that the flag decides, the word embedding first."""
+    groups = [tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING]
+    return sorted(groups, key=lambda tie: tie.role is not Role.WORD_EMBEDDING)
+
+
+def decided(inspection: Inspection, tie: Tie) -> list[Member]:
+    """Return the members that the flag decides: all, or the head alone of a group that the class shares anyway."""
+    head = inspection.head.output_head
+    return [member for member in tie.members if tie.gated or (head is not None and member.name == head.name)]
+
+
+def _never(inspection: Inspection) -> list[Loss]:
+    if inspection.family.tying is not Tying.NEVER:
+        return []
+    label = inspection.family.architecture
+    head = inspection.head.output_head
+    sentence = f"{label} has a head of its own whatever the config says, so true would be untrue"
+    return [Loss(sentence, again(inspection, "set-tie false"), "tie.never", (head.name,) if head else ())]
+
+
+def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
+    canonical = tie.canonical
+    if not tie.canonical_stored:
+        return [
+            Loss(
+                f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
+                f"give it its name back: {again(inspection, 'retie')}",
+                "set-tie.inverted",
+                tuple(member.name for member in tie.members),
+            )
+        ]
+    hint = f"make the config say what is stored: {again(inspection, 'set-tie false')}"
+    if not inspection.config.effective:
+        hint = f"the config says what is stored; what the two tables have in common: {again(inspection, 'analyze')}"
+    return [
+        Loss(
+            f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "
+            "silently discards it, transformers 5 keeps it untied with a warning",
+            hint,
+            "set-tie.discards",
+            (member.name,),
+        )
+        for member in decided(inspection, tie)
+        if member.stored and member.state not in ALIKE
+    ]
+
+
+def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
+    return [
+        Loss(
+            f"{shown(member.name)} is not stored: with the flag false it would start {_start(tie)}",
+            f"write it out: {again(inspection, 'untie')}",
+            "set-tie.random",
+            (member.name,),
+        )
+        for member in decided(inspection, tie)
+        if _is_missing(inspection, tie, member)
+    ]
+
+
+def _start(tie: Tie) -> str:
+    return "at zero" if tie.role is Role.OUTPUT_BIAS else "random"
+
+
+def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    """Nothing is stored for the name; of a bias that is all zero nothing is lost by that."""
+    bias = inspection.head.output_bias
+    if tie.role is Role.OUTPUT_BIAS and bias is not None and bias.state is BiasState.ZERO:
+        return False
+    empty = member.relation.is_empty
+    return (not member.stored or empty) and quantised_twin(member.name, inspection.checkpoint.tensors) is None
+
+
+def _no_head(inspection: Inspection) -> list[Loss]:
+    """A head that stands in no stored group: nothing of the word embedding is there at all."""
+    head = inspection.head.output_head
+    if head is None or head.stored or quantised_twin(head.name, inspection.checkpoint.tensors):
+        return []
+    if any(member.name == head.name for tie in inspection.ties for member in tie.members):
+        return []
+    sentence = f"{shown(head.name)} is not stored, and nothing that it could be tied to is"
+    return [Loss(sentence, inspect_hint(inspection), "set-tie.random", (head.name,))]
