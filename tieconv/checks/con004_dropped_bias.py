@@ -11,7 +11,7 @@ A trained bias moves each logit; without it the most likely token changes.
 ## Example
 An untied BERT with the outer name of its bias alone, asked for transformers 5.x:
 
-    error CON004: transformers 5.x: the loader does not use cls.predictions.bias
+    error CON004: transformers 5.x: cls.predictions.bias is not used
 
 ## How to fix
 `tieconv bias unify` writes both names of a pair. Where the class has no bias at all, the model needs another class,

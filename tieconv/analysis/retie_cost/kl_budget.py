@@ -73,8 +73,8 @@ def _measure(kind: Kinship) -> str:
 
 def _leave_untied(evidence: Inspection) -> str:
     if not evidence.config.effective:
-        return "they are apart and may stay so"
-    return f"leave them apart with: {command('untie', evidence.checkpoint.source)}"
+        return "the model is untied: nothing to change"
+    return f"keep them untied with: {command('untie', evidence.checkpoint.source)}"
 
 
 def _refuse(findings: Findings, why: str, hint: str) -> NoReturn:
