@@ -11,7 +11,10 @@ import pytest
 from tests.conftest import ROOT
 
 MODULES = sorted((ROOT / "tieconv").rglob("*.py"))
-MADE_IN_SUBCLASSES = {"Printed.to_dict"}  # a method that subclasses write is not one that never returns
+MADE_IN_SUBCLASSES = {
+    "Printed.to_dict",
+    "Summarised._facts",
+}  # a method that subclasses write is not one that never returns
 
 
 def _is_kind(pattern: ast.pattern) -> bool:

@@ -106,4 +106,4 @@ def test_the_format_that_transformers_takes(tmp_path: Path) -> None:
     inspection = api.inspect(folder)
     assert inspection.checkpoint.format == "torch"
     (finding,) = [finding for finding in inspection.findings if finding.rule == "IDX009"]
-    assert "as torch and as safetensors: transformers takes torch" in finding.message
+    assert "as torch and as safetensors: transformers loads torch" in finding.message

@@ -267,7 +267,7 @@ def test_an_unknown_architecture_is_told(model) -> None:
     for folder in folders:
         configure(folder, architectures=["NovelForCausalLM"], model_type="novel")
     document = diff(*folders)
-    assert not document["same_function"] and "--embed and --head name them" in document["notes"][0]
+    assert not document["same_function"] and "give them with --embed and --head" in document["notes"][0]
     assert run(f"diff --embed {E} --head {H}", *folders).exit_code == 0
 
 

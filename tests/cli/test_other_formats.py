@@ -161,7 +161,7 @@ def test_an_index_that_is_named(model, tmp_path: Path) -> None:
     folder = model("llama-tied")
     others = beside(folder, sharded=True)
     sentence = refused("untie", folder / INDEX)
-    assert "torch and as safetensors: transformers takes safetensors" in sentence
+    assert "torch and as safetensors: transformers loads safetensors" in sentence
     ok(f"untie {OPTION} -o", tmp_path / "out", folder / INDEX)
     written = snapshot(tmp_path / "out")
     assert "model.safetensors" not in written and others <= set(written)
@@ -178,6 +178,6 @@ def test_gguf_files_go_and_torch_comes_before_them(model, tmp_path: Path) -> Non
     torch.save(load_file(folder / "model.safetensors"), folder / SINGLE)
     (folder / "model.safetensors").unlink()
     assert tieconv.inspect(folder).checkpoint.format == "torch"
-    assert "as torch and as gguf: transformers takes torch" in refused("untie", folder)
+    assert "as torch and as gguf: transformers loads torch" in refused("untie", folder)
     ok(f"untie {OPTION} -o", tmp_path / "torch", folder)
     assert "IDX009" not in {finding.rule for finding in tieconv.inspect(tmp_path / "torch").findings}

@@ -177,9 +177,9 @@ def test_a_head_shard_belongs_to_the_model(folder: Path, tmp_path: Path) -> None
 def test_a_missing_shard_is_refused(folder: Path) -> None:
     """What is not there cannot be indexed, whether the index names it or there is none."""
     (folder / SHARDS[1]).unlink()
-    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is missing" in refused("reindex", folder)
     (folder / INDEX).unlink()
-    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is missing" in refused("reindex", folder)
 
 
 def test_an_emptied_shard_is_not_missed(folder: Path) -> None:
@@ -224,7 +224,7 @@ def test_one_file_needs_no_index(model) -> None:
     """A single file, a lone file, a directory without weights."""
     single = model("llama-tied")
     assert "needs no index" in refused("reindex", single)
-    assert "is one file" in refused("reindex", single / "model.safetensors")
+    assert "is a single file" in refused("reindex", single / "model.safetensors")
     (single / "model.safetensors").unlink()
     assert "holds no safetensors file" in refused("reindex", single)
     assert run("reindex", single / "nowhere").exit_code == 2
@@ -264,7 +264,7 @@ def test_other_commands_point_here(folder: Path) -> None:
     (folder / INDEX).write_text(ORIGINAL[:-30])
     result = run("inspect", folder)
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[1] == f"hint: rebuild it from the shards: tieconv reindex {folder}"
+    assert result.stderr.splitlines()[1] == f"hint: rebuild the index from the shards: tieconv reindex {folder}"
 
 
 def test_an_unreadable_index_is_said_to_be_lost(folder: Path) -> None:

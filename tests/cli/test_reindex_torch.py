@@ -80,9 +80,9 @@ def test_from_the_shards_alone(folder: Path, tmp_path: Path, content: str | None
 def test_a_missing_shard_is_refused(folder: Path) -> None:
     """What is not there cannot be indexed, whether the index names it or there is none."""
     (folder / SHARDS[1]).unlink()
-    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is missing" in refused("reindex", folder)
     (folder / INDEX).unlink()
-    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is missing" in refused("reindex", folder)
 
 
 def test_tensors_in_two_shards(folder: Path) -> None:

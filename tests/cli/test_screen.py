@@ -265,7 +265,7 @@ def test_a_config_is_answered_with_its_directory() -> None:
     """A file that lies beside weights names the directory to give."""
     result = run("inspect", MODELS / "llama-tied" / "config.json")
     assert result.exit_code == 2
-    assert "describes a model and holds no weights" in result.stderr
+    assert "describes a model but holds no weights" in result.stderr
     assert str(MODELS / "llama-tied") in result.stderr.splitlines()[-1]
 
 

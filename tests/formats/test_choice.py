@@ -94,7 +94,7 @@ def test_the_hint_names_a_file_that_can_be_given(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(weights())
     error = refusal(tmp_path)
     assert error.code == "layout.ambiguous"
-    assert error.hint == f"name the one that you mean: '{tmp_path}/a b.safetensors'"
+    assert error.hint == f"give the path of one of them: '{tmp_path}/a b.safetensors'"
 
 
 def test_an_index_beside_stops_nobody_from_reading_one_file(tmp_path: Path) -> None:

@@ -129,12 +129,12 @@ def tensor(**fields: object) -> TensorProto:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ([tensor(dims=[-2, -2])], "negative side"),
-        ([tensor(dims=[2**62, 2**62])], "with 16"),
-        ([tensor(dims=[1] * 65 + [4])], "66 sides"),
-        ([tensor(dims=[3, 3])], "of 36 bytes with 16"),
-        ([tensor(raw_data=b"")], "with 0"),
-        ([TensorProto(name="w", data_type=7, dims=[3], int64_data=[1, 2])], "of 24 bytes with 16"),
+        ([tensor(dims=[-2, -2])], "negative dimension"),
+        ([tensor(dims=[2**62, 2**62])], "but has 16"),
+        ([tensor(dims=[1] * 65 + [4])], "66 dimensions"),
+        ([tensor(dims=[3, 3])], "needs 36 bytes but has 16"),
+        ([tensor(raw_data=b"")], "but has 0"),
+        ([TensorProto(name="w", data_type=7, dims=[3], int64_data=[1, 2])], "needs 24 bytes but has 16"),
         ([tensor(), tensor()], "two initializers named w"),
     ],
 )

@@ -166,12 +166,12 @@ GRAPHS = {
     ),
     "own output": (graph([gather(), helper.make_node("Add", ["x", "out"], ["out"])]), "its own output"),
     "order": (graph(GOOD[::-1]), "not in topological order"),
-    "unknown name": (graph([gather(), helper.make_node("Neg", ["y"], ["out"])]), "which nothing makes"),
+    "unknown name": (graph([gather(), helper.make_node("Neg", ["y"], ["out"])]), "which is not an input"),
     "undefined type": (graph(GOOD, kind=0), "the undefined element type 0"),
     "unknown type": (graph(GOOD, kind=99), "the undefined element type 99"),
-    "made twice": (graph([*GOOD, helper.make_node("Neg", ["x"], ["out"])]), "already made"),
+    "made twice": (graph([*GOOD, helper.make_node("Neg", ["x"], ["out"])]), "a name that another value has"),
     "no operator": (graph([gather(), helper.make_node("", ["x"], ["out"])]), "has no operator"),
-    "no output": (graph([gather()]), "nothing makes its output out"),
+    "no output": (graph([gather()]), "no node computes its output out"),
     "two names": (
         graph(
             [
@@ -179,14 +179,14 @@ GRAPHS = {
                 for node in (("Gather", ["embed", "input_ids"], ["x"]), ("Neg", ["x"], ["out"]))
             ]
         ),
-        "two nodes are called n",
+        "two nodes have the name n",
     ),
-    "values of nothing": (with_values_of_nothing(), "has no elements and holds values"),
+    "values of nothing": (with_values_of_nothing(), "has no elements but holds values"),
     "untyped attribute": (with_untyped_attribute(), "the attribute perm without a type"),
     "untyped attribute of a function": (with_untyped_attribute_of_a_function(), "the attribute perm without a type"),
     "untyped branch": (with_untyped_branch(), "has the undefined element type 0"),
     "newer IR": (graph(GOOD, ir=NEWEST_IR + 1), "IR version"),
-    "newer operators": (graph(GOOD, opset=NEWEST_OPSET + 1), "imports version"),
+    "newer operators": (graph(GOOD, opset=NEWEST_OPSET + 1), "imports the unsupported opset"),
 }
 
 

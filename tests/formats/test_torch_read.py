@@ -219,7 +219,7 @@ def test_values_beside_tensors_are_named(tmp_path: Path) -> None:
     (caution,) = read(path).cautions
     assert (caution.code, caution.message) == (
         "torch.extra",
-        "3 values beside the tensors left out: version, extra, 3",
+        "tieconv ignores 3 values that are not tensors: version, extra, 3",
     )
 
 
@@ -236,7 +236,7 @@ def test_whole_module_is_refused_by_its_class(tmp_path: Path) -> None:
 def test_what_is_no_plain_tensor_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     """Sparse, quantised and lazily conjugated tensors, and programs."""
     path = tmp_path / "model.pt"
-    expected = {"sparse": "sparse", "quantised": "storage of torch.QInt8Storage", "script": "TorchScript"}
+    expected = {"sparse": "sparse", "quantised": "storage of the class torch.QInt8Storage", "script": "TorchScript"}
     if kind == "script":
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(path))
     else:

@@ -91,7 +91,7 @@ def test_no_write_hands_damage_on(make: Make, write: str, tmp_path: Path) -> Non
     result = CliRunner().invoke(main, [*WRITES[write], str(source), "-o", str(tmp_path / "out")])
     assert result.exit_code == 2, result.output
     error, hint = result.stderr.splitlines()[-2:]
-    assert "pytorch_model" in error and "do not have their checksum" in error
+    assert "pytorch_model" in error and "do not match their checksum" in error
     assert hint == "hint: the file is damaged: fetch it again"
     assert os.listdir(tmp_path) == ["source"]
 
@@ -113,7 +113,7 @@ def test_no_equality_is_claimed(make: Make, words: tuple[str, ...], tmp_path: Pa
     rot(source, EMBED, HEAD)
     result = CliRunner().invoke(main, [*words, str(source)])
     assert result.exit_code == 2, result.output
-    assert "do not have their checksum" in result.output and "identical" not in result.output
+    assert "do not match their checksum" in result.output and "identical" not in result.output
 
 
 def test_a_comparison_of_two_files(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_comparison_of_two_files(tmp_path: Path) -> None:
     first, second = single(tmp_path / "one"), single(tmp_path / "two")
     for root in (first, second):
         rot(root, EMBED)
-    with pytest.raises(UnreadableError, match="do not have their checksum"):
+    with pytest.raises(UnreadableError, match="do not match their checksum"):
         tieconv.diff(first, second)
 
 
@@ -135,7 +135,7 @@ def test_safetensors_has_no_checksum_to_tell(make: Make, verify: Any, tmp_path: 
     data = bytearray((source / span.file).read_bytes())
     data[span.start] ^= 1
     (source / span.file).write_bytes(data)
-    with pytest.raises(UnreadableError, match=f"tensor {NORM} do not have their checksum"):
+    with pytest.raises(UnreadableError, match=f"tensor {NORM} do not match their checksum"):
         api.plan_convert("safetensors", source).execute(tmp_path / "out", verify=verify)
     assert os.listdir(tmp_path) == ["source"]
 
@@ -171,6 +171,6 @@ def test_reads_of_any_order() -> None:
     damaged.expect([file])
     bad = bytearray(data)
     bad[150] ^= 1
-    with pytest.raises(UnreadableError, match="f: the bytes of tensor 1 do not have their checksum"):
+    with pytest.raises(UnreadableError, match="f: the bytes of tensor 1 do not match their checksum"):
         damaged.seen("f", 0, memoryview(bad))
     assert damaged.is_right(storages[0])

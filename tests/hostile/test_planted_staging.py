@@ -138,7 +138,7 @@ def test_nothing_is_appended_through_a_hard_link(unpacked: Callable[[str], Path]
     os.link(folder / "empty.txt", tmp_path / "run.jsonl")
     result = run("check --no-config --resume run.jsonl", folder)
     assert result.exit_code == 2, result.output
-    assert "run.jsonl is a hard link to another file" in result.output
+    assert "does not append to run.jsonl: it is a hard link to another file" in result.output
     assert (folder / "empty.txt").read_bytes() == b""
 
 
@@ -154,7 +154,7 @@ def test_reports_stay_out_of_the_hub_cache(unpacked: Callable[[str], Path], tmp_
     link.symlink_to(blob)
     result = run(line, link, folder)
     assert result.exit_code == 2, result.output
-    assert "lies in the hub cache" in result.output
+    assert "is in the Hub cache" in result.output
     assert blob.read_bytes() == b""
     assert os.listdir(blob.parent) == ["abc"]
 

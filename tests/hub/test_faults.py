@@ -23,12 +23,12 @@ def model(hub: Hub, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "value", "says"),
     [
-        ("ignore-range", "", "sends the whole file where a part was asked for"),
-        ("other-range", "", "other bytes than were asked for"),
+        ("ignore-range", "", "sent the whole file instead of the requested range"),
+        ("other-range", "", "another range than tieconv requested"),
         ("other-size", "", "contradicts itself"),
-        ("other-commit", "", "answers for commit ffff"),
+        ("other-commit", "", "sent commit ffff"),
         ("status", "404", "HTTP 404"),
-        ("status", "403", "may not be read"),
+        ("status", "403", "may not read this model"),
         ("status", "500", "HTTP 500 (5 attempts)"),
         ("status", "503", "HTTP 503 (5 attempts)"),
         ("status", "429", "no more requests for now (5 attempts)"),
@@ -89,7 +89,7 @@ def test_answer_that_is_too_long(model: str, hub: Hub, tieconv: Run) -> None:
     hub.faults[SHARD] = Fault("too-long")
     assert tieconv("inspect", model).stdout == sound.stdout
     hub.faults["config.json"] = Fault("too-long")
-    assert "the server sends more than" in refused(tieconv("inspect", model))[0]
+    assert "the server sent more than" in refused(tieconv("inspect", model))[0]
 
 
 def test_ignored_range_is_not_read(model: str, hub: Hub, tieconv: Run) -> None:
@@ -126,7 +126,7 @@ def test_gated(token: str, hub: Hub, tieconv: Run, models: Path) -> None:
     """A gated model says how to get access, with a login that has none and without any."""
     hub.add("org/m", models / "llama-tied", gated=True)
     error, hint = refused(tieconv("inspect", "hf://org/m", **({"HF_TOKEN": token} if token else {})))
-    assert "gated" in error and "ask for access" in hint
+    assert "gated" in error and "request access" in hint
     assert not token or token not in error + hint
 
 
@@ -147,14 +147,14 @@ def test_listing_that_leads_elsewhere(name: str, hub: Hub, tieconv: Run, models:
     repo = hub.add("org/m", models / "llama-tied")
     found = repo.files()
     repo.files = lambda: {**found, name: found["config.json"]}  # type: ignore[method-assign]
-    assert "no path inside a repository" in refused(tieconv("inspect", "hf://org/m"))[0]
+    assert "not a path inside a repository" in refused(tieconv("inspect", "hf://org/m"))[0]
 
 
 @pytest.mark.parametrize("commit", ["", "main", "A" * 40, "../" * 13 + "x"])
 def test_listing_without_a_commit(commit: str, hub: Hub, tieconv: Run, models: Path) -> None:
-    """What names no commit names none: it becomes part of addresses, and of paths in the cache."""
+    """What has no commit hash names none: it becomes part of addresses, and of paths in the cache."""
     hub.add("org/m", models / "llama-tied").commit = commit
-    assert "names no commit" in refused(tieconv("inspect", "hf://org/m"))[0]
+    assert "has no commit hash" in refused(tieconv("inspect", "hf://org/m"))[0]
 
 
 def test_malformed_weights(hub: Hub, tieconv: Run, tmp_path: Path) -> None:

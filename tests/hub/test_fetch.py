@@ -33,8 +33,8 @@ def model(hub: Hub, models: Path, tmp_path: Path) -> Path:
         ("truncate", "", "connection to the Hub failed"),
         ("hang-up", "", "connection to the Hub failed"),
         ("status", "429", "no more requests for now"),
-        ("status", "403", "may not be read"),
-        ("too-long", "", "the server sends more than 1,048,576 bytes"),
+        ("status", "403", "may not read this model"),
+        ("too-long", "", "the server sent more than 1,048,576 bytes"),
     ],
 )
 def test_no_address_is_repeated(kind: str, value: str, says: str, model: Path, hub: Hub, tieconv: Run) -> None:
@@ -131,7 +131,7 @@ def test_moved_while_it_was_listed(hub: Hub, tieconv: Run, environment: dict[str
         text=True,
         timeout=HANGS,
     )
-    assert "moved on" in refused(result)[0]
+    assert "has a new commit" in refused(result)[0]
     assert not (tmp_path / "out").exists()
 
 

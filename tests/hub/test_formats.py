@@ -167,7 +167,7 @@ def test_one_of_several_gguf_files(quantised: Path, hub: Hub, tieconv: Run) -> N
     repo = hub.add("org/m", quantised)
     several = tieconv("inspect", "hf://org/m")
     assert several.returncode == 2
-    name = several.stderr.split("name the one that you mean: ")[1].strip()
+    name = several.stderr.split("give the path of one of them: ")[1].strip()
     assert name == "hf://org/m/model-Q4.gguf"
     found = inspected(tieconv("inspect", name, "--depth", "header", "--json"))
     near = local(quantised / "model-Q4.gguf", depth="header")

@@ -76,5 +76,5 @@ def test_many(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> None:
     hub.answers["api:org/n"] = "null"
     result = tieconv("check", "hf://org/m", "hf://org/n", "--depth", "full")
     assert result.returncode == 2 and "hf://org/m: ok" in result.stdout
-    assert "the answer of the Hub is malformed" in result.stdout + result.stderr
+    assert "the response of the Hub is malformed" in result.stdout + result.stderr
     assert "unexpected" not in result.stdout + result.stderr

@@ -80,7 +80,7 @@ def test_filters(org: Hub, tieconv: Run) -> None:
     assert sources("hf://org/t*") == ["hf://org/tied", "hf://org/t5"]
     assert sources("hf://org/?i*", "--limit", "1", "hf://other/tied") == ["hf://org/tied", "hf://other/tied"]
     assert tieconv("check", "hf://org/tied", "--limit", "2").returncode == 2
-    assert "stands for no model" in tieconv("check", "hf://nobody/*").stderr
+    assert "matches no model" in tieconv("check", "hf://nobody/*").stderr
 
 
 def test_models_of_another_owner() -> None:

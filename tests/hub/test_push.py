@@ -99,12 +99,12 @@ def test_shard_that_is_gone(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
 
 
 def test_refused_by_the_hub(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> None:
-    """A login that may not write is told so."""
+    """A login that no write access is told so."""
     repo = hub.add("org/m", models / "llama-tied")
     shutil.copytree(models / "llama-untied", tmp_path / "new")
     hub.read_only = True
     result = tieconv("push", tmp_path / "new", "hf://org/m", "--yes", HF_TOKEN="hf_reader")
-    assert result.returncode == 2 and "may not write" in result.stderr
+    assert result.returncode == 2 and "no write access" in result.stderr
     assert "hf_reader" not in result.stderr and "secret words" not in result.stderr
     assert repo.commit in result.stdout
 
@@ -231,7 +231,7 @@ def test_by_xet(noisy: Path, hub: Hub, tieconv: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("xet", "status", "says"), [("0", "403", ""), ("1", "403", "may not write"), ("1", "400", "HTTP")]
+    ("xet", "status", "says"), [("0", "403", ""), ("1", "403", "no write access"), ("1", "400", "HTTP")]
 )
 def test_upload_that_fails(xet: str, status: str, says: str, noisy: Path, hub: Hub, tieconv: Run) -> None:
     """What goes wrong below huggingface_hub is one sentence without the server's words, and nothing is committed."""
@@ -277,7 +277,10 @@ def test_dot_files_stay_here(changed: Path, hub: Hub, tieconv: Run) -> None:
     assert tieconv("push", changed, "hf://org/m", *words, HF_TOKEN=TOKEN).returncode == 0
     also = {".gitattributes", "sub/.netrc"}
     assert set(operations(hub)) == {"config.json", "model.safetensors", "README.md", *also}
-    for name, says in ((".envrc", "no file .envrc"), (".cache/b", "the Hub takes no file of a .git or .cache")):
+    for name, says in (
+        (".envrc", "--include .envrc matches no file"),
+        (".cache/b", "the Hub refuses files of a .git or .cache"),
+    ):
         refused = tieconv("push", changed, "hf://org/m", "--yes", "--include", name)
         assert refused.returncode == 2 and says in refused.stderr
 
@@ -287,7 +290,7 @@ def test_dot_files_stay_here(changed: Path, hub: Hub, tieconv: Run) -> None:
     [
         ("/etc/hostname", "extra.bin is a symlink that points outside the model directory, to /etc/hostname"),
         ("sub", "extra.bin is a symlink to a directory"),
-        ("absent", "extra.bin is a symlink that points to no file"),
+        ("absent", "extra.bin is a symlink to a missing file"),
     ],
 )
 def test_symlink_is_named(target: str, says: str, changed: Path, hub: Hub, tieconv: Run) -> None:

@@ -48,6 +48,7 @@ FINISHED: tuple[str, ...] = (
     "tieconv/demo/",
     "tieconv/errors.py",
     "tieconv/execute/",
+    "tieconv/formats/",
     "tieconv/gate/",
     "tieconv/inspection/",
     "tieconv/install.py",
@@ -67,6 +68,7 @@ FINISHED: tuple[str, ...] = (
     "tieconv/reporters/text/export_text.py",
     "tieconv/reporters/text/graph_text.py",
     "tieconv/reporters/text/parity_text.py",
+    "tieconv/sources/",
     "tieconv/text.py",
     "tieconv/version.py",
 )

@@ -73,7 +73,7 @@ def test_a_state_of_a_trainer_is_never_a_model(name: str, tmp_path: Path) -> Non
     for model in (path, tmp_path / "alone"):
         result = run(("inspect",), model)
         assert result.exit_code == 2
-        assert f"{name} is what a trainer writes beside a model, not a model" in result.output
+        assert f"{name} is a trainer's state, not a model" in result.output
 
 
 def test_a_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:

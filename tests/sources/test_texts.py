@@ -29,7 +29,7 @@ def stored(path: Path, data: bytes) -> str:
 def test_another_encoding_comes_with_its_conversion(encoding: str, tmp_path: Path) -> None:
     """With a mark or without: the sentence names it, and the command of the hint gives a file that reads the same."""
     path = stored(tmp_path / "a text.txt", TEXT.encode(encoding))
-    with pytest.raises(SettingsError, match=f"it is {encoding.upper()} text, and UTF-8 is read") as raised:
+    with pytest.raises(SettingsError, match=f"it is {encoding.upper()} text instead of UTF-8") as raised:
         read_text(path)
     assert raised.value.hint.startswith(f"iconv -f {encoding} -t utf-8 {shlex.quote(path)} > ")
     subprocess.run(["sh", "-c", raised.value.hint], check=True)
@@ -53,7 +53,7 @@ def test_no_text_at_all(data: bytes, tmp_path: Path) -> None:
 
 def test_bytes_of_an_older_encoding(tmp_path: Path) -> None:
     """Latin-1 cannot be told from its like: the hint says how to guess."""
-    with pytest.raises(SettingsError, match="no UTF-8 text") as raised:
+    with pytest.raises(SettingsError, match="not UTF-8 text") as raised:
         read_text(stored(tmp_path / "text", TEXT[:24].encode("latin-1", "replace")))
     assert "file " in raised.value.hint
 

@@ -11,8 +11,7 @@ model. They are often on purpose: an adapter, an original format, a draft model.
 
 ## Example
 
-    note IDX005: 1 weight file that the model does not use:
-    adapter_model.safetensors
+    note IDX005: the model does not use 1 weight file: adapter_model.safetensors
 
 ## How to fix
 Move the file into a subdirectory, or delete it if it was left behind.

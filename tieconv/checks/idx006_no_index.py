@@ -8,8 +8,8 @@ transformers finds no weights in it, and other loaders that look for the index d
 
 ## Example
 
-    error IDX006: 2 shards without model.safetensors.index.json: loaders need
-    the index to find any weights
+    error IDX006: the directory holds 2 shards but no
+    model.safetensors.index.json, which loaders need to find any weights
 
 ## How to fix
 `tieconv reindex` writes it from the shard headers. Other commands that write refuse until then.

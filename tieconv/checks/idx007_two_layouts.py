@@ -9,9 +9,9 @@ earlier save, the two are different models. The findings here are about the sing
 
 ## Example
 
-    warning IDX007: model.safetensors and model.safetensors.index.json stand
-    side by side: transformers reads the single file, other loaders read the
-    shards
+    warning IDX007: the directory holds both model.safetensors and
+    model.safetensors.index.json: transformers reads the single file, other
+    loaders read the shards
 
 ## How to fix
 Remove the one that is not meant. Commands that write refuse until then.

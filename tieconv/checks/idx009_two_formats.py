@@ -14,9 +14,9 @@ was given the directory.
 
 ## Example
 
-    warning IDX009: weights stand here as safetensors and as torch: transformers
-    takes safetensors, other loaders can take torch, and the two may be
-    different models; commands that write refuse, unless --drop-other-formats
+    warning IDX009: the directory holds weights as safetensors and as torch:
+    transformers loads safetensors. Other loaders may load torch, which may be a
+    different model; commands that write refuse, unless --drop-other-formats
     says to leave the other out
 
 ## How to fix

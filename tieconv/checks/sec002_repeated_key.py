@@ -9,8 +9,8 @@ stands there twice means two things. In weight headers and indexes tieconv refus
 
 ## Example
 
-    warning SEC002: config.json holds the key vocab_size twice; readers take the
-    last, others the first
+    warning SEC002: config.json holds the key vocab_size twice; some readers use
+    the last value, others the first
 
 ## How to fix
 Remove one of the two by hand. Commands that would change the flag refuse while it is the key that stands

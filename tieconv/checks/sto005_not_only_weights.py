@@ -12,8 +12,8 @@ prefix; and what else the file holds would be lost when it is written again, so 
 ## Example
 A checkpoint of a training run:
 
-    note STO005: the tensors are those under state_dict of a training
-    checkpoint; the file also holds epoch
+    note STO005: the file is a training checkpoint; tieconv reads the tensors
+    under state_dict; the file also holds epoch
 
 ## How to fix
 `tieconv convert FILE --to safetensors -o OUT` writes the model out of a training checkpoint. Where several keys

@@ -20,7 +20,7 @@ gc.set_threshold(50_000)
 atexit.register(gc.freeze)
 
 COMMANDS = {
-    "analyze": "Measure how the head relates to the embedding, and whether they can be tied.",
+    "analyze": "Measure how the head of MODEL relates to its embedding, and whether they can be tied.",
     "bias": "Add, remove, unify or resize the head bias.",
     "check": "Apply the rules to models, and exit with 1 on a finding. A gate for CI.",
     "completion": "Print the completion script for SHELL.",

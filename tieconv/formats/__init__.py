@@ -1,4 +1,4 @@
-"""The formats that are read, and the choice among them."""
+"""The checkpoint formats that tieconv reads, and how it chooses one."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ _OF_OTHERS = (
     ".metadata",
     "adapter_config.json",
 )
-"""Ends of the names by which another format may claim a model, or stand beside one."""
+"""Suffixes of the files of other formats, which may hold the model or lie beside it."""
 GRAPH_SUFFIX = ".onnx"
 _DOCUMENTS = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
     *("merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "special_tokens_map.json"),
 )
-"""What a model's directory holds beside its weights that loaders open; `transformers` gives these names."""
+"""Files beside the weights that loaders open, under the names that transformers gives them."""
 
 
 def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
-    """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
+    """Read the checkpoint that MODEL names, in the format that loaders prefer.
+
+    Raises `UnreadableError` if there is no checkpoint.
+    """
     _check_documents(listing, files)
     if is_safetensors_alone(listing):
         return SAFETENSORS.read(listing, files)
     if holds_graphs(listing):
-        from tieconv.formats.onnx.model import ONNX  # most models are no graphs
+        from tieconv.formats.onnx.model import ONNX  # most models are not ONNX graphs
 
         return ONNX.read(listing, files)
-    from tieconv.formats.format_choice import choose  # most models give no choice
+    from tieconv.formats.format_choice import choose  # most models have one format
 
     return choose(listing, files)
 
 
 def _check_documents(listing: Listing, files: Files) -> None:
-    """Raise `UnreadableError` where Git left a pointer or the text of a link in place of a document."""
+    """Raise `UnreadableError` if a document is a Git LFS pointer or the text of a symlink."""
     if hasattr(files, "client"):
         return  # each read would be a request, and the Hub serves the files themselves
     for name in _DOCUMENTS if listing.named is None else ():
@@ -56,13 +59,13 @@ def _check_documents(listing: Listing, files: Files) -> None:
 
 
 def is_safetensors_alone(listing: Listing) -> bool:
-    """Whether no other format can have a say, told without loading one."""
+    """Return whether safetensors is the only format of MODEL, judged by file names."""
     names = (*listing.top, listing.named or "")
     return SAFETENSORS.claims(listing) and not any(name.endswith(_OF_OTHERS) for name in names)
 
 
 def holds_graphs(listing: Listing) -> bool:
-    """Whether MODEL is an ONNX graph, or a directory of graphs without weights that another format reads."""
+    """Return whether MODEL is an ONNX graph, or a directory with graphs and no weights of another format."""
     if listing.named is not None:
         return listing.named.lower().endswith(GRAPH_SUFFIX)
     if not any(name.lower().endswith(GRAPH_SUFFIX) for name in listing.entries):
@@ -73,7 +76,7 @@ def holds_graphs(listing: Listing) -> bool:
 
 
 def __getattr__(name: str) -> object:
-    """``FORMATS``, loaded when it is asked for."""
+    """Return ``FORMATS``, imported on first use."""
     if name == "FORMATS":
         from tieconv.formats.format_choice import FORMATS
 

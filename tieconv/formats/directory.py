@@ -1,4 +1,4 @@
-"""How a model lies in its directory: one weight file, or shards and their index. The same for each format."""
+"""Read a model from its directory: one weight file, or shards and their index. All formats share this code."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.files.interface import Files
 
 ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
-"""Reads the header of one weight file, and says what is odd about it."""
+"""Reads the header of one weight file; returns it with cautions."""
 
 
 @record
 class Model:
-    """A format by its names and its reader of one file; see `tieconv.formats.interface.Format`."""
+    """A format: its file names and the reader of one file. See `tieconv.formats.interface.Format`."""
 
     naming: Naming
     read_one: ReadOne
@@ -44,7 +44,7 @@ class Model:
 
 
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
-    """The checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
+    """Read the checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
     weight_set = _find_weights(naming, listing, files)
     prepare(files, weight_set.weights)
     read = [read_one(files, name) for name in weight_set.weights]
@@ -90,7 +90,7 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
         return _indexed(naming, listing, files, naming.index if naming.index in indexes else indexes[0])
     if indexes:
         raise UnreadableError(
-            f"{shown(listing.source)} holds {len(indexes)} indexes, none named {naming.index}",
+            f"{shown(listing.source)} holds {len(indexes)} indexes, but no {naming.index}",
             _name_one(listing, indexes[0]),
             "layout.ambiguous",
         )
@@ -98,12 +98,12 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
 
 
 def not_alone(named: str) -> Caution:
-    """What says that the directory of the file ``named`` holds the model in other files too."""
+    """Return the caution that the directory of the file ``named`` holds other models too."""
     return Caution(NOT_ALONE, f"{shown(named)} is not the only model of its directory")
 
 
 def _name_one(listing: Listing, name: str) -> str:
-    return f"name the one that you mean: {path_word(os.path.join(listing.source, name))}"
+    return f"give the path of one of them: {path_word(os.path.join(listing.source, name))}"
 
 
 def _single(naming: Naming, listing: Listing, stored: list[str]) -> WeightSet:
@@ -111,7 +111,7 @@ def _single(naming: Naming, listing: Listing, stored: list[str]) -> WeightSet:
         return with_orphans(WeightSet(Layout.SINGLE, (naming.single,)), stored)
     caution = Caution(
         "layout.ambiguous",
-        f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
+        f"the directory holds both {naming.single} and {naming.index}: transformers reads the single file, "
         "other loaders read the shards",
     )
     return WeightSet(Layout.SINGLE, (naming.single,), cautions=(caution,))
@@ -124,15 +124,18 @@ def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> Weigh
 
 
 def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> WeightSet:
-    """No file of the usual name and no index: one file is the model, numbered shards are; else nobody knows."""
+    """Choose the weights of a directory with no file of the usual name and no index.
+
+    A single file is the model, and so are numbered shards. Raises `UnreadableError` for anything else.
+    """
     shards = [name for name in stored if re.search(naming.shard, name)]
     if len(stored) == 1 and not shards:
         return WeightSet(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
-        absent = f"{count(len(shards), 'shard')} without {naming.index}: loaders need the index"
+        absent = f"the directory holds {count(len(shards), 'shard')} but no {naming.index}, which loaders need"
         return WeightSet(Layout.SHARDED, tuple(shards), cautions=(Caution("index.absent", absent),))
     raise UnreadableError(
-        f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, none named {naming.single}, and no index",
+        f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, but no {naming.single} and no index",
         _name_one(listing, stored[0]),
         "layout.ambiguous",
     )
@@ -141,13 +144,13 @@ def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> Weigh
 def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
     if not any(name.endswith(".py") for name in listing.top):
         return ()
-    from tieconv.formats.remote_code import scan  # costs the parser of Python, which few models need
+    from tieconv.formats.remote_code import scan  # imports Python's parser, which few models need
 
     return scan(listing, files)
 
 
 def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator[WeightFile]:
-    """The headers of files that the model does not use; one that cannot be read is none of its business."""
+    """Yield the headers of files that the model does not use. Skips files that cannot be read."""
     for name in names:
         with suppress(UnreadableError):
             yield read_one(files, name)[0]
@@ -156,7 +159,7 @@ def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator
 def _config(
     naming: Naming, listing: Listing, files: Files, weight_set: WeightSet
 ) -> tuple[Document | None, Iterable[Caution]]:
-    """The config of the directory, and cautions. For one shard it would describe tensors that are not in sight."""
+    """Return the directory's config and cautions. Skip the config for one shard: it describes all shards."""
     require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
         return None, ()

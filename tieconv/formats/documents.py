@@ -1,4 +1,4 @@
-"""The documents that lie beside weights of any format: config.json and the shard index."""
+"""Read the documents that lie beside the weights of any format: config.json and the shard index."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _REPEATED_SAID = 8
 
 
 def read_bytes(files: Files, name: str, limit: int) -> bytes:
-    """The file's content, at most one byte more than ``limit`` of it."""
+    """Return the content of the file, at most ``limit + 1`` bytes."""
     return files.pread(name, min(files.state(name).size, limit) + 1, 0)
 
 
 def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Caution, ...]]:
-    """The config and what is odd about it. Configs of real models hold NaN and repeated keys: accepted, said.
+    """Return the config and its cautions. NaN and repeated keys are accepted, because real configs hold them.
 
-    Raises `UnreadableError` for a config that is no JSON object.
+    Raises `UnreadableError` for a config that is not a JSON object.
     """
     data = read_bytes(files, name, CONFIG_LIMIT)
     repeated: list[str] = []
     value = loads(data, name, limit=CONFIG_LIMIT, lenient=True, duplicates=repeated)
     cautions = tuple(
-        Caution("config.repeated-key", f"{name} holds the key {shown(key)} twice; readers take the last")
+        Caution("config.repeated-key", f"{name} holds the key {shown(key)} twice; some readers use the last value")
         for key in dict.fromkeys(repeated[:_REPEATED_SAID])
     )
     return Document(name, data.decode("utf-8"), value), cautions

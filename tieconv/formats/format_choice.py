@@ -1,4 +1,4 @@
-"""The formats that are read, and the choice among them where there is one."""
+"""Choose the format of a checkpoint when more than one is possible."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 
 _CORE_ML = "com.apple.CoreML/weights/weight.bin"
-"""Where the directory of a Core ML package has its weights."""
+"""Path of the weights inside a Core ML package."""
 
 _BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "vocab.json")
-"""How the names end of files that lie beside weights and hold none."""
+"""Suffixes of files that lie beside weights and hold no weights."""
 
 
 def choose(listing: Listing, files: Files) -> Checkpoint:
-    """The checkpoint that MODEL, which is no graph, names, in the format that loaders prefer.
+    """Read the checkpoint that MODEL names, in the format that loaders prefer. MODEL is not an ONNX graph.
 
-    Raises `UnreadableError` where there is none.
+    Raises `UnreadableError` if there is no checkpoint.
     """
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
     if not claims and _is_torch(listing, files):
@@ -50,12 +50,12 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
 
 
 def holds_weights(listing: Listing) -> bool:
-    """Whether a format claims the directory by files that loaders look for: a stray `.pt` is no model."""
+    """Return whether a directory holds weights that loaders look for by name. A stray `.pt` file is not a model."""
     return any(candidate.claims(listing) and side_by_side.holds_model(candidate, listing) for candidate in FORMATS)
 
 
 def _is_torch(listing: Listing, files: Files) -> bool:
-    """Whether a file that the user names is a zip archive or a pickle, whatever its suffix."""
+    """Return whether the file that the user gave is a zip archive or a pickle, whatever its suffix."""
     return listing.named is not None and files.pread(listing.named, WINDOW, 0).startswith((b"PK", b"\x80"))
 
 
@@ -72,21 +72,21 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
     if states:
         verb = "is" if len(states) == 1 else f"and {count(len(states) - 1, 'more file')} are"
         return UnreadableError(
-            f"{shown(states[0])} {verb} what a trainer writes beside a model, not a model",
+            f"{shown(states[0])} {verb} a trainer's state, not a model",
             "give the directory that holds the weights",
             "format.trainer",
         )
     if listing.named and listing.named.endswith(_BESIDE_WEIGHTS):
         folder = path_word(os.path.dirname(listing.source) or ".")
         return UnreadableError(
-            f"{shown(listing.source)} describes a model and holds no weights",
+            f"{shown(listing.source)} describes a model but holds no weights",
             f"give the model's directory: {folder}",
             "format.beside-weights",
         )
     problem = "is not a weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:
-        files.state(special)  # says what is wrong with it
+        files.state(special)  # raises the error of this file
     return UnreadableError(
         f"{shown(listing.source)} {problem}", "give a model directory, a weight file or an index", "format.none"
     )

@@ -1,4 +1,4 @@
-"""The shard index `*.index.json`: which shard holds which tensor."""
+"""Read and edit the shard index `*.index.json`, which maps each tensor to its shard."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tieconv.text import shown
 
 LIMIT = 100_000_000
 DIGITS = 600
-"""Of an integer in an index: nothing is computed from most of them, and Python reads as many under any setting."""
+"""The most digits of an integer in an index. Python reads this many under any setting."""
 
 
 def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, str]]:
-    """The index's content and its ``weight_map`` (tensor name → shard file name).
+    """Return the content of the index and its ``weight_map`` (tensor name → shard file name).
 
-    Raises `UnsafePathError` for a shard that is no plain file name in the same directory, `UnreadableError`
-    for anything else that is no index.
+    Raises `UnsafePathError` for a shard outside the index's directory. Raises `UnreadableError` for any other
+    malformed index.
     """
     value = read_value(data, name)
     weight_map = value.get("weight_map")
@@ -32,21 +32,21 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard:
             raise UnreadableError(
-                f"{shown(name)}: tensor {shown(tensor)} is mapped to no file name",
+                f"{shown(name)} maps tensor {shown(tensor)} to a value that is not a file name",
                 "fetch the index again, or rebuild it from the shards",
                 "index.shard-name",
             )
         if "/" in shard or "\\" in shard or "\0" in shard or shard in {".", ".."} or shard.startswith("~"):
             raise UnsafePathError(
-                f"{shown(name)}: tensor {shown(tensor)} is mapped to {shown(shard)}, no file name of its directory",
-                "shards lie beside their index; do not trust this checkpoint",
+                f"{shown(name)} maps tensor {shown(tensor)} to {shown(shard)}, which is not a file of its directory",
+                "do not trust this checkpoint: shards must lie in the directory of their index",
                 "index.escape",
             )
     return value, weight_map
 
 
 def read_value(data: bytes, name: str) -> dict[str, object]:
-    """The index's content. The map of a large one is read in batches, which hold one string for each shard name."""
+    """Return the content of the index. Reads the ``weight_map`` of a large index in batches to save memory."""
     start = _MAP.search(data) if WINDOW < len(data) <= LIMIT else None
     if start is None:
         return loads(data, name, limit=LARGEST_MEMBER, digits=DIGITS)
@@ -58,7 +58,7 @@ def read_value(data: bytes, name: str) -> dict[str, object]:
         for batch in members.batches():
             if not batch.keys().isdisjoint(weight_map):
                 repeated = min(batch.keys() & weight_map)
-                refuse(name, f"the key {shown(repeated)} stands twice", "json.refused")
+                refuse(name, f"the key {shown(repeated)} is repeated", "json.refused")
             if excess := names.excess(batch, len(batch)):
                 raise UnreadableError(f"{shown(name)} holds {excess}", "split the model", "index.tensors")
             for tensor, shard in batch.items():
@@ -76,18 +76,18 @@ _MAP = re.compile(rb'"weight_map"\s*:\s*\{')
 
 
 def absent_shard(names: str, shard: str, code: str, hint: str = "") -> UnreadableError:
-    """The error for a file that an index, or a numbering, calls for: ``names`` is who does, and for what."""
-    return UnreadableError(f"{names} {shown(shard)}, which is not there", f"fetch the missing file{hint}", code)
+    """Return the error for a missing shard. ``names`` starts the sentence that ends with the shard's name."""
+    return UnreadableError(f"{names} {shown(shard)}, which is missing", f"fetch the missing file{hint}", code)
 
 
 def edit_index(
     text: str, *, drop: Mapping[str, str], add: Mapping[str, str], total_size: int, parameters_added: int
 ) -> str:
-    """``text`` with entries dropped and added and its totals set, everything else as it was.
+    """Return ``text`` with entries dropped and added and with new totals. Nothing else changes.
 
-    ``total_size`` counts tensor bytes. ``parameters_added`` (elements, may be negative) moves
-    ``total_parameters`` where the index has it: writers leave buffers out of that count, and a header does not
-    say which tensors are buffers.
+    ``total_size`` counts tensor bytes. ``parameters_added`` (elements, may be negative) is added to
+    ``total_parameters`` if the index has it. That count excludes buffers, which a header does not mark, so tieconv
+    cannot compute it anew.
     """
     from tieconv.formats.json import edit as json_edit  # reading an index needs no editor
 

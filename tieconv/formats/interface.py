@@ -1,4 +1,4 @@
-"""What a format is to the rest of the program."""
+"""The interface that every checkpoint format implements."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Format(Protocol):
         ...
 
     def claims(self, listing: Listing) -> bool:
-        """Whether MODEL is of this format, by file names alone."""
+        """Return whether MODEL has this format, judged by file names alone."""
         ...
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
-        """The checkpoint, from headers and documents; `UnreadableError` for malformed input."""
+        """Read the checkpoint from its headers and documents. Raises `UnreadableError` for malformed input."""
         ...
 
 
 def prepare(files: Files, names: Iterable[str]) -> None:
-    """Tell a source that fetches which heads will be read next; others need no telling."""
+    """Announce which file headers will be read next, so that a remote source can fetch them ahead."""
     method = getattr(files, "prepare", None)
     if method is not None:
         method(names)

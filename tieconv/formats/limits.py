@@ -1,4 +1,4 @@
-"""Names and limits that several formats share; the limits are what half a gigabyte of memory holds."""
+"""Names and limits that several formats share. Within these limits tieconv needs at most 500 MB of memory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from sys import getsizeof
 
 INDEX_SUFFIX = ".index.json"
-"""End of the name of a shard index."""
+"""Suffix of a shard index."""
 WINDOW = 1 << 20
-"""Bytes of a JSON text that is parsed at once; a larger one is read in parts."""
+"""Bytes of JSON text that are parsed at once. A larger text is read in parts."""
 MAX_TENSORS = 500_000
-"""Tensors of one file, and names of one index. The largest mixtures of experts store a tenth of this."""
+"""The most tensors of one file or one index. The largest mixture-of-experts models store a tenth of this."""
 MAX_METADATA = 100_000
-"""Entries of a file's own metadata."""
+"""The most entries of the metadata of one file."""
 MAX_NAME_MEMORY = 80_000_000
-"""Bytes of memory for the tensor names of one file. Half a million names of 100 characters take this."""
+"""The most bytes of memory for the tensor names of one file: half a million names of 100 characters."""
 
 
 class NameCount:
@@ -24,7 +24,7 @@ class NameCount:
         self._names = self._memory = 0
 
     def excess(self, names: Iterable[str], count: int) -> str:
-        """What ``count`` further names make too much; empty while all of them are within the limits."""
+        """Return which limit ``count`` further names exceed, or an empty string."""
         self._names += count
         if self._names > MAX_TENSORS:
             return f"more than {MAX_TENSORS:,} tensors"
@@ -33,7 +33,7 @@ class NameCount:
 
 
 class Shapes:
-    """Keep one tuple for each shape of a file: half a million equal ones take 50 MB."""
+    """Keep one tuple for each distinct shape of a file: half a million equal tuples take 50 MB."""
 
     _MOST = 1000
 
@@ -41,7 +41,7 @@ class Shapes:
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def shared(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return an equal tuple, where one was kept the same object."""
+        """Return an equal tuple that is shared if possible."""
         if len(self._known) >= self._MOST:
             return self._known.get(shape, shape)
         return self._known.setdefault(shape, shape)

@@ -1,6 +1,6 @@
-"""Recognise the files of other tools: by their first bytes, by the names in a zip archive, else by their own name.
+"""Recognise files of other tools by their first bytes, the names in a zip archive, or their suffix.
 
-What is known of them is data, `data/other_tools.json`, with a source each.
+The patterns are in `data/other_tools.json`, each with its source.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from tieconv.checkpoint.value_type import record
 from tieconv.package_data import data_text
 
 WINDOW = 1024
-"""Bytes at the start of a file that tell its kind."""
+"""Bytes at the start of a file that identify its kind."""
 
 
 @record
 class OtherTool:
-    """A kind of file that is not read: what it is, as the end of a sentence, and what to do instead."""
+    """A kind of file that tieconv does not read.
+
+    ``sentence_end`` follows the file name in an error; ``hint`` says what to do instead.
+    """
 
     code: str
     sentence_end: str
@@ -37,7 +40,7 @@ def by_entries(names: bytes) -> OtherTool | None:
 
 
 def by_name(name: str) -> OtherTool | None:
-    """Return the kind of a file by the end of its name."""
+    """Return the kind of a file by its suffix."""
     return next((kind for ends, kind in _kinds()["ends"] if name.lower().endswith(ends)), None)
 
 

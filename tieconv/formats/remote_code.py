@@ -1,7 +1,7 @@
-"""Python files beside the weights: parsed as text for one declaration, never imported or run.
+"""Parse the Python files beside the weights for ``_tied_weights_keys``. They are never imported or run.
 
-transformers 5 reads ``_tied_weights_keys`` as a dict of target and source names. Models with code of their own,
-written for transformers 4, declare a list.
+transformers 5 reads ``_tied_weights_keys`` as a dict of target and source names. Custom model code that was
+written for transformers 4 declares a list.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FILE_LIMIT = 20
 
 
 def scan(listing: Listing, files: Files) -> tuple[Caution, ...]:
-    """One `Caution` for each ``modeling_*.py`` whose declaration transformers 5 cannot use.
+    """Return one `Caution` for each ``modeling_*.py`` whose declaration transformers 5 cannot use.
 
-    Files that are too large or do not parse say nothing.
+    Skips files that are too large or that do not parse.
     """
     names = [name for name in listing.top if name.startswith("modeling_") and name.endswith(".py")]
     return tuple(caution for name in names[:FILE_LIMIT] for caution in _scan_one(name, listing, files))
@@ -48,7 +48,7 @@ def _scan_one(name: str, listing: Listing, files: Files) -> Iterator[Caution]:
 def _declared(source: bytes) -> list[ast.expr]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the file's own escapes are not our business
+            warnings.simplefilter("ignore")  # Python warns about the escapes of the file
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []

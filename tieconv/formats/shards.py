@@ -1,4 +1,4 @@
-"""The shards of a model whose index is missing or wrong: found by their names and read by their headers."""
+"""Read the shards of a model whose index is missing or wrong, by their names and headers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tieconv.formats.weight_set import Naming
 from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"
-"""Caution: the index is no strict JSON, and could be read all the same."""
+"""Caution: the index is not strict JSON, but tieconv could read it."""
 INDEX_UNREADABLE = "index.unreadable"
-"""Caution: nothing of the index could be read."""
+"""Caution: the index could not be read."""
 
 ONE_FILE = "reindex.one-file"
 """The code of the refusal to index a model of one file."""
 
 _INDEXED: tuple[Model, ...] = (SAFETENSORS, TORCH)
-"""Formats that have shards and an index, in the order in which loaders look for them."""
+"""Formats with shards and an index, in the order in which loaders look for them."""
 _DIFFUSERS = "diffusion_pytorch_model"
-"""How diffusers calls its shards, and looks for their index; other loaders look for one name, whatever the shards'."""
+"""Prefix of diffusers shards. diffusers names the index after the shards; other loaders expect a fixed name."""
 _NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
 
 
@@ -56,14 +56,14 @@ class _Set:
 
 
 def read_shards(listing: Listing, files: Files) -> Checkpoint:
-    """The sharded model that ``listing`` names, whatever its index says; ``index`` is ``None`` where none parses.
+    """Read the sharded model that ``listing`` names. ``index`` is ``None`` if no index parses.
 
-    The shards are the numbered ones, those of tieconv beside them and those that the index names. Raises
-    `RefusedError` for a model of one file and where the set of shards is open, `UnreadableError` for a shard that
-    is malformed.
+    The shards are the numbered files, the shards that tieconv added, and the files that the index lists. Raises
+    `RefusedError` for a model of one file, and if the set of shards is ambiguous. Raises `UnreadableError` for a
+    malformed shard.
     """
     if PEFT.claims(listing):
-        raise RefusedError(f"{shown(listing.source)} is a PEFT adapter, which has no index", NEXT_STEP, ONE_FILE)
+        raise RefusedError(f"{shown(listing.source)} is a PEFT adapter and has no index", NEXT_STEP, ONE_FILE)
     model = next((model for model in _INDEXED if model.claims(listing)), SAFETENSORS)
     naming = model.naming
     name = _index_name(naming, listing)
@@ -86,7 +86,7 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
 
 
 def is_one_file(listing: Listing, files: Files) -> bool:
-    """Whether MODEL is or holds one weight file, so that there is nothing to index. No header is read."""
+    """Return whether MODEL is or holds one weight file, which needs no index. Reads no header."""
     naming = next((model for model in _INDEXED if model.claims(listing)), SAFETENSORS).naming
     try:
         name = _index_name(naming, listing)
@@ -97,7 +97,7 @@ def is_one_file(listing: Listing, files: Files) -> bool:
 
 
 def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Weight files and indexes of its format at the top of the directory that the model does not use."""
+    """Return the weight files and indexes in the model's directory that the model does not use."""
     naming = _naming(checkpoint)
     return tuple(
         name for name in checkpoint.companions if "/" not in name and (naming.is_weights(name) or naming.is_index(name))
@@ -105,7 +105,7 @@ def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def index_name(checkpoint: Checkpoint) -> str:
-    """The name that the index has or is to have."""
+    """Return the file name of the index, which may not exist yet."""
     naming = _naming(checkpoint)
     indices = [name for name in checkpoint.states if naming.is_index(name)]
     if indices:
@@ -122,7 +122,7 @@ def _naming(checkpoint: Checkpoint) -> Naming:
 
 
 def _read_one(model: Model, files: Files, name: str) -> WeightFile:
-    """The header of a shard. What a torch file holds beside tensors stays in it, so it is no matter here."""
+    """Read the header of a shard. Raises `RefusedError` for a torch file that is a training checkpoint."""
     file, cautions = model.read_one(files, name)
     for caution in cautions:
         if caution.code in (TRAINING, SEVERAL):
@@ -135,14 +135,14 @@ def _index_name(naming: Naming, listing: Listing) -> str:
         return listing.named
     if listing.named:
         raise RefusedError(
-            f"{shown(listing.named)} is one file, which has no index", "give the model's directory", ONE_FILE
+            f"{shown(listing.named)} is a single file and has no index", "give the model's directory", ONE_FILE
         )
     indexes = [entry for entry in listing.top if naming.is_index(entry)]
     return naming.index if naming.index in indexes or not indexes else indexes[0]
 
 
 def _read_index(files: Files, name: str) -> tuple[Document | None, tuple[Caution, ...]]:
-    """The index, by a reader that takes what others refuse where a strict one does not read it."""
+    """Read the index strictly, or leniently if that fails. Return ``None`` and a caution if both fail."""
     data = read_bytes(files, name, index_format.LIMIT)
     try:
         value = index_format.read_value(data, name)
@@ -156,7 +156,7 @@ def _read_index(files: Files, name: str) -> tuple[Document | None, tuple[Caution
 
 
 def weight_map(document: Document | None) -> dict[str, str]:
-    """The entries of an index that are names mapped to names; empty where there are none."""
+    """Return the entries of an index that map a name to a name."""
     entries = document.value.get("weight_map") if document else None
     if not isinstance(entries, Mapping):
         return {}
@@ -189,22 +189,22 @@ def _numbered_set(listing: Listing, stored: Iterable[str], named: set[str]) -> _
         if len(sets) != 1:
             raise RefusedError(
                 f"{shown(listing.source)} holds shards of more than one model",
-                "move those of the other model out of the directory",
+                "move the shards of the other model to another directory",
                 "reindex.two-sets",
             )
     return next((_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()), None)
 
 
 def _check_complete(listing: Listing, numbered: _Set, entries: set[str], document: Document | None) -> None:
-    """A shard may be missing only where an index that parses does not name it: a re-tie can empty one."""
+    """Refuse a set with missing shards. An index that parses may omit a shard, because a re-tie can empty it."""
     for missing in numbered.missing:
         if missing in entries or not weight_map(document):
-            who = f"{shown(listing.source)} cannot be indexed without the shard"
+            who = f"{shown(listing.source)} needs the shard"
             raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
 def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:
-    reason = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
+    reason = f"{shown(stored[0])} is a single file and needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {reason}",
         "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),

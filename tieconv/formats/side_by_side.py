@@ -1,4 +1,4 @@
-"""Weights of several formats in one directory: which loaders prefer, and which files are the others'."""
+"""Handle a directory with weights in several formats: which one loaders prefer, and which files remain."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tieconv.formats.torch.model import TORCH
 from tieconv.formats.weight_set import Naming
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
-"""Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a
-training run's files are another matter."""
+"""Formats that hold a whole model, in the order in which transformers prefers them."""
 
 
 def preferred(claims: Sequence[Format], listing: Listing) -> Format:
-    """The one of ``claims`` to read: the first, but torch files that transformers finds by their name come before
-    others that it does not.
+    """Return the format of ``claims`` to read.
+
+    That is the first one, unless only the torch files have names that transformers looks for.
     """
     first = claims[0]
     if first not in _WHOLE_MODELS or listing.named or _is_found(first, listing):
@@ -40,13 +40,13 @@ def preferred(claims: Sequence[Format], listing: Listing) -> Format:
 
 
 def _is_found(candidate: Format, listing: Listing) -> bool:
-    """Whether transformers finds the files by their names."""
+    """Return whether transformers finds the files by their names."""
     naming = candidate.naming if isinstance(candidate, Model) else None
     return naming is not None and not {naming.single, naming.index}.isdisjoint(listing.top)
 
 
 def others(chosen: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
-    """The weight and index files of formats other than ``chosen`` that hold a whole model, and what to say of them."""
+    """Return the files of other formats that hold a whole model, with their states, and a caution about them."""
     if chosen not in _WHOLE_MODELS:
         return {}, ()
     whole = replace(listing, named=None)
@@ -60,7 +60,7 @@ def others(chosen: Format, listing: Listing, files: Files) -> tuple[dict[str, Fi
 
 
 def twins(chosen: Format, listing: Listing, files: Files) -> tuple[WeightFile, ...]:
-    """The torch files beside safetensors, by their headers; none where they cannot be read, or only be fetched."""
+    """Return the headers of the torch files beside safetensors. Empty if they are remote or unreadable."""
     whole = replace(listing, named=None)
     if chosen is not SAFETENSORS or not holds_model(TORCH, whole) or hasattr(files, "client"):
         return ()
@@ -71,26 +71,26 @@ def twins(chosen: Format, listing: Listing, files: Files) -> tuple[WeightFile, .
 
 
 def _not_alone(chosen: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
-    """What says that the directory of the file ``named`` is another model, or may be."""
+    """Return a caution if the directory of the file ``named`` may hold another model."""
     again = any(kind is not chosen and holds_model(kind, whole) for kind in _WHOLE_MODELS)
     return (not_alone(named),) if again else ()
 
 
 def holds_model(candidate: Format, listing: Listing) -> bool:
-    """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
+    """Return whether MODEL holds files of this format that loaders look for. A stray `.pt` file does not count."""
     if candidate is TORCH:
         return not {TORCH.naming.single, TORCH.naming.index}.isdisjoint(listing.top)
     return candidate.claims(listing)
 
 
 def _caution(chosen: Format, present: Sequence[Format]) -> Caution:
-    """Weights of two formats side by side may be two models; which one is read depends on the loader."""
+    """Return the caution that the weights of two formats may be two models."""
     rest = " and ".join(kind.name for kind in present if kind is not chosen)
     first, *later = (kind.name for kind in present)
     return Caution(
         TWO_FORMATS,
-        f"weights stand here as {chosen.name} and as {rest}: transformers takes {first}, other loaders can take "
-        f"{' and '.join(later)}, and the two may be different models",
+        f"the directory holds weights as {chosen.name} and as {rest}: transformers loads {first}. "
+        f"Other loaders may load {' and '.join(later)}, which may be a different model",
     )
 
 
@@ -104,7 +104,7 @@ def _files(candidate: Format, listing: Listing, files: Files) -> set[str]:
 
 
 def _named(naming: Naming, listing: Listing, files: Files) -> set[str]:
-    """The usual names, the shards by their number and those that the index names; a stray file is none of them."""
+    """Return the usual file names, the numbered shards and the shards of the index. Stray files are left out."""
     stem, _, suffix = naming.single.rpartition(".")
     shard = re.compile(rf"{re.escape(stem)}-(\d{{5}}-of-\d{{5}}|head(-\d+)?)\.{suffix}")
     usual = {name for name in listing.top if name in (naming.single, naming.index) or shard.fullmatch(name)}
@@ -113,7 +113,7 @@ def _named(naming: Naming, listing: Listing, files: Files) -> set[str]:
 
 
 def _entries(name: str, files: Files) -> set[str]:
-    """The shards that an index names; none where it cannot be read."""
+    """Return the shards that an index lists. Empty if the index cannot be read."""
     try:
         value = spelled_json.read(read_bytes(files, name, index_format.LIMIT), name, limit=index_format.LIMIT)
     except UnreadableError:

@@ -1,4 +1,4 @@
-"""Which files of a directory are a model's weights: the names of a format, and what was chosen by them."""
+"""Decide by file names which files of a directory are the weights of a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Naming:
     """The file names of a format.
 
-    ``single`` is the name that loaders look for, ``suffixes`` end every weight file, ``shard`` is the pattern of the
-    number in a shard's name, ``others`` that of files that end like weights and hold something else.
+    ``single`` is the name that loaders look for. Every weight file ends with one of ``suffixes``. ``shard`` matches
+    the number in a shard's name. ``others`` matches files that end like weights but hold something else.
     """
 
     format: str
@@ -43,7 +43,7 @@ class Naming:
         return name.endswith(self.suffixes) and not (self.others and re.search(self.others, name))
 
     def claims(self, listing: Listing) -> bool:
-        """Whether MODEL is of this format, by names alone. A file that the user names is taken at its suffix."""
+        """Return whether MODEL has this format, judged by names alone. For one file the suffix decides."""
         if listing.named:
             return listing.named.endswith(self.suffixes) or self.is_index(listing.named)
         return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
@@ -51,7 +51,7 @@ class Naming:
 
 @record
 class WeightSet:
-    """The weight files of a model, and those of its directory that the model does not use (``orphans``)."""
+    """The weight files of a model. ``orphans`` are weight files of its directory that the model does not use."""
 
     layout: Layout
     weights: tuple[str, ...]
@@ -62,7 +62,7 @@ class WeightSet:
 
 
 def require_regular(listing: Listing, files: Files, name: str) -> None:
-    """Raise where the file that a loader would open is there and may not be read: others must not stand for it."""
+    """Raise an error if the file that a loader would open exists but may not be read."""
     if name in listing.special:
         files.state(name)
 
@@ -73,6 +73,6 @@ def with_orphans(weight_set: WeightSet, stored: Iterable[str]) -> WeightSet:
     if not left:
         return weight_set
     listed = ", ".join(shown(name, 60) for name in left[:4])
-    message = f"{count(len(left), 'weight file')} that the model does not use: {listed}"
+    message = f"the model does not use {count(len(left), 'weight file')}: {listed}"
     cautions = (*weight_set.cautions, Caution("index.orphan", message))
     return replace(weight_set, orphans=tuple(left), cautions=cautions)

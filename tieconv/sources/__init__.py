@@ -1,11 +1,11 @@
-"""Where a MODEL comes from."""
+"""Read a MODEL from a local directory or from the Hub."""
 
 from __future__ import annotations
 
 PREFIX = "hf://"
-"""How a model on the Hub begins."""
+"""Prefix of a model on the Hub."""
 
 
 def is_hub(source: str) -> bool:
-    """Whether MODEL is on the Hub; asked at every start, so it stands apart from what reads the Hub."""
+    """Return whether MODEL is on the Hub. Imports nothing, because every command calls it."""
     return source.startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""Hashes of whole files, in the two kinds that the Hub keeps: SHA-256 for LFS and xet files, git's for the others."""
+"""Hash whole files as the Hub does: SHA-256 for LFS and xet files, the git blob hash for others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _BLOCK = 1 << 20
 
 
 def same_hash(a: object, b: object, name: str) -> bool:
-    """Whether two files of one size are equal, by a hash that one side knows; the other has it too or is read."""
+    """Return whether two files of one size are equal, by hash. Reads a file whose hash is unknown."""
     known = [stored for reader in (a, b) if (stored := _known(reader, name))]
     kind: Kind = "sha256" if any(stored[0] == "sha256" for stored in known) else "git"
     return _hash_of(a, name, kind) == _hash_of(b, name, kind)
 
 
 def _known(reader: object, name: str) -> tuple[Kind, str] | None:
-    # A source on the Hub knows the hash that a file is stored under; others have no such method.
+    # Only a source on the Hub knows the hash of a stored file.
     ask = cast("Callable[[str], tuple[Kind, str]] | None", getattr(reader, "known_hash", None))
     return ask(name) if ask else None
 
@@ -33,19 +33,19 @@ def _hash_of(reader: object, name: str, kind: Kind) -> str:
 
 
 def kind_of(digest: str) -> Kind:
-    """The kind of a hash, by its length: git's is a SHA-1."""
+    """Return the kind of a hash by its length: git uses SHA-1."""
     return "git" if len(digest) == 40 else "sha256"
 
 
 def hash_bytes(data: bytes, kind: Kind) -> str:
-    """The hash of a file that is in memory."""
+    """Return the hash of a file's bytes."""
     digest = _new(kind, len(data))
     digest.update(data)
     return digest.hexdigest()
 
 
 def hash_file(files: Files, name: str, kind: Kind) -> str:
-    """The hash of a file, read in blocks. Raises what the reader raises."""
+    """Return the hash of a file, read in blocks. Raises the errors of ``files``."""
     size = files.state(name).size
     digest = _new(kind, size)
     for offset in range(0, size, _BLOCK):

@@ -1,4 +1,4 @@
-"""Views of a storage read as if they were stored densely, a bounded block at a time, without numpy."""
+"""Read strided views as dense bytes, in blocks of limited size and without NumPy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
 
 SPAN_LIMIT = 8 * 1024 * 1024
-"""Bytes of the storage held at a time."""
+"""The most bytes of a storage that are in memory at a time."""
 
 READ_COST = 8 * 1024
-"""Bytes that a disk reads in the time that one more read takes."""
+"""Bytes that a disk reads in the time of one further read call."""
 REQUEST_COST = 1024 * 1024
-"""The same where a read is a request over a network."""
+"""The same if each read is a network request."""
 
 ReadAt = Callable[[int, memoryview], None]
 """``read(position, buffer)``: fill ``buffer`` from byte ``position`` of the file."""
@@ -24,7 +24,7 @@ ReadAt = Callable[[int, memoryview], None]
 
 @record
 class StridedRange(ByteRange):
-    """The bytes of a view as they would lie densely: 0 to ``end``. ``base`` is where its first element is stored."""
+    """The bytes 0 to ``end`` of a view as if stored densely. ``base`` is the offset of its first element."""
 
     base: int
     width: int
@@ -33,7 +33,7 @@ class StridedRange(ByteRange):
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a dense tensor, as torch gives them."""
+    """Return the strides of a dense tensor in elements, as torch does."""
     strides: list[int] = []
     step = 1
     for side in reversed(shape):
@@ -43,7 +43,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dense(record: TensorRecord) -> TensorRecord:
-    """The record with a range that reads densely: itself, unless it is a strided view."""
+    """Return the record with a range that reads densely. Changes only strided views."""
     if record.stride is None or isinstance(record.range, StridedRange):
         return record
     last_element = sum((side - 1) * step for side, step in zip(record.shape, record.stride, strict=True))
@@ -54,9 +54,9 @@ def dense(record: TensorRecord) -> TensorRecord:
 
 
 def gather(read: ReadAt, span: StridedRange, first: int, end: int, cost: int | None = None) -> bytearray:
-    """Dense bytes ``first`` to ``end`` of a view, both on the border of an element.
+    """Return the dense bytes ``first`` to ``end`` of a view. Both must be at the border of an element.
 
-    ``cost`` is what one more read costs, in bytes that could be read meanwhile: `READ_COST` unless it is given.
+    ``cost`` is the cost of one further read, in bytes that could be read in that time. Default: `READ_COST`.
     """
     out = bytearray(end - first)
     if out:
@@ -67,11 +67,11 @@ def gather(read: ReadAt, span: StridedRange, first: int, end: int, cost: int | N
 
 
 _Box = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Corner, sides, and the dense place of the corner."""
+"""Corner, shape, and the dense index of the corner."""
 
 
 def _boxes(shape: Sequence[int], first: int, end: int) -> list[_Box]:
-    """Elements ``first`` to ``end`` in row-major order as boxes."""
+    """Split the elements ``first`` to ``end`` in row-major order into boxes."""
     if not shape:
         return [((), (), 0)]
     inner = prod(shape[1:])
@@ -92,7 +92,7 @@ def _boxes(shape: Sequence[int], first: int, end: int) -> list[_Box]:
 
 
 def _under(shape: Sequence[int], row: int, start: int, stop: int) -> list[_Box]:
-    """The boxes of one row, from its element ``start`` to ``stop``."""
+    """Return the boxes of one row, from its element ``start`` to ``stop``."""
     before = row * prod(shape[1:])
     return [
         ((row, *corner), (1, *sides), before + element) for corner, sides, element in _boxes(shape[1:], start, stop)
@@ -101,7 +101,7 @@ def _under(shape: Sequence[int], row: int, start: int, stop: int) -> list[_Box]:
 
 @dataclass(slots=True)
 class _Rows:
-    """Copies boxes of a view, split until the stored bytes that one spans can be held."""
+    """Copies boxes of a view, split until the stored bytes of each box fit the limit."""
 
     read: ReadAt
     span: StridedRange
@@ -125,7 +125,7 @@ class _Rows:
             self._copy_held(corner, shape, elements, out, element)
 
     def _run(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """The axis along which elements lie side by side, -1 where none does, and how many do."""
+        """Return the axis with contiguous elements and their number. The axis is -1 if there is none."""
         sides = [(shape[axis], axis) for axis, step in enumerate(self.span.stride) if step == 1]
         length, axis = max(sides, default=(1, -1))
         return (axis, length) if length > 1 else (-1, 1)
@@ -143,7 +143,7 @@ class _Rows:
     def _copy_held(
         self, corner: tuple[int, ...], shape: tuple[int, ...], elements: int, out: memoryview, element: int
     ) -> None:
-        """Copy a box whose stored bytes are read at once, one run along its longest side at a time."""
+        """Copy a box after one read of its stored bytes, one run along its longest axis at a time."""
         width, stride = self.span.width, self.span.stride
         held = bytearray(elements * width)
         first = sum(at * step for at, step in zip(corner, stride, strict=True))
@@ -165,7 +165,7 @@ class _Rows:
 
 
 def _words(width: int) -> tuple[Callable[[memoryview], memoryview], int]:
-    """A cast to the widest machine words that make up an element, and how many do."""
+    """Return a cast to the widest machine words of an element, and their number."""
     if width == 2:
         return (lambda view: view.cast("B").cast("H")), 1
     if width % 4:

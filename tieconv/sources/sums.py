@@ -1,4 +1,4 @@
-"""Storages held to their checksums while they are read from end to end, without another read."""
+"""Check the CRC-32 of storages while they are read, without a second read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tieconv.text import shown
 
 
 class Sums:
-    """The storages of some files, and how far each was read in order.
+    """Tracks how far each storage of some files was read in order.
 
-    Reads may interleave, and may come from several threads: what does not continue a storage is passed over.
+    Several threads may read at the same time. A read that does not continue a storage is ignored.
     """
 
     def __init__(self) -> None:
@@ -24,21 +24,21 @@ class Sums:
         self._right: set[tuple[str, int]] = set()
 
     def expect(self, files: Iterable[WeightFile]) -> None:
-        """Hold the storages of ``files`` to the checksums that they have."""
+        """Check the storages of ``files`` that have a checksum."""
         self._files.update((file.name, file) for file in files if file.storages)
 
     def is_right(self, storage: Storage) -> bool:
-        """Whether the storage was read to its end and had its checksum."""
+        """Return whether the whole storage was read and its checksum was right."""
         return (storage.range.file, storage.range.start) in self._right
 
     def seen(self, name: str, position: int, data: memoryview) -> None:
-        """Take note of bytes of the file ``name``. Raises `UnreadableError` where they complete a damaged storage."""
+        """Record bytes read from the file ``name``. Raises `UnreadableError` if they complete a damaged storage."""
         if name not in self._files:
             return
         starts, storages = self._lookup(name)
         for index in range(max(bisect_right(starts, position) - 1, 0), len(storages)):
             storage = storages[index]
-            skipped = max(storage.range.start - position, 0)  # what lies between two storages
+            skipped = max(storage.range.start - position, 0)  # bytes between two storages
             data, position = data[skipped:], position + skipped
             if not data:
                 break
@@ -72,10 +72,10 @@ class Sums:
 
 
 def damaged(file: WeightFile, storage: Storage) -> UnreadableError:
-    """The error for a storage whose bytes are not those that were saved."""
+    """Return the error for a storage with a wrong checksum."""
     name = next((record.name for record in file.tensors if record.storage == storage.key), storage.key)
     return UnreadableError(
-        f"{shown(file.name)}: the bytes of tensor {shown(name)} do not have their checksum",
+        f"{shown(file.name)}: the bytes of tensor {shown(name)} do not match their checksum",
         "the file is damaged: fetch it again",
         "torch.checksum",
     )

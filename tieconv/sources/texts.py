@@ -1,4 +1,4 @@
-"""Small text files that the user keeps beside models: settings, baselines, and text to run a model on."""
+"""Read and write small text files of the user: settings, baselines, and text for a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT = 64 << 20
 
 
 def upward(start: str) -> Iterator[str]:
-    """The directory ``start`` (absolute) and those above it, the nearest first."""
+    """Yield the absolute directory ``start`` and its parents, nearest first."""
     directory = start
     while True:
         yield directory
@@ -29,7 +29,7 @@ def upward(start: str) -> Iterator[str]:
 
 
 def read_text(path: str, limit: int = LIMIT) -> str:
-    """The text of a regular file, links followed. Raises `SettingsError`."""
+    """Return the text of a regular file, following links. Raises `SettingsError`."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return _text(path, file, limit)
@@ -40,20 +40,20 @@ def read_text(path: str, limit: int = LIMIT) -> str:
 def _text(path: str, file: BinaryIO, limit: int) -> str:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
-        raise _unreadable(path, "it is no regular file")
+        raise _unreadable(path, "it is not a regular file")
     if status.st_size > limit:
         raise _unreadable(path, f"it is larger than {limit >> 20} MiB")
     data = file.read(limit)
     encoding = _encoding(data)
     if encoding:
-        raise _unreadable(path, f"it is {encoding.upper()} text, and UTF-8 is read", _conversion(path, encoding))
+        raise _unreadable(path, f"it is {encoding.upper()} text instead of UTF-8", _conversion(path, encoding))
     if b"\0" in data:
-        raise _unreadable(path, "it holds NUL bytes, so it is no text")
+        raise _unreadable(path, "it holds NUL bytes, so it is not text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _unreadable(
-            path, "it is no UTF-8 text", f"save it as UTF-8; to guess what it is: file {path_word(path)}"
+            path, "it is not UTF-8 text", f"save it as UTF-8; to detect its encoding: file {path_word(path)}"
         ) from error
 
 
@@ -63,14 +63,15 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""The first bytes of other encodings; those of UTF-32 come first, as they start like those of UTF-16."""
+"""The byte order marks of other encodings. UTF-32 is first, because its mark starts like that of UTF-16."""
 _HEAD = 4096
 
 
 def _encoding(data: bytes) -> str:
-    """The encoding by its mark; without one UTF-16 where a tenth of the first characters, or more, are Latin.
+    """Return the encoding of a byte order mark, or guess UTF-16. Empty for other text.
 
-    Their other byte is zero, on one side only. Empty for anything else.
+    Guesses UTF-16 if a tenth or more of the first characters are Latin. One of their two bytes is zero, always on the
+    same side.
     """
     marked = next((name for mark, name in _MARKS if data.startswith(mark)), "")
     if marked or len(data) % 2:
@@ -91,10 +92,10 @@ def _unreadable(path: str, reason: str, hint: str = "check the path") -> Setting
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file, whole or not at all; straight into a FIFO or a device. Raises `DestinationError`."""
+    """Write a file completely or not at all. Write directly to a FIFO or a device. Raises `DestinationError`."""
     data = text.encode("utf-8", "backslashreplace")
     if in_hub_store(Path(path)):
-        raise DestinationError(f"{shown(path)} lies in the hub cache", "write it to another directory", "out.hub-cache")
+        raise DestinationError(f"{shown(path)} is in the Hub cache", "write it to another directory", "out.hub-cache")
     try:
         if os.path.lexists(path) and not os.path.isfile(path):
             with open(path, "wb") as file:
@@ -109,7 +110,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """By a rename: a reader, or a run that is killed, sees the old file or the new one."""
+    """Replace the file with a rename, so that readers see the old file or the new one."""
     folder, name = os.path.split(path)
     staged = os.path.join(folder, f".{name[:100]}.{os.getpid()}.tmp")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,4 @@
-"""Threads that wait for the network, and need not be waited for once the user has had enough."""
+"""Threads for network requests, which an interrupt leaves behind without waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREFIX = "tieconv-network"
 
 @contextmanager
 def workers(number: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that is left at once on an error or an interrupt: what has not begun is not begun."""
+    """Yield a thread pool. On an error or an interrupt, cancel pending work and do not wait."""
     pool = ThreadPoolExecutor(number, thread_name_prefix=_PREFIX)
     try:
         yield pool
@@ -32,9 +32,9 @@ def interruptible(
     late: Callable[[], Exception] = TimeoutError,
     discard: Callable[[T], object] = id,
 ) -> T:
-    """The result of ``work``, done in a thread: one that waits for threads of its own heeds no interrupt meanwhile.
+    """Run ``work`` in a thread and return its result, so that an interrupt works meanwhile.
 
-    Raises what ``late`` makes where it takes more than ``timeout`` seconds; what comes of it later is discarded.
+    Raises the result of ``late`` after ``timeout`` seconds. A later result of ``work`` goes to ``discard``.
     """
     future: Future[T] = Future()
     context = contextvars.copy_context()
@@ -42,7 +42,7 @@ def interruptible(
     def run() -> None:
         try:
             future.set_result(context.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=run, name=_PREFIX, daemon=True).start()
@@ -56,5 +56,5 @@ def interruptible(
 
 
 def anything_waits() -> bool:
-    """Whether such a thread was left behind."""
+    """Return whether a network thread is still running."""
     return any(thread.name.startswith(_PREFIX) for thread in threading.enumerate())

@@ -71,7 +71,7 @@ def command(
     no_parity: bool,
     as_json: bool,
 ) -> None:
-    """Export MODEL to ONNX with each tied matrix stored once, on disk and in a session, and measure parity.
+    """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
 
     Writes one graph: a decoder with its key-value cache, a masked language model, or an encoder-decoder without a
     cache. Exits with 0 if parity passed and with 1 if it failed. Exits with 2 if MODEL could not be exported or parity

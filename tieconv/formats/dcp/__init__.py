@@ -1,1 +1,1 @@
-"""Distributed checkpoints of torch."""
+"""Read distributed checkpoints of torch (DCP)."""

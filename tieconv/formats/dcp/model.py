@@ -1,4 +1,4 @@
-"""The DCP format: how a torch distributed checkpoint is recognised. What it holds is read by `dcp`."""
+"""Recognise a torch distributed checkpoint (DCP). `tieconv.formats.dcp.reader` reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DistributedCheckpoint:
         return any(entry.endswith(SUFFIX) for entry in listing.top)
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
-        from tieconv.formats.dcp.reader import read_directory  # costs the pickle interpreter, which few formats need
+        from tieconv.formats.dcp.reader import read_directory  # imports the pickle interpreter, which few formats need
 
         return read_directory(listing, files, self.name)
 

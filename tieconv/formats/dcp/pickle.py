@@ -1,6 +1,6 @@
-"""The `.metadata` of a torch distributed checkpoint, read by the pickle interpreter of torch files: nothing runs.
+"""Read the `.metadata` pickle of a torch distributed checkpoint without running it.
 
-Every class and function that the file may name becomes an `Instance`, which holds what it would be called with.
+Every allowed class or function becomes an `Instance`, which holds the arguments of the call.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from tieconv.text import shown
 LIMIT = 100_000_000
 """The largest metadata in bytes."""
 OPCODES = 1_000_000
-"""Opcodes that any metadata may have: a fifth of a second."""
+"""Opcodes that any metadata may have. They run in a fifth of a second."""
 BYTES_EACH = 8
-"""Bytes of the checkpoint that allow for one opcode more: a chunk takes about 60, and half a kilobyte at least."""
+"""Each 8 bytes of the checkpoint allow one more opcode. A chunk needs about 60 opcodes and at least 500 bytes."""
 
 MOST_OPCODES = 3_000_000
-"""Opcodes of the largest metadata that is read: some 50,000 chunks, and less than 300 MB of memory."""
+"""The most opcodes of any metadata: about 50,000 chunks and less than 300 MB of memory."""
 
 _DCP = "torch.distributed.checkpoint"
 _TYPES = (
-    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
-    "int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64 complex128 strided Size device"
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+    *("strided", "Size", "device"),
 )
 _NAMES = (
-    *(f"torch.{name}" for name in _TYPES.split()),
+    *(f"torch.{name}" for name in _TYPES),
     f"{_DCP}.metadata.Metadata",
     f"{_DCP}.metadata.TensorStorageMetadata",
     f"{_DCP}.metadata.BytesStorageMetadata",
@@ -56,27 +58,30 @@ _NAMES = (
     "builtins.frozenset",
 )
 ALLOWED: Globals = {name: Global(name, partial(Instance, name), instances=True) for name in _NAMES}
-"""What `torch.distributed.checkpoint.save` writes for models, optimizers and counters."""
+"""The globals that `torch.distributed.checkpoint.save` writes for models, optimizers and counters."""
 
 
 def parse(data: bytes, name: str, size: int) -> object:
-    """The value of the pickle in ``data``, the metadata of a checkpoint of ``size`` bytes, as data and `Instance`s.
+    """Return the value of the pickle in ``data``, the metadata of a checkpoint of ``size`` bytes.
 
-    Raises `UnreadableError` for a name off the allow-list, an opcode that is not read, or a malformed stream.
+    Objects become `Instance`s. Raises `UnreadableError` for a name that is not on the allow-list, for an unsupported
+    opcode and for a malformed stream.
     """
     if len(data) > LIMIT:
-        raise UnreadableError(f"{shown(name)} takes more than {LIMIT:,} bytes", "", "dcp.too-large")
+        raise UnreadableError(
+            f"{shown(name)} has more than {LIMIT:,} bytes", "save the checkpoint again", "dcp.too-large"
+        )
     most = min(OPCODES + size // BYTES_EACH, MOST_OPCODES)
     try:
         return run(data, 0, ALLOWED, _persistent, lambda: most)[0]
     except Truncated:
-        raise UnreadableError(f"{shown(name)} ends too early", "save the checkpoint again", "dcp.malformed") from None
+        raise UnreadableError(f"{shown(name)} is truncated", "save the checkpoint again", "dcp.malformed") from None
     except PickleProblem as problem:
         raise _read_error(problem, name) from None
 
 
 def _persistent(_pid: object) -> NoReturn:
-    refuse("refers to a storage, which metadata has none of", "pickle.persistent")
+    refuse("refers to a tensor storage, which metadata never holds", "pickle.persistent")
 
 
 def _read_error(problem: PickleProblem, name: str) -> UnreadableError:
@@ -85,7 +90,7 @@ def _read_error(problem: PickleProblem, name: str) -> UnreadableError:
             f"{shown(name)} {problem}", "do not load this checkpoint with torch unless you trust it", "dcp.global"
         )
     return UnreadableError(
-        f"{shown(name)} is no metadata of a distributed checkpoint: it {problem}",
+        f"{shown(name)} is not the metadata of a distributed checkpoint: it {problem}",
         "save the checkpoint again",
         "dcp.malformed",
     )

@@ -1,7 +1,7 @@
-"""A torch distributed checkpoint (DCP): a `.metadata` pickle and `__<rank>_<n>.distcp` files. Read only.
+"""Read a torch distributed checkpoint (DCP): a `.metadata` pickle and `__<rank>_<n>.distcp` files. Read only.
 
-The metadata alone says which tensors there are, so tensor bytes are not read: a tensor may lie in chunks over
-several files, and each chunk is a torch archive of its own.
+The metadata lists all tensors, so no tensor byte is read. A tensor may be split into chunks over several files, and
+each chunk is a separate torch archive.
 Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13.
 """
 
@@ -22,7 +22,7 @@ from tieconv.formats.index import absent_shard
 from tieconv.formats.torch.pickle.values import Global, Instance, Pairs
 from tieconv.text import shown
 
-NEXT_STEP = "write it as one torch file first: python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR OUT"
+NEXT_STEP = "convert it to a torch file: python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR OUT"
 
 _DTYPES = {
     "float64": "F64",
@@ -50,11 +50,11 @@ _Places = dict[str, list[tuple[str, int, int]]]
 
 
 def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoint:
-    """The checkpoint that ``listing`` names. Raises `UnreadableError` with a stable code."""
+    """Read the checkpoint that ``listing`` names. Raises `UnreadableError` with a stable code."""
     if METADATA not in listing.entries:
         raise UnreadableError(
-            f"{shown(listing.source)} holds {SUFFIX} files and no {METADATA}",
-            "the metadata is written last: the save did not finish, or the file was left behind",
+            f"{shown(listing.source)} holds {SUFFIX} files but no {METADATA}",
+            "fetch the missing file, or save the checkpoint again; the save may not have finished",
             "dcp.no-metadata",
         )
     data = files.pread(METADATA, min(files.state(METADATA).size, LIMIT) + 1, 0)
@@ -81,24 +81,26 @@ def _metadata(value: object) -> dict[str, object]:
         if isinstance(fields.get("state_dict_metadata"), Pairs) and isinstance(fields.get("storage_data"), Pairs):
             return fields
     raise UnreadableError(
-        f"{METADATA} holds no metadata of a torch distributed checkpoint", "save the checkpoint again", "dcp.malformed"
+        f"{METADATA} is not the metadata of a torch distributed checkpoint",
+        "save the checkpoint again",
+        "dcp.malformed",
     )
 
 
 def _places(metadata: dict[str, object], listing: Listing) -> _Places:
-    """Where the chunks of each name lie, held against the files that are there."""
+    """Return the file ranges of each tensor's chunks, checked against the existing files."""
     places: _Places = {}
     storage = metadata["storage_data"]
     assert isinstance(storage, Pairs)
     for index, info in storage.items:
         if not isinstance(index, Instance) or not isinstance(info, Instance):
-            _refuse("an entry of storage_data is no pair of index and place")
+            _refuse("an entry of storage_data is not an index and a location")
         name, fields = index.fields().get("fqn"), info.fields()
         file, start, size = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         if not isinstance(name, str) or not isinstance(file, str):
-            _refuse("an entry of storage_data names no tensor or no file")
+            _refuse("an entry of storage_data has no tensor name or no file name")
         if not _natural(start) or not _natural(size):
-            _refuse(f"{shown(name)} has no place in {shown(file)}")
+            _refuse(f"{shown(name)} has no offset and length in {shown(file)}")
         _check_place(name, file, start + size, listing)
         places.setdefault(name, []).append((file, start, size))
     return places
@@ -113,7 +115,7 @@ def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
         )
     if file not in listing.entries:
         raise absent_shard(
-            f"{METADATA} places {shown(name)} in", file, "dcp.absent-file", ": every rank writes its own"
+            f"{METADATA} places {shown(name)} in", file, "dcp.absent-file", ": every rank writes a separate file"
         )
     if end > listing.entries[file]:
         raise UnreadableError(
@@ -124,7 +126,7 @@ def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
 
 
 def _weight_files(metadata: dict[str, object], places: _Places, listing: Listing) -> Iterator[WeightFile]:
-    """Each file with the tensors whose first chunk it holds."""
+    """Yield each file with the tensors whose first chunk it holds."""
     homes: dict[str, list[TensorRecord]] = {file: [] for chunks in places.values() for file, _, _ in chunks}
     entries = metadata["state_dict_metadata"]
     assert isinstance(entries, Pairs)
@@ -133,7 +135,7 @@ def _weight_files(metadata: dict[str, object], places: _Places, listing: Listing
         if not isinstance(name, str) or not isinstance(entry, Instance):
             _refuse("an entry of state_dict_metadata has no name")
         if name in seen:
-            _refuse(f"{shown(name)} stands twice")
+            _refuse(f"{shown(name)} is repeated")
         seen.add(name)
         if entry.name.endswith(".TensorStorageMetadata"):
             record = _record(name, entry.fields(), places)
@@ -143,11 +145,11 @@ def _weight_files(metadata: dict[str, object], places: _Places, listing: Listing
 
 
 def _record(name: str, fields: dict[str, object], places: _Places) -> TensorRecord:
-    """One tensor. Its range tells its dense size and its first file; the bytes lie in chunks elsewhere."""
+    """Return the record of one tensor. Its range gives the dense size and the first file, not the offset."""
     shape = _shape(name, fields.get("size"))
     dtype = _dtype(name, fields.get("properties"))
     if name not in places:
-        _refuse(f"{shown(name)} is stored nowhere")
+        _refuse(f"{shown(name)} has no stored chunk")
     nbytes = prod(shape) * BITS.get(dtype, 8) // 8
     if nbytes >= 1 << 63:
         _refuse(f"{shown(name)} has a size that overflows 64 bits")

@@ -1,1 +1,1 @@
-"""GGUF files."""
+"""Read GGUF files."""

@@ -1,4 +1,4 @@
-"""The element types of ggml, by number. Source: gguf 0.19."""
+"""The element types of ggml by their numbers. Source: gguf 0.19."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ TYPES: dict[int, tuple[str, int, int]] = {
     40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
 }
-"""ggml type number → name, elements of a block, bytes of a block."""
+"""Maps each ggml type number to its name, elements per block and bytes per block."""

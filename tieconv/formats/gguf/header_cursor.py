@@ -1,4 +1,4 @@
-"""Read a GGUF header front to back; nothing is allocated by a number that the file states."""
+"""Read a GGUF header from start to end. No number in the file decides how much memory is allocated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
 HEADER_LIMIT = 512_000_000
-"""The largest header in bytes; a vocabulary of a million tokens with its merges takes 40 MB."""
+"""The largest header in bytes. A vocabulary of a million tokens with its merges has 40 MB."""
 MAX_NAME = 65_535
 INCOMPLETE = "the download may be incomplete; fetch it again"
 _LEAST, _WINDOW = 64 << 10, 1 << 20
@@ -20,7 +20,7 @@ Pread = Callable[[int, int], bytes]
 
 
 class HeaderCursor:
-    """Reads a header front to back through one window; nothing is allocated by a number that the file states."""
+    """Reads a header from start to end through one window."""
 
     def __init__(self, pread: Pread, size: int, name: str, *, sparse: bool = False) -> None:
         self._pread, self.size, self.name, self._sparse = pread, size, name, sparse
@@ -28,7 +28,7 @@ class HeaderCursor:
         self._start, self._window = 0, b""
 
     def take(self, count: int) -> bytes:
-        """The next ``count`` bytes; a refusal where the file has fewer."""
+        """Return the next ``count`` bytes. Raises `UnreadableError` if the file has fewer."""
         self._reserve(count)
         start = self.position - self._start
         if start < 0 or start + count > len(self._window):
@@ -41,11 +41,11 @@ class HeaderCursor:
         return self._window[start : start + count]
 
     def _ahead(self) -> int:
-        """Bytes of the next window; sparse, they grow with what was read, so that two thirds of all are header."""
+        """Return the bytes of the next window. In sparse mode they grow, so that at least two thirds are header."""
         return min(max(_LEAST, self.position // 2), _WINDOW) if self._sparse else _WINDOW
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` bytes without reading them."""
+        """Skip ``count`` bytes without reading them."""
         self._reserve(count)
         self.position += count
 
@@ -57,23 +57,23 @@ class HeaderCursor:
             self.refuse(f"has a header of more than {HEADER_LIMIT:,} bytes", "header-too-large")
 
     def unpack(self, layout: str) -> int | float | bool:
-        """One number."""
+        """Read one number."""
         value: int | float | bool = struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
         return value
 
     def natural(self, layout: str) -> int:
-        """One unsigned integer."""
+        """Read one unsigned integer."""
         return int(self.unpack(layout))
 
     def counted(self, limit: int, noun: str, least: int) -> int:
-        """A number of entries of at least ``least`` bytes each, which must fit the file."""
+        """Read a number of entries. Refuse it if entries of ``least`` bytes each would not fit the file."""
         number = self.natural("<Q")
         if number > limit or number * least > self.size:
-            self.refuse(f"declares {number:,} {noun}, more than it can hold", "count")
+            self.refuse(f"declares {number:,} {noun}, more than fit the file", "count")
         return number
 
     def text(self, limit: int, noun: str) -> str:
-        """A string of at most ``limit`` bytes."""
+        """Read a string of at most ``limit`` bytes."""
         length = self.natural("<Q")
         if length > limit:
             self.refuse(f"has a {noun} of {length:,} bytes", "name-length")
@@ -86,6 +86,6 @@ class HeaderCursor:
         """Raise `UnreadableError` with a stable code."""
         raise UnreadableError(
             f"{shown(self.name)} {why}",
-            hint or "only well-formed GGUF files are read; convert it again",
+            hint or "convert the model again with llama.cpp",
             f"gguf.{code}",
         )

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: scalars as text; long strings and arrays are passed over."""
+"""Read the metadata of a GGUF file: scalars as text. Long strings and arrays are skipped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tieconv.text import shown
 
 MAX_DEPTH = 4
 _LONGEST_TEXT = 4096
-"""Bytes of a metadata string that is kept; chat templates and licences are passed over."""
+"""The most bytes of a metadata string that is kept. Chat templates and licences are skipped."""
 _TEXT_IN_ALL = 16_000_000
-"""Bytes of all metadata keys, and of all strings that are kept."""
+"""The most bytes of all metadata keys and all kept strings together."""
 _MOST_ENTRIES = 4_000_000
-"""Strings and lists in all arrays: the largest vocabularies have, with their merges, a quarter of it."""
+"""The most strings and lists in all arrays. The largest vocabularies with merges have a quarter of this."""
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 
@@ -41,7 +41,7 @@ def _value(cursor: HeaderCursor, kind: int, depth: int) -> str | None:
         _skip_array(cursor, depth)
         return None
     if kind not in _SCALARS:
-        cursor.refuse(f"has a metadata value of the unknown type {kind}", "value-type")
+        cursor.refuse(f"has a metadata value of unknown type {kind}", "value-type")
     value = cursor.take(struct.calcsize(_SCALARS[kind]))
     return str(struct.unpack(_SCALARS[kind], value)[0])
 
@@ -67,10 +67,10 @@ def _skip_array(cursor: HeaderCursor, depth: int) -> None:
         cursor.skip(length * struct.calcsize(_SCALARS[kind]))
         return
     if kind not in (_STRING, _ARRAY) or depth >= MAX_DEPTH:
-        cursor.refuse(f"has an array of the type {kind} that is not read", "value-type")
+        cursor.refuse(f"has a metadata array of unknown type {kind}", "value-type")
     cursor.entries += length
     if length * 8 > cursor.size or cursor.entries > _MOST_ENTRIES:
-        cursor.refuse(f"declares an array of {length:,} entries, more than it can hold", "count")
+        cursor.refuse(f"declares an array of {length:,} entries, more than fit the file", "count")
     for _ in range(length):
         if kind == _STRING:
             cursor.skip(cursor.natural("<Q"))
@@ -79,9 +79,9 @@ def _skip_array(cursor: HeaderCursor, depth: int) -> None:
 
 
 def alignment_of(metadata: dict[str, str], cursor: HeaderCursor) -> int:
-    """Return the alignment of tensors in bytes."""
+    """Return the alignment of tensors in bytes. Refuses a number that is not a power of two."""
     text = metadata.get("general.alignment", "32")
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     if not number or number & (number - 1):
-        cursor.refuse(f"declares the alignment {shown(text)}, no power of two", "alignment")
+        cursor.refuse(f"declares the alignment {shown(text)}, which is not a power of two", "alignment")
     return number

@@ -1,4 +1,4 @@
-"""A model stored as GGUF: one file, or the numbered parts that llama.cpp's `gguf-split` writes. Read only."""
+"""Read a model stored as GGUF: one file, or the numbered parts that `llama-gguf-split` writes. Read only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.gguf.reader import SUFFIX, read_weight_file
-from tieconv.text import count, path_word, shown
+from tieconv.text import count, listed, path_word, shown
 
-NEXT_STEP = "change the model that it was converted from, then convert that again"
+NEXT_STEP = "change the original model, then convert it to GGUF again"
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 
@@ -49,15 +49,15 @@ class GgufModel:
 
 
 def _the_one(listing: Listing) -> str:
-    """The model of a directory; projectors of vision models (`mmproj-*`) lie beside theirs."""
+    """Return the model file of a directory. The projectors of vision models (`mmproj-*`) do not count."""
     stored = [name for name in listing.top if name.endswith(SUFFIX)]
     models = [name for name in stored if "mmproj" not in name.lower()] or stored
     stems = {_stem(name) for name in models}
     if len(stems) == 1:
         return models[0]
     raise UnreadableError(
-        f"{shown(listing.source)} holds {count(len(stems), 'GGUF model')}, and which one is meant is not said",
-        f"name the one that you mean: {path_word(os.path.join(listing.source, models[0]))}",
+        f"{shown(listing.source)} holds {count(len(stems), 'GGUF model')}",
+        f"give the path of one of them: {path_word(os.path.join(listing.source, models[0]))}",
         "layout.ambiguous",
     )
 
@@ -68,7 +68,7 @@ def _stem(name: str) -> str:
 
 
 def _parts(listing: Listing, name: str) -> tuple[str, ...]:
-    """Every part of a split file, by any one of them."""
+    """Return all parts of a split file, given the name of one part."""
     match = _PART.match(name)
     if match is None:
         return (name,)
@@ -76,7 +76,7 @@ def _parts(listing: Listing, name: str) -> tuple[str, ...]:
     names = tuple(sorted(entry for entry in listing.top if _stem(entry) == _stem(name)))
     if len(names) != total:
         raise UnreadableError(
-            f"{shown(name)} is one of {total:,} parts, of which {count(len(names), 'part')} lie here",
+            f"{shown(name)} is one of {total:,} parts, but the directory holds {len(names):,}",
             "fetch the missing parts, or join them with llama-gguf-split --merge",
             "gguf.absent-part",
         )
@@ -97,7 +97,8 @@ def _repeated(weights: tuple[WeightFile, ...]) -> tuple[Caution, ...]:
     repeated = tuple(name for name, number in homes.items() if number > 1)
     if not repeated:
         return ()
-    return (Caution("index.repeated", f"{count(len(repeated), 'tensor')} in more than one part", repeated),)
+    message = f"{listed(repeated, 3)} {'is' if len(repeated) == 1 else 'are'} stored in more than one part"
+    return (Caution("index.repeated", message, repeated),)
 
 
 GGUF = GgufModel()

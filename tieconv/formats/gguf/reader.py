@@ -1,7 +1,7 @@
-"""GGUF files, read from their header alone: a small strict reader, no tensor byte touched.
+"""Read GGUF files strictly, from their header alone. No tensor byte is read.
 
 Source: the GGUF specification (ggml, docs/gguf.md) and the types of gguf 0.19. Versions 2 and 3 share one layout.
-Tensor shapes are turned round: GGUF lists the innermost dimension first, everybody else last.
+Tensor shapes are reversed: GGUF lists the innermost dimension first, other formats list it last.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adap
 
 
 def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False) -> WeightFile:
-    """The tensors of one file and its scalar metadata as text. Raises `UnreadableError` with a stable code.
+    """Return the tensors of one file and its scalar metadata as text. Raises `UnreadableError` with a stable code.
 
-    With ``sparse`` little more than the header is read.
+    If ``sparse`` is true, reads little more than the header.
     """
     check_git_file(name, pread(min(size, LARGEST), 0), size)
     cursor = HeaderCursor(pread, size, name, sparse=sparse)
@@ -39,7 +39,7 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     infos = [_counted(_info(cursor), names, cursor) for _ in range(tensors)]
     alignment = alignment_of(metadata, cursor)
     data_start = -(-cursor.position // alignment) * alignment
-    # Each info makes room for its record.
+    # Popping each info frees memory for its record.
     infos.reverse()
     records = [_record(infos.pop(), data_start, alignment, cursor) for _ in range(tensors)]
     records.sort(key=lambda record: (record.range.start, record.range.end))
@@ -52,15 +52,15 @@ def _check_version(cursor: HeaderCursor) -> None:
         cursor.refuse(f"has {cursor.size} bytes, too few for a header", "too-small")
     magic = cursor.take(4)
     if magic != MAGIC:
-        kind = _OTHERS.get(magic) or _OTHERS.get(magic[::-1], "something else")
-        cursor.refuse(f"does not start with GGUF: it is {kind}", "magic", "convert the model again with llama.cpp")
+        kind = _OTHERS.get(magic) or _OTHERS.get(magic[::-1], "a file without the GGUF magic number")
+        cursor.refuse(f"is {kind}, not a GGUF file", "magic", "convert the model again with llama.cpp")
     version = cursor.natural("<I")
     if version in VERSIONS:
         return
     if version & 0xFFFF == 0 and version >> 16:
-        cursor.refuse("is a big-endian GGUF file, which is not read", "big-endian", "turn it with gguf-convert-endian")
+        cursor.refuse("is a big-endian GGUF file", "big-endian", "convert it first: gguf-convert-endian FILE little")
     known = " and ".join(map(str, VERSIONS))
-    why = f"is GGUF version {version}; versions {known} are read"
+    why = f"has GGUF version {version}, but tieconv reads versions {known}"
     cursor.refuse(why, "version", "convert the model with a current llama.cpp")
 
 
@@ -68,11 +68,11 @@ _Info = tuple[str, tuple[int, ...], int, int]
 
 
 def _info(cursor: HeaderCursor) -> _Info:
-    """Name, shape (outermost first), type number and offset of one tensor."""
+    """Return the name, shape (outermost first), type number and offset of one tensor."""
     name = cursor.text(MAX_NAME, "tensor name")
     rank = cursor.natural("<I")
     if rank > MAX_RANK:
-        cursor.refuse(f"gives tensor {shown(name)} {rank} dimensions", "rank")
+        cursor.refuse(f"gives tensor {shown(name)} {rank} dimensions, more than {MAX_RANK}", "rank")
     shape = tuple(cursor.natural("<Q") for _ in range(rank))[::-1]
     return name, shape, cursor.natural("<I"), cursor.natural("<Q")
 
@@ -86,29 +86,32 @@ def _counted(info: _Info, names: NameCount, cursor: HeaderCursor) -> _Info:
 def _record(info: _Info, data_start: int, alignment: int, cursor: HeaderCursor) -> TensorRecord:
     name, shape, kind, offset = info
     if kind not in TYPES:
-        cursor.refuse(f"gives tensor {shown(name)} the unknown ggml type {kind}", "type", "a newer tieconv may read it")
+        why = f"gives tensor {shown(name)} the unknown ggml type {kind}"
+        cursor.refuse(why, "type", "upgrade tieconv: a newer version may know the type")
     dtype, block, width = TYPES[kind]
     if (shape[-1] if shape else 1) % block:
-        cursor.refuse(f"gives tensor {shown(name)} rows of {shape[-1:]} elements in {dtype} blocks of {block}", "block")
+        why = f"gives tensor {shown(name)} the shape {list(shape)}, but {dtype} stores rows in blocks of {block}"
+        cursor.refuse(why, "block")
     nbytes = prod(shape) // block * width
-    # A side of 0 does not undo an overflow of the others.
+    # A dimension of 0 does not excuse an overflow of the others.
     if prod(side or 1 for side in shape) * width >= 1 << 63 or offset >= 1 << 63:
         cursor.refuse(f"gives tensor {shown(name)} a size that overflows 64 bits", "overflow")
     if offset % alignment:
-        cursor.refuse(f"places tensor {shown(name)} at {offset}, off its alignment of {alignment}", "offset")
+        why = f"places tensor {shown(name)} at offset {offset}, which is not a multiple of {alignment}"
+        cursor.refuse(why, "offset")
     start = data_start + offset
     return TensorRecord(name, dtype, shape, ByteRange(cursor.name, start, start + nbytes))
 
 
 def _check_places(records: list[TensorRecord], cursor: HeaderCursor) -> None:
-    """Names are unique, no tensor overlaps another one or reaches past the end."""
+    """Refuse repeated names, overlapping tensors, and tensors that reach past the end of the file."""
     position, names = 0, set[str]()
     for record in records:
         if record.name in names:
             cursor.refuse(f"holds tensor {shown(record.name)} twice", "repeated-tensor")
         names.add(record.name)
         if record.range.start < position:
-            cursor.refuse(f"places tensor {shown(record.name)} over the one before it", "overlap")
+            cursor.refuse(f"places tensor {shown(record.name)} so that it overlaps the previous tensor", "overlap")
         position = record.range.end
         if position > cursor.size:
             cursor.refuse(

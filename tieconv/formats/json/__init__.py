@@ -1,1 +1,1 @@
-"""JSON text: read strictly, and edited without touching its other characters."""
+"""Read JSON strictly, and edit JSON text without changing its other characters."""

@@ -1,7 +1,6 @@
-"""Changes to a JSON text that leave every other character of it alone.
+"""Edit a JSON text without changing any other character.
 
-A config is somebody's file: its indentation, key order, number spellings and escapes stay. Only the
-characters of a changed value, or of a new key's line, differ.
+Indentation, key order, number spellings and escapes stay. Only a changed value, or the line of a new key, differs.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class _Entry:
 
 
 def set_value(text: str, path: Sequence[str], value: object) -> str:
-    """``text`` with the value at ``path`` replaced, or added to its object.
+    """Return ``text`` with the value at ``path`` replaced, or added to its object.
 
-    Every key of ``path`` but the last must name an object that exists; ``KeyError`` otherwise. Where a key
-    is repeated the last one counts, as readers have it.
+    Raises ``KeyError`` unless every key of ``path`` but the last names an existing object. If a key is repeated, the
+    last one counts, as in Python's parser.
     """
     start = _object_at(text, path[:-1])
     encoded = json.dumps(value, ensure_ascii=True)
@@ -43,7 +42,7 @@ def set_value(text: str, path: Sequence[str], value: object) -> str:
 
 
 def set_values(text: str, changes: Sequence[tuple[Sequence[str], object]]) -> str:
-    """Set several values as `set_value` does, in one pass over the values that are there."""
+    """Set several values as `set_value` does, in one pass over the text."""
     tree: _Tree = {}
     for path, value in changes:
         branch = tree
@@ -76,7 +75,7 @@ _Tree = dict[str, "_Tree | _Leaf"]
 
 
 def _replacements(text: str, start: int, tree: _Tree, absent: list[_Leaf]) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, new text) of the values of ``tree`` that the object at ``start`` holds."""
+    """Yield (start, end, new text) for each value of ``tree`` that the object at ``start`` holds."""
     entries = {entry.key: entry for entry in _entries(text, start) if entry.key in tree}
     for key, branch in tree.items():
         entry = entries.get(key)
@@ -92,9 +91,9 @@ def _replacements(text: str, start: int, tree: _Tree, absent: list[_Leaf]) -> It
 
 
 def remove_keys(text: str, path: Sequence[str], keys: Collection[str]) -> str:
-    """``text`` without ``keys`` of the object at ``path`` and their commas; ``KeyError`` where one does not stand.
+    """Return ``text`` without ``keys`` of the object at ``path``, and without their commas.
 
-    Where a key is repeated all of them go: an earlier one would count again.
+    Removes every copy of a repeated key. Raises ``KeyError`` if a key is missing.
     """
     start = _object_at(text, path)
     entries = list(_entries(text, start))
@@ -105,7 +104,7 @@ def remove_keys(text: str, path: Sequence[str], keys: Collection[str]) -> str:
         return text
     end = entries[-1].value_end
     if not remaining:
-        # Keys that follow their `{` directly may have been put into an empty object: its white space stays.
+        # If the keys follow `{` directly, they may have been added to an empty object. Its white space stays.
         return text[: start + 1] + text[end if entries[0].key_start == start + 1 else _skip(text, end) :]
     done, parts = 0, list[str]()
     for position in range(remaining[-1]):
@@ -132,7 +131,7 @@ def _find(text: str, start: int, key: str) -> _Entry:
 
 
 def _entries(text: str, start: int) -> Iterator[_Entry]:
-    """The entries of the object whose ``{`` stands at ``start`` (the text is known to parse)."""
+    """Yield the entries of the object whose ``{`` is at ``start``. The text must be valid JSON."""
     position = _skip(text, start + 1)
     while text[position] != "}":
         key_start = position
@@ -146,7 +145,7 @@ def _entries(text: str, start: int) -> Iterator[_Entry]:
 
 
 def _insert(text: str, start: int, key: str, encoded: str) -> str:
-    """A new key on a line like its neighbours': in its place where the keys are sorted, else last."""
+    """Insert a key on a line formatted like its neighbours: sorted if the keys are sorted, else last."""
     pair = f"{json.dumps(key)}: {encoded}"
     entries = list(_entries(text, start))
     if not entries:

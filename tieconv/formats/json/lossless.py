@@ -1,6 +1,6 @@
-"""JSON read and written with its numbers as they are spelled, for what one program passes on for another.
+"""Read and write JSON with its numbers spelled as they were.
 
-A total of thirty digits, `1.10` and `NaN` are no plain numbers of Python, and come out of `write` as they went in.
+Python numbers would change `1.10`, `NaN` and numbers of thirty digits. `write` returns them unchanged.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from tieconv.formats.json.strict import loads
 
 @record
 class Number:
-    """A number, or `NaN` and the like, by its characters."""
+    """A number, `NaN` or `Infinity`, kept as text."""
 
     text: str
 
 
 def read(data: bytes, name: str, *, limit: int) -> dict[str, object]:
-    """The object in ``data``, of repeated keys the last, each number as a `Number`.
+    """Read the object in ``data``, with each number as a `Number`. The last value of a repeated key counts.
 
-    Raises `UnreadableError` for what no reader of JSON takes, and beyond the limits of `strict_json`.
+    Raises `UnreadableError` for malformed JSON, and for JSON beyond the limits of `tieconv.formats.json.strict`.
     """
     return loads(data, name, limit=limit, lenient=True, numbers=Number)
 
 
 def write(value: object, *, sort_keys: bool = False, indent: str = "") -> str:
-    """``value`` as `json.dumps` with an indent of two gives it, a `Number` as it was spelled."""
+    """Return ``value`` as `json.dumps` with an indent of two writes it, and each `Number` as it was spelled."""
     deeper = f"{indent}  "
     if isinstance(value, Number):
         return value.text

@@ -1,8 +1,8 @@
-"""Read the members of a large JSON object, or the items of a list, in batches: the text is never held whole.
+"""Read the members of a large JSON object, or the items of a list, in batches that save memory.
 
-A header of half a million tensors is a text of 55 MB and, parsed at once, a dictionary of 300 MB. Here `strict_json`
-parses one window of the text at a time, under the same rules. A batch that was cut in the wrong place ends inside a
-string or a bracket, so it is not JSON and is never taken for a right one.
+A header of half a million tensors has 55 MB. Parsed at once, it becomes a dictionary of 300 MB. This module parses one
+window of the text at a time, under the rules of `tieconv.formats.json.strict`. A batch that is cut in the wrong
+position ends inside a string or a bracket. Such a batch is not valid JSON, so it is never accepted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tieconv.formats.limits import WINDOW
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset``."""
 LARGEST_MEMBER = 16_000_000
-"""Bytes of one key and its value."""
+"""The most bytes of one key and its value."""
 BEHIND_OBJECTS, BEHIND_STRINGS = re.compile(rb'(?<=\})\s*,\s*(?=")'), re.compile(rb'(?<=")\s*,\s*(?=")')
-"""The likely separators of members whose values are objects, and of those whose values are strings."""
+"""The likely separators between members whose values are objects, and between members with string values."""
 BEHIND_NUMBERS = re.compile(rb'(?<=[\d}])\s*,\s*(?=")')
-"""The likely separator of members whose values are numbers or objects."""
+"""The likely separator between members whose values are numbers or objects."""
 _SEARCHED = 4096
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LONGEST_TOKEN = 16
@@ -35,9 +35,9 @@ _Cut = tuple[int, int, bool]
 
 
 class Members:
-    """The members of one object, whose `{` is at byte ``position`` of a text that ends at ``end``.
+    """Reads the members of one object, whose `{` is at byte ``position`` of a text that ends at ``end``.
 
-    ``position`` moves behind each batch and in the end behind the `}`.
+    ``position`` moves to the end of each batch, and finally behind the `}`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Members:
         self._name, self._separator, self._digits, self._lenient = name, separator, digits, lenient
 
     def batches(self) -> Iterator[dict[str, object]]:
-        """The members, each batch as `strict_json.loads` gives it. Two batches may hold the same key.
+        """Yield the members in batches, each as `strict.loads` returns it. Two batches may hold the same key.
 
         Raises `UnreadableError`.
         """
@@ -68,7 +68,7 @@ class Members:
             yield batch
 
     def finish(self) -> None:
-        """Refuse anything but white space between ``position`` and the end."""
+        """Refuse any character but white space between ``position`` and the end."""
         while self.position < self._end:
             data = self._read(WINDOW)
             if data.strip(b" \t\n\r"):
@@ -76,7 +76,7 @@ class Members:
             self.position += len(data)
 
     def _likely_batch(self, data: bytes) -> dict[str, object] | None:
-        """The members of a window up to its last likely separator; ``None`` where that is not JSON."""
+        """Return the members of a window up to its last likely separator, or ``None`` if that is not valid JSON."""
         separators = list(self._separator.finditer(data, max(len(data) - _SEARCHED, 0)))
         if not separators:
             return None
@@ -88,7 +88,7 @@ class Members:
         return batch
 
     def _searched_batch(self, data: bytes) -> tuple[dict[str, object], bool]:
-        """The members that a window holds whole, at least one, and whether the object ends behind them."""
+        """Return the complete members of a window, at least one, and whether the object ends behind them."""
         size = WINDOW
         while True:
             check_budget(data, self._name)
@@ -98,7 +98,7 @@ class Members:
                 self.position += follow
                 return batch, closed
             if size >= LARGEST_MEMBER:
-                refuse(self._name, f"one entry takes more than {LARGEST_MEMBER:,} bytes", "json.too-large")
+                refuse(self._name, f"one entry has more than {LARGEST_MEMBER:,} bytes", "json.too-large")
             size = min(size * 4, LARGEST_MEMBER)
             data = self._read(size)
 
@@ -112,11 +112,11 @@ class Members:
             cut, follow, closed = self._whole(text, final=final)
         except ValueError as error:
             if not isinstance(error, json.JSONDecodeError):
-                refuse(self._name, "an integer of thousands of digits", "json.refused")
+                refuse(self._name, "it holds an integer of thousands of digits", "json.refused")
             offset = self.position + _bytes(text, error.pos)
             refuse(self._name, f"byte {offset}: {error.msg}", "json.malformed")
         except RecursionError:
-            refuse(self._name, "nested too deep", "json.refused")
+            refuse(self._name, "it is nested too deeply", "json.refused")
         return _bytes(text, cut), _bytes(text, follow), closed
 
     def _loads(self, members: bytes) -> dict[str, object]:
@@ -133,10 +133,10 @@ class Members:
 
 
 class Items(Members):
-    """The items of one list, whose `[` is at byte ``position``: each batch is ``{"": [items]}``."""
+    """Reads the items of one list, whose `[` is at byte ``position``. Each batch is ``{"": [items]}``."""
 
     def _loads(self, members: bytes) -> dict[str, object]:
-        # Two brackets: behind an early end of the list no member can follow.
+        # With two brackets, no member can follow an early end of the list.
         (items,) = cast("list[object]", self._parsed(b'{"":[[%b]]}' % members)[""])
         return {"": items}
 
@@ -145,9 +145,10 @@ class Items(Members):
 
 
 def _whole_parts(text: str, behind: Callable[[str, int], int], closing: str, opening: str, *, final: bool) -> _Cut:
-    """Where the last whole member, or item, of ``text`` ends, in characters; ``behind`` ends one.
+    """Return where the last complete member or item of ``text`` ends, in characters.
 
-    ``closing`` ends them all, and each starts with ``opening``. Unless it is ``final``, the text may end anywhere.
+    ``behind`` returns the end of one member. Each starts with ``opening``, and ``closing`` ends the object or list.
+    The text may end anywhere unless it is ``final``.
     Raises `json.JSONDecodeError` for what is not JSON.
     """
     whole, position = (0, 0), _skip(text, 0)
@@ -191,7 +192,7 @@ def _expect(text: str, position: int, character: str) -> None:
 
 
 def _fault(error: Exception, text: str) -> tuple[str, int]:
-    """What is wrong and where. The exception is not kept: it would keep the text while no garbage is collected."""
+    """Return the message and the offset of a parser's error. Keeping the exception would keep the text in memory."""
     if isinstance(error, json.JSONDecodeError):
         return error.msg, error.pos
     return "Expecting value", error.value if isinstance(error, StopIteration) else len(text)
@@ -203,5 +204,5 @@ def _skip(text: str, position: int) -> int:
 
 
 def _bytes(text: str, position: int) -> int:
-    """The place in bytes of a place in characters."""
+    """Convert an offset in characters to an offset in bytes."""
     return position if text.isascii() else len(text[:position].encode("utf-8", "surrogatepass"))

@@ -1,7 +1,7 @@
-"""One JSON loader for every document: size, depth, integer and duplicate-key limits, strict UTF-8.
+"""Load every JSON document with limits on size, depth and integers, without repeated keys, as strict UTF-8.
 
-The standard parser accepts duplicate keys (the last wins) and NaN; both let one file mean two things
-to two readers, so weights and indexes refuse them. Configs may carry them: real ones do.
+Python's parser accepts NaN and repeated keys, of which the last value counts. Other parsers read such files
+differently, so tieconv refuses them in headers and indexes. Configs may hold them, because real configs do.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tieconv.text import shown
 MAX_DEPTH = 64
 MAX_INTEGER_DIGITS = 20  # a uint64 has 20
 BUDGET = 128_000_000
-"""Bytes of memory that the values of one document may take."""
+"""The most bytes of memory for the values of one document."""
 _CONTAINER_COST, _MEMBER_COST, _VALUE_COST = 80, 190, 60
-"""Bytes that the smallest list or object, the smallest member and the smallest value take while they are parsed."""
+"""Bytes of memory for the smallest list or object, the smallest member and the smallest value while parsing."""
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage collection inside: millions of new objects without a cycle would be looked through again and again."""
+    """Pause garbage collection, which would scan millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -38,11 +38,11 @@ def collector_paused() -> Iterator[None]:
 
 
 class _Problem(ValueError):
-    """A fault inside a JSON text; becomes an `UnreadableError` that names the file."""
+    """A fault inside a JSON text. `loads` turns it into an `UnreadableError` with the file name."""
 
 
 class _TooLarge(_Problem):
-    """A JSON text whose values take more memory than `BUDGET`."""
+    """A JSON text whose values need more memory than `BUDGET`."""
 
 
 def loads(
@@ -55,16 +55,17 @@ def loads(
     digits: int = MAX_INTEGER_DIGITS,
     numbers: Callable[[str], object] | None = None,
 ) -> dict[str, object]:
-    """The JSON object in ``data``.
+    """Return the JSON object in ``data``.
 
-    ``limit`` is the largest size in bytes, ``digits`` that of an integer; ``lenient`` accepts NaN, Infinity and lone
-    surrogates and, for repeated keys, keeps the last value and appends the key to ``duplicates``. ``numbers`` makes
-    of each number's spelling what stands for it, whatever its size. Raises `UnreadableError` naming ``name``.
+    ``limit`` is the largest size in bytes, and ``digits`` the most digits of an integer. ``lenient`` accepts NaN,
+    Infinity and lone surrogates. It also keeps the last value of a repeated key and appends the key to
+    ``duplicates``. ``numbers`` converts the text of each number, whatever its size. Raises `UnreadableError` with
+    ``name``.
     """
     if len(data) > limit:
         raise UnreadableError(
-            f"{shown(name)}: the JSON takes {len(data):,} bytes, more than the {limit:,} that are read",
-            "a file of this size is no config, index or header",
+            f"{shown(name)} has {len(data):,} bytes of JSON, more than the limit of {limit:,}",
+            "check the file: a config, index or header is never this large",
             "json.too-large",
         )
 
@@ -74,7 +75,7 @@ def loads(
             seen: set[str] = set()
             repeated = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             if not lenient:
-                raise _Problem(f"the key {shown(repeated)} stands twice")
+                raise _Problem(f"the key {shown(repeated)} is repeated")
             if duplicates is not None:
                 duplicates.append(repeated)
         return members
@@ -82,18 +83,18 @@ def loads(
     def constant(text: str) -> float:
         if lenient:
             return float(text.replace("Infinity", "inf"))
-        raise _Problem(f"{text} is no JSON number")
+        raise _Problem(f"{text} is not a JSON number")
 
     def decimal(text: str) -> float:
         number = float(text)
         if isinf(number) and not lenient:
-            raise _Problem(f"{shown(text, 40)} is larger than any number")
+            raise _Problem(f"{shown(text, 40)} does not fit a 64-bit float")
         return number
 
     def integer(text: str) -> int | float:
         if len(text.lstrip("-")) > digits:
-            raise _Problem(f"an integer of {len(text)} digits")
-        # Minus zero is no integer to the reference reader of safetensors.
+            raise _Problem(f"it holds an integer of {len(text)} digits")
+        # The safetensors library does not read minus zero as an integer.
         return -0.0 if text == "-0" else int(text)
 
     try:
@@ -116,7 +117,7 @@ def loads(
     except _Problem as error:
         refuse(name, str(error), _code(error))
     if not isinstance(value, dict):
-        refuse(name, f"holds {_KINDS.get(type(value), 'a number')} where an object is expected", "json.not-an-object")
+        refuse(name, f"it holds {_KINDS.get(type(value), 'a number')} instead of an object", "json.not-an-object")
     return value
 
 
@@ -127,20 +128,20 @@ _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def _may_hold_odd_integers(data: bytes, digits: int) -> bool:
-    """Whether each has to be looked at: a call for each of millions costs more than this search."""
+    """Return whether `loads` must check each integer. This search is faster than millions of checks."""
     return b"-0" in data or b"0" * (digits + 1) in data.translate(_DIGITS)
 
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _STRUCTURE = b"{}[],:"
 _PLAIN = bytes(code for code in range(256) if code not in _STRUCTURE + b'"')
-# Every alternative takes at least the character that it starts at and gives none back, so that text that was made
-# to be slow (an open string of escaped quotes) takes one pass like any other.
+# Every alternative consumes at least one character and never backtracks. So a hostile text, such as an open string
+# of escaped quotes, needs one pass too.
 _STRING_OR_PLAIN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\],:"]++'
 
 
 def check_budget(data: bytes, name: str) -> None:
-    """Refuse a text, or a part of one, whose values would take more memory than `BUDGET`, before they are made."""
+    """Refuse a text, or a part of one, whose values would need more memory than `BUDGET`. Does not parse it."""
     try:
         _check_structure(data, nesting=False)
     except _Problem as error:
@@ -152,38 +153,38 @@ def _code(error: _Problem) -> str:
 
 
 def value_cost(data: bytes) -> int:
-    """An upper bound of the memory for the values of a text, before they are made."""
+    """Return an upper bound in bytes of the memory for the values of a text. Does not parse it."""
     structure = _structure(data)
     return _cost(structure, structure.count(b"{") + structure.count(b"["))
 
 
 def _check_structure(data: bytes, *, nesting: bool = True) -> None:
-    """Refuse deep nesting, and more values than `BUDGET` holds, before the parser builds them."""
+    """Refuse deep nesting, and more values than fit `BUDGET`, before the parser builds them."""
     containers = data.count(b"{") + data.count(b"[")
     if containers <= MAX_DEPTH and _cost(data, containers) <= BUDGET:
         return
     structure = _structure(data)
     containers = structure.count(b"{") + structure.count(b"[")
     if _cost(structure, containers) > BUDGET:
-        raise _TooLarge(f"its {structure.count(b',') + containers:,} values take too much memory")
+        raise _TooLarge(f"its {structure.count(b',') + containers:,} values need too much memory")
     if not nesting or containers <= MAX_DEPTH:
         return
     brackets = structure.translate(_BRACKETS, b",:")
-    for _ in range(MAX_DEPTH):  # one level a round
+    for _ in range(MAX_DEPTH):  # one level in each pass
         brackets = brackets.replace(b"[]", b"")
     if b"[]" in brackets or brackets.count(b"[") > MAX_DEPTH:
-        raise _Problem(f"nested more than {MAX_DEPTH} deep")
+        raise _Problem(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def _cost(structure: bytes, containers: int) -> int:
-    """An upper bound of the memory for the values of a text, with or without its strings."""
+    """Return an upper bound in bytes of the memory for the values of a text, with or without its strings."""
     return containers * _CONTAINER_COST + structure.count(b":") * _MEMBER_COST + structure.count(b",") * _VALUE_COST
 
 
 def _structure(data: bytes) -> bytes:
-    """The brackets, commas and colons of ``data`` that are outside strings."""
+    """Return the brackets, commas and colons of ``data`` that are outside strings."""
     if b"\\" not in data:
-        # Without escapes every quote opens or closes, so two that meet may go: what is left of most strings.
+        # Without escapes every quote opens or closes a string, so `""` can be removed. Most strings have become `""`.
         data = data.translate(None, _PLAIN).replace(b'""', b"")
     if b'"' in data:
         data = re.sub(_STRING_OR_PLAIN, b"", data, flags=re.DOTALL)
@@ -194,17 +195,17 @@ _SURROGATE = r"\\u[dD][89a-fA-F]"
 
 
 def _check_surrogates(text: str, value: object) -> None:
-    """Refuse half of a surrogate pair: a string that has no UTF-8."""
+    """Refuse half of a surrogate pair, which UTF-8 cannot encode."""
     if "\\u" not in text or not re.search(_SURROGATE, text):
         return
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise _Problem("half of a surrogate pair stands in a string") from error
+        raise _Problem("a string holds half of a surrogate pair") from error
 
 
 def refuse(name: str, why: str, code: str) -> NoReturn:
-    """Raise `UnreadableError` for a text that is not JSON as it is accepted here."""
+    """Raise `UnreadableError` for a text that is not accepted as JSON."""
     raise UnreadableError(
-        f"{shown(name)} is not readable as JSON: {why}", "restore the file, or fetch or save it again", code
+        f"{shown(name)} cannot be read as JSON: {why}", "restore the file, or fetch or save it again", code
     )

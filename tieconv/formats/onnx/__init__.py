@@ -1,1 +1,1 @@
-"""What an ONNX file must satisfy besides being readable."""
+"""Read ONNX graphs without the onnx package."""

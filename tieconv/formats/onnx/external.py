@@ -1,4 +1,4 @@
-"""Where a graph's tensors lie outside of it, checked before a byte of them is read."""
+"""Check where an ONNX graph stores its external data, before a byte of it is read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tieconv.text import shown
 
 @record
 class External:
-    """A tensor that a graph places outside of itself: the graph's file name, its name, its ``external_data``.
+    """A tensor with external data: the graph's file name, the tensor's name and its ``external_data`` entries.
 
-    ``needed`` is what its type and shape take, ``None`` where that is not known.
+    ``needed`` is the number of bytes of its type and shape, or ``None`` if unknown.
     """
 
     graph: str
@@ -30,10 +30,10 @@ class External:
 
 
 def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
-    """Where the bytes lie, relative to ``root``.
+    """Return the byte range of the external data, relative to ``root``.
 
-    Raises `UnsafePathError` for a place outside the graph's directory and for a link, `UnreadableError` where offset
-    and length do not fit the file, the type or the shape.
+    Raises `UnsafePathError` for a path outside the graph's directory, and for a link. Raises `UnreadableError` if
+    offset and length do not fit the file, the type or the shape.
     """
     name = _file(tensor, root, files)
     size = files.state(name).size
@@ -43,8 +43,8 @@ def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
     if needed is not None and length is None:
         end = start + needed
     if start > size or end > size or (needed is not None and end - start != needed):
-        files.pread(name, LARGEST, 0)  # says what Git left in place of the file
-        _unreadable(tensor, f"needs {needed} bytes at {start} of {shown(name)}, which has {size:,}")
+        files.pread(name, LARGEST, 0)  # raises the error of a Git pointer file
+        _unreadable(tensor, f"needs {needed} bytes at offset {start} of {shown(name)}, which has {size:,} bytes")
     return ByteRange(name, start, end)
 
 
@@ -53,23 +53,23 @@ def _file(tensor: External, root: str, files: Files) -> str:
     parts = PurePosixPath(location)
     if not location or "\0" in location or "\\" in location or parts.is_absolute() or ".." in parts.parts:
         raise UnsafePathError(
-            f"{shown(tensor.graph)}: tensor {shown(tensor.name)} lies at {shown(location)!r}, outside the model's "
+            f"{shown(tensor.graph)}: tensor {shown(tensor.name)} is stored in {shown(location)!r}, outside the model's "
             "directory",
-            "move its data beside the graph if you trust it",
+            "if you trust the file, move the data beside the graph and export the model again",
             "onnx.outside",
         )
     name = os.path.normpath(os.path.join(os.path.dirname(tensor.graph), location))
     local = os.path.isabs(root)  # a repository on the Hub has no links
     if local:
         _check_links(tensor, name, root)
-    files.state(name)  # says what is wrong with what is no regular file
+    files.state(name)  # raises the error of a special file
     if local and os.lstat(os.path.join(root, name)).st_nlink > 1:
-        _linked(tensor, name, "has several names (hard links)")
+        _linked(tensor, name, "has several hard links")
     return name
 
 
 def _check_links(tensor: External, name: str, root: str) -> None:
-    """No part of the path under the root is a symbolic link."""
+    """Refuse a path below the root with a symlink in any part."""
     path = root
     for part in PurePosixPath(name).parts:
         path = os.path.join(path, part)
@@ -78,13 +78,13 @@ def _check_links(tensor: External, name: str, root: str) -> None:
         except OSError:
             return
         if linked:
-            _linked(tensor, name, "is a link")
+            _linked(tensor, name, "is a symlink")
 
 
 def _linked(tensor: External, name: str, why: str) -> NoReturn:
     raise UnsafePathError(
-        f"{shown(tensor.graph)}: tensor {shown(tensor.name)} lies in {shown(name)}, which {why}",
-        "put a copy of the file in its place if you trust it (hf download --local-dir makes no links)",
+        f"{shown(tensor.graph)}: tensor {shown(tensor.name)} is stored in {shown(name)}, which {why}",
+        "if you trust the file, replace the link with a copy, or fetch the model with hf download --local-dir",
         "onnx.linked",
     )
 
@@ -94,7 +94,7 @@ def _number(tensor: External, key: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        _unreadable(tensor, f"has the {key} {shown(text)!r}")
+        _unreadable(tensor, f"has the {key} {shown(text)!r}, which is not a number")
     return int(text)
 
 

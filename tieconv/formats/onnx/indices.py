@@ -1,4 +1,4 @@
-"""What the numbers are by which a node looks up rows: token ids of an input, or computed from some."""
+"""Classify the indices of a lookup: token ids of an input, numbers computed from them, or others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _IDS = frozenset({
     "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Where", "Clip", "Max", "Min",
     "Transpose", "Concat", "Mod", "Tile", "Pad",
 })  # fmt: skip
-"""Operators that leave token ids token ids."""
+"""Operators that do not change token ids, except for shape, type and bounds."""
 _ARITHMETIC = frozenset({
     "Add", "Sub", "Mul", "Div", "Abs", "Neg", "Sum", "Gather", "GatherElements", "GatherND", "ScatterElements",
     "ScatterND", "Compress", "Trilu", "BitwiseAnd", "BitwiseOr", "Less", "LessOrEqual",
     "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or",
 })  # fmt: skip
-"""Operators by which other token ids are computed: an offset, a mask, another order."""
+"""Operators that compute other token ids: an offset, a mask, another order."""
 _STEPS = 1000
 
 
 class Index(Enum):
-    """Where the numbers of a lookup come from. Positions, which are counted, are `INDEPENDENT`."""
+    """Classes of lookup indices. Positions are `INDEPENDENT`."""
 
     IDS = auto()
     COMPUTED = auto()
@@ -30,14 +30,14 @@ class Index(Enum):
 
 
 def index_of(scope: Scope, name: str) -> Index:
-    """What the value is as the index of a lookup."""
+    """Classify the value ``name`` as the index of a lookup."""
     if _reaches_input(scope, name):
         return Index.IDS
     return Index.COMPUTED if _is_computed(scope, name) else Index.INDEPENDENT
 
 
 def _reaches_input(scope: Scope, name: str) -> bool:
-    """Whether an input of the graph is the value, changed in nothing but its shape, its type or its bounds."""
+    """Return whether the value is an input of the graph, changed only in shape, type or bounds."""
     pending, seen = [(scope, name)], {(id(scope), name)}
     while pending and len(seen) < _STEPS:
         scope, name = pending.pop()
@@ -54,7 +54,7 @@ def _reaches_input(scope: Scope, name: str) -> bool:
 
 
 def _is_computed(scope: Scope, name: str) -> bool:
-    """Whether an input is among what the value is computed from, and nothing else but constants is."""
+    """Return whether the value is computed from inputs and constants alone, with at least one input."""
     pending, seen, inputs = [(scope, name)], {(id(scope), name)}, False
     while pending:
         scope, name = pending.pop()
@@ -74,11 +74,11 @@ def _is_computed(scope: Scope, name: str) -> bool:
 
 
 def _data(node: Node) -> list[str]:
-    """The input that token ids come by."""
+    """Return the node's inputs that carry token ids."""
     return node.inputs[1:] if node.standard == "Where" else node.inputs[:1]
 
 
 def _all_data(node: Node) -> list[str]:
-    """The inputs that numbers come by: neither a condition nor a shape."""
+    """Return the node's inputs that carry numbers, without conditions and shapes."""
     several = node.standard in _ARITHMETIC or node.standard in ("Where", "Concat", "Max", "Min")
     return node.inputs[node.standard == "Where" :] if several else node.inputs[:1]

@@ -1,4 +1,4 @@
-"""Read an ONNX model without the onnx package: its structure in full, its tensors as byte ranges of the file.
+"""Read an ONNX model without the onnx package: the structure in full, tensors as byte ranges.
 
 Source: onnx.proto of onnx 1.23 (field numbers and types have never been reused).
 """
@@ -20,12 +20,12 @@ from tieconv.formats.onnx.shapes import (
 )
 
 MAX_DEPTH = 64
-"""Subgraphs within subgraphs."""
+"""The most levels of subgraphs."""
 MAX_RANK = 64
 
 
 def read_model(wire: Wire) -> Model:
-    """The model of a file. Raises `UnreadableError` for what is no ONNX model."""
+    """Read the model of a file. Raises `UnreadableError` for a file that is not an ONNX model."""
     model, has_graph, version = Model(Graph()), False, ""
     for number, kind, start, end in wire.fields(0, wire.size):
         if number == 7 and kind == BYTES:
@@ -46,7 +46,7 @@ def read_model(wire: Wire) -> Model:
         elif kind == BYTES:
             check_field(wire, start, end, MODEL.get(number))
     if not has_graph:
-        wire.refuse("holds no graph: it is no ONNX model", "malformed")
+        wire.refuse("holds no graph, so it is not an ONNX model", "malformed")
     model.producer = " ".join(filter(None, (model.producer, version)))
     return model
 
@@ -66,7 +66,7 @@ def _function(wire: Wire, start: int, end: int, model: Model) -> None:
     for number, kind, value, stop in wire.fields(start, end):
         if kind != BYTES:
             continue
-        if number in names:  # name, domain and overload tell functions apart
+        if number in names:  # name, domain and overload identify a function
             names[number] = wire.text(value, stop)
         elif number == 7:
             body.nodes.append(_node(wire, value, stop, model.tensors, 0))
@@ -109,21 +109,21 @@ def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) 
 
 
 def _name(wire: Wire, start: int, end: int) -> str:
-    """The first field of a value's description."""
+    """Return the name of a value."""
     places = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (1, BYTES)]
     return wire.text(*places[-1]) if places else ""
 
 
 _TENSOR_TYPES = (1, 8)
-"""The fields of a type that hold the type of a tensor and of a sparse tensor."""
+"""The fields of a type for tensors and sparse tensors."""
 _CONTAINER_TYPES = {4: 1, 5: 2, 9: 1, 7: 1}
-"""Those of a sequence, a map, an optional and an opaque value, and the field of each that names what it holds."""
+"""Maps the field of a sequence, map, optional or opaque type to the field with its content's type."""
 
 
 def _element(wire: Wire, start: int, end: int) -> tuple[int | None, bool] | None:
-    """Return a tensor's element type and whether it has a shape; ``None`` for other values.
+    """Return a tensor's element type and whether it has a shape, or ``None`` for other values.
 
-    The element type is ``None`` where the value has no type, 0 where its type names none.
+    The element type is ``None`` if the value has no type. It is 0 if the type has no element type.
     """
     types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
     element: tuple[int | None, bool] | None = (None, False)
@@ -139,7 +139,7 @@ def _element(wire: Wire, start: int, end: int) -> tuple[int | None, bool] | None
 
 
 def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> str:
-    """Read the tensors of a sparse one, and return its name: that of its values."""
+    """Read the tensors of a sparse tensor, and return its name, which is that of its values."""
     name = ""
     for number, kind, value, stop in wire.fields(start, end):
         if number in (1, 2) and kind == BYTES:
@@ -218,7 +218,7 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
         elif kind == BYTES:
             check_field(wire, value, stop, TENSOR.get(number))
     if len(tensor.dims) > MAX_RANK:
-        wire.refuse(f"has a tensor of {len(tensor.dims):,} sides", "rank")
+        wire.refuse(f"has a tensor with {len(tensor.dims):,} dimensions, more than {MAX_RANK}", "rank")
     tensors.append(tensor)
     return tensor
 

@@ -1,4 +1,4 @@
-"""An ONNX model as messages: structure in full, tensors as places in the file.
+"""The messages of an ONNX model: structure in full, tensors as positions in the file.
 
 Source: onnx.proto of onnx 1.23 (field numbers and types have never been reused).
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from tieconv.formats.onnx.protobuf import Field
 
 FieldSpan = tuple[int, int]
-"""First byte and last byte + 1 of a field."""
+"""Offsets of the first byte and behind the last byte of a field."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """A tensor: ``raw`` is where its bytes lie in the file, ``typed`` where its entries do, by field number.
+    """A tensor. ``raw`` is the position of its bytes; ``typed`` has the positions of its number fields.
 
-    ``repeats`` tells that an entry about external data stands twice.
+    ``repeats`` is true if a key of its external data is repeated.
     """
 
     name: str = ""
@@ -33,9 +33,9 @@ class Tensor:
 
 @dataclass(slots=True)
 class Node:
-    """A node: what it reads and makes, its integer attributes, and the graphs inside it.
+    """A node: its inputs, outputs, integer attributes and subgraphs.
 
-    ``untyped`` are the names of attributes that do not say their type.
+    ``untyped`` has the names of attributes without a type.
     """
 
     operator: str = ""
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def standard(self) -> str:
-        """The operator's name where it is one of the standard; else with its domain."""
+        """The operator's name, with its domain unless that is the standard domain."""
         return self.operator if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.operator}"
 
 
@@ -57,8 +57,8 @@ class Node:
 class Graph:
     """A graph. Sparse initializers are counted, not read.
 
-    ``elements`` are the element types of inputs and outputs, as `message_reader` reads them, and whether a shape is
-    given; ``opsets`` the operator sets that a function imports.
+    ``elements`` has the name, element type and presence of a shape for each input and output. ``opsets`` has the
+    operator sets that a function imports.
     """
 
     name: str = ""
@@ -74,9 +74,9 @@ class Graph:
 
 @dataclass(slots=True)
 class Model:
-    """A model; ``tensors`` are all of them, those of attributes and functions included.
+    """A model. ``tensors`` includes the tensors of attributes and functions.
 
-    ``functions`` are the bodies of its functions.
+    ``functions`` has the bodies of its functions.
     """
 
     graph: Graph

@@ -1,4 +1,4 @@
-"""An ONNX graph, or a directory of graphs, as a checkpoint: every initializer is a tensor. Read without onnx."""
+"""Read an ONNX graph, or a directory of graphs, as a checkpoint, with initializers as tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tieconv.formats.onnx.uses import uses
 from tieconv.text import shown
 
 SUFFIX = ".onnx"
-NEXT_STEP = "tieconv dedup and tieconv untie take graphs"
+NEXT_STEP = "only tieconv dedup and tieconv untie change ONNX graphs"
 _PASSING = ("Transpose", "Cast", "Identity")
 
 
@@ -64,20 +64,20 @@ class OnnxModel:
 
 
 def graph_names(listing: Listing) -> tuple[str, ...]:
-    """The graph files that MODEL names, relative to its root."""
+    """Return the graph files of MODEL, relative to its root."""
     if listing.named is not None:
         return (listing.named,) if listing.named.lower().endswith(SUFFIX) else ()
     return tuple(name for name in listing.entries if name.lower().endswith(SUFFIX))
 
 
 def data_files(root: str, files: Files, name: str) -> set[str]:
-    """The files that the graph ``name`` places tensors in. Raises as reading it does."""
+    """Return the files with external data of the graph ``name``. Raises as `OnnxModel.read` does."""
     wire, model = _open(files, name)
     return {span.file for span in _external(wire, model, root, files)}
 
 
 def check_readable(root: str, files: Files, name: str) -> None:
-    """Raise `UnreadableError` for a graph that `tieconv inspect` refuses: no other command takes it either."""
+    """Raise `UnreadableError` for a graph that `tieconv inspect` refuses."""
     _read_one(Listing(root, root, name, {}, ()), files, name, alone=True)
 
 
@@ -89,7 +89,7 @@ def _open(files: Files, name: str) -> tuple[Wire, Model]:
 
 
 def _external(wire: Wire, model: Model, root: str, files: Files) -> list[ByteRange]:
-    """The places of all external tensors, those of attributes and functions too, each one checked."""
+    """Return the checked byte ranges of all external tensors, including those of attributes and functions."""
     outside = [tensor for tensor in model.tensors if tensor.external]
     needed = {id(tensor): needed_bytes(tensor.kind, tensor.dims) for tensor in outside}
     return [byte_range(External(wire.name, t.name, t.entries, needed[id(t)]), root, files) for t in outside]
@@ -140,9 +140,10 @@ def _read_one(
 
 
 def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
-    """What plays a role that no float matrix plays.
+    """Yield the quantised matrices for roles without a float matrix.
 
-    A float table of positions is not the embedding beside a lookup of as many quantised rows as the head has tokens.
+    A quantised lookup with as many rows as the head has tokens is the embedding. A float table beside it is for
+    positions.
     """
     head = quantised_head(scope) if roles.head is None else None
     tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
@@ -156,7 +157,7 @@ def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[Q
 
 
 def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
-    """A name of its own for each initializer: of two branches that use one name the second gets a number."""
+    """Return a unique name for each initializer. A name that two branches use gets a number."""
     labels: dict[int, str] = {}
     used: Counter[str] = Counter()
     for inside in scopes(scope):
@@ -171,7 +172,7 @@ def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
 
 
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
-    """The forms of initializers that a session computes when it starts, and the bytes of all that it then holds."""
+    """Return the forms of initializers that a session computes at its start, and its bytes of initializers."""
     inputs = set(scope.graph.inputs) if model.ir_version >= OLDEST_IR else set(scope.held)
     forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
     for stored in _reads(scope):
@@ -196,12 +197,12 @@ def _form_bytes(tensor: Tensor, kind: int) -> int:
 
 
 def _folds(scope: Scope, node: Node) -> bool:
-    """Whether the node gives an initializer another shape, which a session does once."""
+    """Return whether the node reshapes an initializer, which a session does once."""
     return is_shaped(scope, node) and origin(scope, node.inputs[0], shaped=True) is not None
 
 
 def _reads(outer: Scope) -> Iterator[Origin]:
-    """Every initializer as a node computes with it, or as an output of a graph gives it."""
+    """Yield each initializer in the form that a node or an output of a graph reads."""
     for scope in scopes(outer):
         names: Iterable[str] = (
             name
@@ -228,7 +229,7 @@ def _weight_files(graphs: tuple[str, ...], records: list[TensorRecord], files: F
 
 def _config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caution, ...]]:
     if CONFIG in listing.special:
-        files.state(CONFIG)  # says what is wrong with it
+        files.state(CONFIG)  # raises the error of this file
     if CONFIG not in listing.top:
         return None, ()
     return read_config(files)

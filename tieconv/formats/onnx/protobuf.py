@@ -1,6 +1,6 @@
-"""Protocol buffers read field by field from a file: nothing is allocated by a number that the file states.
+"""Read protocol buffers field by field. No number in the file decides how much memory is allocated.
 
-Source: the encoding page of protobuf.dev. Groups, which no current schema writes, are refused.
+Source: the encoding page of protobuf.dev. Groups are refused, because no current schema writes them.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ from tieconv.text import shown
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""
 Field = tuple[int, int, int, int]
-"""Number, wire type, and the value with 0 or, of a field with a length, the places of its first and last byte + 1."""
+"""Field number, wire type, and two numbers.
+
+The numbers are the value and 0. For a field with a length they are the offsets of its start and end.
+"""
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_FIELDS = 750_000
-"""Fields looked at in one file: graphs of language models have a quarter of it."""
+"""The most fields of one file. Graphs of language models have a quarter of this."""
 MAX_TEXT = 65_535
 _WINDOW = 1 << 20
 _SPARSE = 4096
 MAX_JUMPS = 4000
-"""Windows that are opened behind fields passed over in a sparse file: each is a request of its own."""
+"""The most reads after skipped fields of a remote file. Each read is a separate request."""
 _NUMBERS = 1 << 29
-"""Field numbers are smaller."""
+"""All field numbers are smaller than this."""
 _LONGEST = 20
-"""Bytes of a tag and its varint."""
+"""The most bytes of a tag and its varint."""
 
 
 class Wire:
-    """One file as messages. Every length is held against the message that it lies in."""
+    """Reads one file as messages. Checks every length against the enclosing message."""
 
     def __init__(self, pread: Pread, size: int, name: str, noun: str, *, sparse: bool = False) -> None:
-        """With ``sparse`` little is read behind a field that was passed over: a window grows as it is read on."""
+        """Open a file. If ``sparse`` is true, read little after a skipped field; the window grows with each read."""
         self._pread, self.size, self.name, self._noun = pread, size, name, noun
         self._start, self._window = 0, b""
         self._left = MAX_FIELDS
         self.is_utf8 = True
-        """Whether each string that was read is UTF-8, as the encoding asks."""
+        """Whether all strings so far are UTF-8, as the encoding demands."""
         self._least = self._next = _SPARSE if sparse else _WINDOW
         self._jumps = MAX_JUMPS if sparse else MAX_FIELDS
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
-        """The fields of the message between two places."""
+        """Yield the fields of the message between two offsets."""
         position = start
         while position < end:
             self._left -= 1
@@ -54,7 +57,8 @@ class Wire:
             tag, position = self.varint(position, end)
             number, kind = tag >> 3, tag & 7
             if not 0 < number < _NUMBERS:
-                self.refuse(f"holds the field number {number} at byte {position:,}, or is no {self._noun}", "truncated")
+                why = f"holds the invalid field number {number} at byte {position:,}, or is not an {self._noun}"
+                self.refuse(why, "truncated")
             if kind == VARINT:
                 value, position = self.varint(position, end)
                 yield number, kind, value, 0
@@ -64,14 +68,14 @@ class Wire:
             elif kind in (FIXED32, FIXED64):
                 length = 4 if kind == FIXED32 else 8
             else:
-                self.refuse(f"holds the wire type {kind} at byte {position:,}", "wire-type")
+                self.refuse(f"holds the unknown wire type {kind} at byte {position:,}", "wire-type")
             if length > end - position:
-                self.refuse(f"ends inside a field at byte {position:,}, or is no {self._noun}", "truncated")
+                self.refuse(f"ends inside a field at byte {position:,}, or is not an {self._noun}", "truncated")
             yield number, kind, position, position + length
             position += length
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
-        """The number at ``position``, and the place behind it."""
+        """Return the number at ``position``, and the offset behind it."""
         window, at = self._at(position)
         value = shift = 0
         for byte in window[at : at + min(10, end - position)]:
@@ -79,7 +83,7 @@ class Wire:
             shift += 7
             if byte < 0x80:
                 return value & 0xFFFF_FFFF_FFFF_FFFF, position + shift // 7
-        raise self._error(f"ends inside a number at byte {position:,}, or is no {self._noun}", "truncated")
+        raise self._error(f"ends inside a number at byte {position:,}, or is not an {self._noun}", "truncated")
 
     def _at(self, position: int) -> tuple[bytes, int]:
         at = position - self._start
@@ -90,22 +94,22 @@ class Wire:
             self._jumps -= 1
             if self._jumps < 0:
                 raise UnreadableError(
-                    f"{shown(self.name)} takes more than {MAX_JUMPS:,} requests to be read by ranges",
-                    "fetch it, then name the directory: hf download --local-dir",
+                    f"{shown(self.name)} needs more than {MAX_JUMPS:,} requests on the Hub",
+                    "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR",
                     "onnx.requests",
                 )
             self._window = self._pread(self._next, position)
         return self._window, at
 
     def take(self, start: int, end: int) -> bytes:
-        """The bytes between two places."""
+        """Return the bytes between two offsets."""
         at = start - self._start
         if at >= 0 and end - self._start <= len(self._window):
             return self._window[at : at + end - start]
         return self._pread(end - start, start)
 
     def text(self, start: int, end: int) -> str:
-        """A string; what is no UTF-8 is kept as escapes."""
+        """Return a string. Bytes that are not UTF-8 become backslash escapes."""
         if end - start > MAX_TEXT:
             self.refuse(f"has a name of {end - start:,} bytes", "name-length")
         raw = self.take(start, end)
@@ -116,7 +120,7 @@ class Wire:
             return raw.decode("utf-8", errors="backslashreplace")
 
     def numbers(self, field: Field) -> Iterator[int]:
-        """The entries of a repeated integer, packed or not."""
+        """Yield the entries of a repeated integer, packed or not."""
         _, kind, value, end = field
         if kind == VARINT:
             yield value
@@ -128,7 +132,7 @@ class Wire:
             yield number
 
     def single(self, field: Field) -> float:
-        """A number of single precision."""
+        """Return a float32 number."""
         number: float = struct.unpack("<f", self.take(field[2], field[3]))[0] if field[1] == FIXED32 else 0.0
         return number
 
@@ -140,5 +144,5 @@ class Wire:
 
 
 def signed(value: int) -> int:
-    """A varint as a signed integer of 64 bits."""
+    """Convert a varint to a signed 64-bit integer."""
     return value - (1 << 64) if value >> 63 else value

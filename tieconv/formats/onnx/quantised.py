@@ -1,4 +1,4 @@
-"""The quantised matrices that play the head of a graph: named by what computes with them."""
+"""Find the quantised embedding and head of a graph by the operators that use them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MATRIX = 2
 
 @record
 class Quantised:
-    """A quantised matrix and the operator that computes with it.
+    """A quantised matrix and the operator that uses it.
 
-    ``parts`` are its codes, scales and zero points, where the operator is one of the two for blocks; ``bits`` and
-    ``block`` are how it is quantised.
+    ``parts`` has its codes, scales and zero points if the operator is a block-wise one. ``bits`` is the width of a
+    code, and ``block`` the number of elements in a block.
     """
 
     tensor: Tensor
@@ -38,7 +38,7 @@ class Quantised:
 
 
 def quantised_head(scope: Scope) -> Quantised | None:
-    """The matrix whose quantised product reaches an output, `logits` first."""
+    """Return the quantised matrix whose product reaches an output. The output `logits` is tried first."""
     outputs = sorted(scope.graph.outputs, key=lambda name: name != _LOGITS)
     return next((head for name in outputs if (head := _behind(scope, name))), None)
 
@@ -62,7 +62,7 @@ def _behind(scope: Scope, name: str) -> Quantised | None:
 
 
 def quantised_embedding(outer: Scope, tokens: int | None) -> Quantised | None:
-    """The matrix that a lookup of quantised rows reads; of several one with ``tokens`` rows."""
+    """Return the quantised matrix of a row lookup. Prefers a matrix with ``tokens`` rows."""
     nodes = ((scope, node) for scope in scopes(outer) for node in scope.graph.nodes if node.standard == _LOOKUP)
     reads = ((scope, node, [*node.inputs[:1], *node.inputs[2:4]] if _by_rows(node) else []) for scope, node in nodes)
     tables = [read for scope, node, parts in reads if (read := _read(scope, node, node.inputs[:1], parts))]
@@ -70,12 +70,12 @@ def quantised_embedding(outer: Scope, tokens: int | None) -> Quantised | None:
 
 
 def _by_rows(node: Node) -> bool:
-    """Whether whole rows are looked up, each quantised in blocks along itself."""
+    """Return whether the node looks up whole rows that are quantised in blocks along each row."""
     return integer(node, "gather_axis", 0) == 0 and integer(node, "quantize_axis", 1) in (1, -1)
 
 
 def _dequantised(scope: Scope, node: Node) -> Quantised | None:
-    """The right-hand side of a float product that is dequantised before it, in a turn or not."""
+    """Return the right-hand matrix of a float product if it is dequantised first, transposed or not."""
     name = node.inputs[1] if len(node.inputs) > 1 else ""
     for _ in range(_STEPS):
         scope, producer = scope.find(name)

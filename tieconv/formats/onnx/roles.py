@@ -1,4 +1,4 @@
-"""Which initializer is the input embedding, which the output head, which its bias: by what the nodes do with them."""
+"""Find the input embedding, the output head and its bias by what the nodes do with initializers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tieconv.formats.onnx.structure import Scope, integer, is_constant, origin, 
 
 LOGITS = "logits"
 ON_THE_WAY = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Tanh", "LogSoftmax", "Softmax"})
-"""Operators between the product of a head and the output that keep an entry for each token."""
+"""Operators between the head's product and the output that keep one entry for each token."""
 EMBED_LAYER_NORM, WORDS = "com.microsoft.EmbedLayerNormalization", 2
-"""BERT's embeddings in one node of ONNX Runtime's optimiser, and the input that is the matrix of the tokens."""
+"""The node of ONNX Runtime's optimiser for BERT's embeddings, and its input with the token matrix."""
 _WITH_A_CONSTANT = frozenset({"Add", "Mul", "Div"})
 _STEPS = 1000
 
 
 @record
 class Role:
-    """A matrix in its role; ``turned`` where it is stored as [H, V]."""
+    """A matrix in its role. ``turned`` is true if it is stored as [H, V], with V tokens."""
 
     tensor: Tensor
     turned: bool
 
     @property
     def tokens(self) -> int:
-        """The side that counts tokens."""
+        """The number of tokens (V)."""
         return self.tensor.dims[1 if self.turned else 0]
 
 
 @record
 class Roles:
-    """What plays the head of a graph."""
+    """The embedding, the head and the head bias of a graph."""
 
     embedding: Role | None = None
     head: Role | None = None
@@ -41,12 +41,12 @@ class Roles:
 
 
 def find_roles(scope: Scope) -> Roles:
-    """The roles in the graph of ``scope``.
+    """Find the roles in the graph of ``scope``.
 
-    The head is the matrix of the MatMul or Gemm whose product reaches an output (`logits` first) through additions,
-    divisions and factors of constants, tanh, softmax, casts and reshapes alone, and that has as many tokens as a matrix
-    that is looked up; the embedding is what a Gather or an EmbedLayerNormalization looks up by numbers that come from
-    an input, or are computed from one.
+    The head is the matrix of a MatMul or Gemm whose product reaches an output, `logits` first. On the way only
+    constants are added, multiplied or divided, or tanh, softmax, casts and reshapes are applied. The head has as many
+    tokens as a matrix that is looked up. The embedding is the matrix of a Gather or an EmbedLayerNormalization. Its
+    indices are an input, or are computed from one.
     """
     lookups = list(_lookups(scope))
     by_ids = [role for role, index in lookups if index is Index.IDS]
@@ -61,7 +61,7 @@ def find_roles(scope: Scope) -> Roles:
 
 
 def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:
-    """Each matrix that a node looks up by rows or columns, and what the numbers are that it looks up."""
+    """Yield each matrix that a node looks up by rows or columns, and the class of its indices."""
     for scope in scopes(outer):
         for node in scope.graph.nodes:
             if node.standard == "Gather" and len(node.inputs) > 1:
@@ -85,7 +85,7 @@ def _head(scope: Scope, lookups: list[Role]) -> tuple[Role | None, Tensor | None
 
 
 def _is_head(head: Role, lookups: list[Role], output: str) -> bool:
-    """Tokens in, tokens out. A padded vocabulary may make a difference; a classifier's few labels are no head."""
+    """Return whether a matrix has as many tokens as a lookup. `logits` may differ by a padded vocabulary."""
     if any(role.tokens == head.tokens for role in lookups):
         return True
     close = all(role.tokens <= 2 * head.tokens and head.tokens <= 2 * role.tokens for role in lookups)
@@ -93,7 +93,7 @@ def _is_head(head: Role, lookups: list[Role], output: str) -> bool:
 
 
 def _behind(scope: Scope, name: str) -> tuple[Role | None, Tensor | None]:
-    """The matrix whose product a value is, and the vector that was added to it."""
+    """Return the matrix whose product the value is, and the vector added to it."""
     bias: Tensor | None = None
     for _ in range(_STEPS):
         scope, producer = scope.find(name)
@@ -118,7 +118,7 @@ def _behind(scope: Scope, name: str) -> tuple[Role | None, Tensor | None]:
 
 
 def _branch(scope: Scope, node: Node, index: int) -> tuple[Scope, str]:
-    """The value that the first branch gives."""
+    """Return the output of the node's first branch."""
     position = next(position for position, other_node in enumerate(scope.graph.nodes) if other_node is node)
     for inside in scope.inner[position].values():
         if index < len(inside.graph.outputs):

@@ -1,6 +1,6 @@
-"""The messages of an ONNX file that are passed over: held to the encoding all the same, as protobuf's own parsers do.
+"""Check the encoding of messages that tieconv does not use, as protobuf's parsers do.
 
-A message stands as the fields of it that are messages themselves. Source: onnx.proto of onnx 1.23.
+A message is described by its fields that are messages. Source: onnx.proto of onnx 1.23.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MODEL: Message = {14: _ENTRY, 26: {}}
 
 
 def check_field(wire: Wire, start: int, end: int, message: Message | None) -> None:
-    """Refuse a field that is not what its message asks for; ``None`` for a field that holds no message."""
+    """Refuse a field that is not a well-formed ``message``. ``None`` means that the field holds no message."""
     if message is not None:
         check(wire, start, end, message)
 
 
 def check(wire: Wire, start: int, end: int, message: Message, depth: int = 0) -> None:
-    """Refuse the message between two places where it, or one inside it, is not well-formed."""
+    """Refuse the message between two offsets unless it and its inner messages are well-formed."""
     if depth > _MAX_DEPTH:
         wire.refuse(f"nests more than {_MAX_DEPTH} messages", "nesting")
     for number, kind, value, stop in wire.fields(start, end):

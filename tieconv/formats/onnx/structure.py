@@ -1,4 +1,4 @@
-"""The nodes of a graph by what they make, and what they read traced back, through branches too."""
+"""Index the nodes of a graph by their outputs, and trace their inputs back, also through branches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.messages import Graph, Node, Tensor
 
 _STEPS = 256
-"""Nodes that one trace passes; a graph with a circle, which is none, ends it."""
+"""The most nodes of one trace. It ends the trace of a graph with a cycle."""
 _UNFOLDED = ("Cast", "CastLike", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 @dataclass(eq=False)
 class Scope:
-    """A graph with what its names mean; those of the graphs around it can be read too."""
+    """A graph with the meaning of its names. It can also use the names of the graphs around it."""
 
     graph: Graph
     parent: Scope | None = None
@@ -24,7 +24,7 @@ class Scope:
     inner: dict[int, dict[str, Scope]] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[Scope, tuple[Node, int] | Tensor | None]:
-        """The scope that a name belongs to, and the node or the initializer; ``None`` for an input of the graph."""
+        """Return the scope of a name, and its node or initializer. ``None`` for an input of the graph."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.makers:
@@ -36,7 +36,7 @@ class Scope:
 
 
 def scope_of(graph: Graph, parent: Scope | None = None) -> Scope:
-    """The graph and all graphs inside it."""
+    """Return the scope of a graph, with the scopes of all graphs inside it."""
     scope = Scope(graph, parent, held={tensor.name: tensor for tensor in graph.initializers})
     for number, node in enumerate(graph.nodes):
         for index, name in enumerate(node.outputs):
@@ -46,7 +46,7 @@ def scope_of(graph: Graph, parent: Scope | None = None) -> Scope:
 
 
 def scopes(scope: Scope) -> Iterator[Scope]:
-    """This scope and those inside it, outermost first."""
+    """Yield this scope and the scopes inside it, outermost first."""
     yield scope
     for inner in scope.inner.values():
         for inside in inner.values():
@@ -55,9 +55,9 @@ def scopes(scope: Scope) -> Iterator[Scope]:
 
 @record
 class Origin:
-    """An initializer behind nodes that only turn it round or cast it; ``perm`` is ``None`` where it lies as stored.
+    """An initializer behind nodes that only transpose or cast it. ``perm`` is ``None`` without a transposition.
 
-    ``shaped`` are the shapes that it is given on the way, by the names of their constants.
+    ``shaped`` has the names of the constants with which it is reshaped.
     """
 
     tensor: Tensor
@@ -72,9 +72,9 @@ class Origin:
 
 
 def origin(scope: Scope, name: str, *, shaped: bool = False) -> Origin | None:
-    """The initializer that a value is, looked at through Transpose, Cast and Identity.
+    """Return the initializer behind a value, through Transpose, Cast and Identity.
 
-    With ``shaped`` also through a Reshape to a constant shape.
+    If ``shaped`` is true, also through a Reshape to a constant shape.
     """
     passed: list[Node] = []
     for _ in range(_STEPS):
@@ -93,7 +93,7 @@ def _passes(node: Node) -> bool:
 
 
 def is_shaped(scope: Scope, node: Node) -> bool:
-    """Whether the node gives what it reads a shape that is known when the session starts."""
+    """Return whether the node reshapes to a shape that is fixed when the session starts."""
     return node.standard == "Reshape" and len(node.inputs) > 1 and is_constant(scope, node.inputs[1])
 
 
@@ -106,7 +106,7 @@ def _turned(tensor: Tensor, passed: list[Node]) -> Origin | None:
             turn = node.integers.get("perm") or list(reversed(range(rank)))
             if sorted(turn) != list(range(rank)):
                 if shapes:
-                    continue  # of other axes: that it is another form is told by its shape
+                    continue  # it transposes other axes; the shape identifies the form
                 return None
             perm = [perm[side] for side in turn]
         elif node.standard == "Cast":
@@ -116,7 +116,7 @@ def _turned(tensor: Tensor, passed: list[Node]) -> Origin | None:
 
 
 def is_constant(scope: Scope, name: str) -> bool:
-    """Whether a value is fixed when the session starts."""
+    """Return whether a value is fixed when the session starts."""
     for _ in range(_STEPS):
         scope, producer = scope.find(name)
         if producer is None:
@@ -130,5 +130,5 @@ def is_constant(scope: Scope, name: str) -> bool:
 
 
 def integer(node: Node, name: str, default: int) -> int:
-    """An integer attribute."""
+    """Return an integer attribute of a node, or ``default``."""
     return next(iter(node.integers.get(name, ())), default)

@@ -1,4 +1,4 @@
-"""A graph's tensors as records: where their bytes lie, in the file, beside it, or spelt as numbers in it."""
+"""Convert a graph's tensors to records with their bytes in the file, in external data or in number fields."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ TYPES: dict[int, tuple[str, int]] = {
     25: ("U2", 2),
     26: ("I2", 2),
 }
-"""ONNX type number → the name that all formats share here, bits of an element."""
+"""Maps each ONNX type number to the dtype name of tieconv and the bits of an element."""
 STRING = 8
 _FLOATS, _INT32, _STRINGS, _INT64, _DOUBLES, _UINT64 = 4, 5, 6, 7, 10, 11
 _SPELT = {1: _FLOATS, 7: _INT64, 11: _DOUBLES, 12: _UINT64, 13: _UINT64, 14: _FLOATS, 15: _DOUBLES}
-"""The field that holds the numbers of a type that is not in `raw_data`; for all others int32_data."""
+"""The field with the numbers of a type outside `raw_data`. Other types use int32_data."""
 SPELT_LIMIT = 64_000_000
-"""Bytes of numbers that are spelt out one by one, which have to be read to be counted; real weights never are."""
+"""The most bytes of numbers in varint fields. tieconv must read them to count them; weights never use them."""
 _CONTINUED = bytes(range(0x80, 0x100))
 
 
 @record
 class SpeltRange(ByteRange):
-    """Bytes 0 to ``end`` of a tensor that the file spells as numbers of ``width`` bytes, in the fields ``places``.
+    """The bytes of a tensor that the file stores as numbers of ``width`` bytes in the fields ``places``.
 
-    ``start`` is the place of the tensor in the file, which tells two of them apart, and ``end`` its bytes more.
+    ``start`` is the tensor's offset in the file, which identifies it. ``end`` is ``start`` plus its number of bytes.
     """
 
     places: tuple[Field, ...]
@@ -63,23 +63,23 @@ class SpeltRange(ByteRange):
 
 
 def needed_bytes(kind: int, dims: Sequence[int]) -> int | None:
-    """Bytes of a tensor of that type and shape; ``None`` for a type without a fixed width."""
+    """Return the bytes of a tensor of that type and shape, or ``None`` for a type without a fixed width."""
     if kind not in TYPES:
         return None
     return -(-prod(max(side, 0) for side in dims) * TYPES[kind][1] // 8)
 
 
 def read_tensor(wire: Wire, tensor: Tensor, name: str, root: str, files: Files) -> TensorRecord:
-    """The record of an initializer. Raises `UnreadableError` where type, shape and bytes do not agree."""
+    """Return the record of an initializer. Raises `UnreadableError` if type, shape and bytes disagree."""
     dims = tuple(tensor.dims)
     subject = f"holds the tensor {shown(tensor.name)}"
     if any(side < 0 for side in dims):
-        wire.refuse(f"{subject} with a negative side", "shape")
+        wire.refuse(f"{subject} with a negative dimension", "shape")
     needed = needed_bytes(tensor.kind, dims)
     dtype = TYPES[tensor.kind][0] if needed is not None else "STRING" if tensor.kind == STRING else str(tensor.kind)
     span = _span(wire, tensor, needed, root, files)
     if needed is not None and span.size != needed:
-        wire.refuse(f"{subject} of {needed:,} bytes with {span.size:,}", "tensor-size")
+        wire.refuse(f"{subject}, which needs {needed:,} bytes but has {span.size:,}", "tensor-size")
     return TensorRecord(name, dtype, dims, span, storage=span.file)
 
 
@@ -105,22 +105,22 @@ def _count(wire: Wire, field: Field, width: int) -> int:
     if kind != BYTES:
         return 1
     if end - start > SPELT_LIMIT:
-        wire.refuse(f"spells {end - start:,} bytes of numbers one by one", "spelt")
+        wire.refuse(f"stores {end - start:,} bytes as single numbers, more than the limit of {SPELT_LIMIT:,}", "spelt")
     if number in (_FLOATS, _DOUBLES):
         return (end - start) // width
-    # Every number ends with the one byte of it that is below 0x80.
+    # The last byte of every varint is below 0x80, and no other byte is.
     return len(wire.take(start, end).translate(None, _CONTINUED))
 
 
 class _Reader(ByteReader, Protocol):
-    """What the bytes of all other tensors are read with."""
+    """The reader of all other tensors."""
 
     @property
     def bytes_read(self) -> int: ...
 
 
 class SpeltReader:
-    """A `ByteReader` that also reads `SpeltRange`; other reads are passed on. Keeps the last tensor that it spelt."""
+    """A `ByteReader` that also reads `SpeltRange` and forwards other reads. Caches the last decoded tensor."""
 
     def __init__(self, files: Files, inner: _Reader) -> None:
         self._files, self._inner = files, inner
@@ -132,7 +132,7 @@ class SpeltReader:
         return self._inner.bytes_read
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes at ``offset`` of ``span``; raises what reading the file raises."""
+        """Fill ``buffer`` with the bytes at ``offset`` of ``span``. Raises the errors of the inner reader."""
         if not isinstance(span, SpeltRange):
             self._inner.read_into(span, offset, buffer)
             return

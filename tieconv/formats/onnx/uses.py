@@ -1,4 +1,4 @@
-"""Which nodes read an initializer, seen through Transpose and Identity."""
+"""List the nodes that read an initializer, directly or through Transpose and Identity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTPUT = "output"
 
 
 def uses(outer: Scope, labels: dict[int, str]) -> Iterator[MatrixUse]:
-    """Each read of an initializer of `MIN_ELEMENTS` and more; a Transpose of a matrix and Identity read nothing."""
+    """Yield each use of an initializer with `MIN_ELEMENTS` or more. Transpose and Identity do not count as uses."""
     for scope in scopes(outer):
         for node in scope.graph.nodes:
             if _passes_on(node) or node.standard == "Cast":
@@ -47,7 +47,7 @@ def _use(
 
 
 def _seen(name: str, passed: list[Node], operator: str, index: int, *, columns: bool) -> MatrixUse:
-    """The read; behind a Cast it is the Cast that reads."""
+    """Return the use. If a Cast is on the way, the Cast is the user."""
     turned = False
     for node in reversed(passed):
         if node.standard == "Cast":

@@ -1,1 +1,1 @@
-"""Adapters of PEFT."""
+"""Read PEFT adapters."""

@@ -1,7 +1,8 @@
-"""A PEFT adapter: `adapter_config.json` and the tensors that it adds to a base model. Read only.
+"""Read a PEFT adapter: `adapter_config.json` and the tensors that it adds to a base model. Read only.
 
-Source: peft 0.21 (`PeftConfigMixin`, `save_peft_model_state_dict`). Modules that an adapter changes have tensors such
-as `base_model.model.<module>.lora_A.weight`; modules that it replaces are stored whole, without such an ending.
+For a module that the adapter changes, it stores tensors such as `base_model.model.<module>.lora_A.weight`. A module
+that the adapter replaces is stored whole, under its usual name.
+Source: peft 0.21 (`PeftConfigMixin`, `save_peft_model_state_dict`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tieconv.text import shown
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 OTHER_WEIGHTS = "adapter_model.bin"
-NEXT_STEP = "untie or retie the base model, then load the adapter on that"
+NEXT_STEP = "untie or retie the base model, then load the adapter on it"
 
 
 @record
@@ -39,7 +40,7 @@ class PeftAdapter:
             return False
         if listing.named:
             return listing.named in (CONFIG, WEIGHTS, OTHER_WEIGHTS)
-        # A model with an adapter beside it is a model; what a trainer leaves beside an adapter is none.
+        # A model with an adapter beside it counts as a model. Trainer files beside an adapter do not.
         if WEIGHTS in listing.top or OTHER_WEIGHTS in listing.top:
             return not {*OPENED} & {*listing.top} and not any(map(_is_shard, listing.top))
         return not any(naming.is_weights(name) or naming.is_index(name) for naming in _NAMINGS for name in listing.top)
@@ -72,14 +73,14 @@ def _is_shard(name: str) -> bool:
 
 
 def _weights(listing: Listing) -> str:
-    """The file that PEFT loads, or that MODEL names."""
+    """Return the weight file that PEFT loads, or that MODEL names."""
     if listing.named in (WEIGHTS, OTHER_WEIGHTS):
         return listing.named
     for name in (WEIGHTS, OTHER_WEIGHTS):
         if name in listing.top:
             return name
     raise UnreadableError(
-        f"{shown(listing.source)} is a PEFT adapter with no weights: neither {WEIGHTS} nor {OTHER_WEIGHTS} is there",
+        f"{shown(listing.source)} is a PEFT adapter without {WEIGHTS} or {OTHER_WEIGHTS}",
         "save it again with save_pretrained",
         "peft.no-weights",
     )
@@ -88,7 +89,7 @@ def _weights(listing: Listing) -> str:
 def _two_formats(listing: Listing) -> tuple[Caution, ...]:
     if listing.named in (WEIGHTS, OTHER_WEIGHTS) or not {WEIGHTS, OTHER_WEIGHTS} <= set(listing.top):
         return ()
-    message = f"{WEIGHTS} and {OTHER_WEIGHTS} stand side by side: PEFT takes the first, and they may differ"
+    message = f"the directory holds {WEIGHTS} and {OTHER_WEIGHTS}, which may differ: PEFT loads the first"
     return (Caution("layout.two-formats", message),)
 
 

@@ -1,1 +1,1 @@
-"""safetensors files."""
+"""Read and write safetensors files."""

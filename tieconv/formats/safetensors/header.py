@@ -1,10 +1,9 @@
-"""Headers of safetensors files, read strictly by their specification.
+"""Read the headers of safetensors files strictly, as the specification demands.
 
-Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. Stricter than
-that reader in these places: no white space before the `{`, no repeated key at any depth, no further field in a
-tensor's entry, no entry written as a list, at most 64 dimensions. Looser in one: a tensor of a dtype that is not
-known is carried as bytes, and `model.unknown_dtypes` says so. Two limits are ours: `MAX_TENSORS`, and `MAX_METADATA`
-entries in `__metadata__`.
+Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. This reader is stricter than
+the library: it refuses white space before the `{` and repeated keys at any depth. It also refuses other fields in a
+tensor's entry, entries written as a list, and more than 64 dimensions. It is looser with an unknown dtype: such a
+tensor is kept as bytes, and `model.unknown_dtypes` reports it. `MAX_TENSORS` and `MAX_METADATA` are limits of tieconv.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from tieconv.text import count, shown
 
 SUFFIX = ".safetensors"
 HEADER_LIMIT = 100_000_000
-"""The largest header in bytes; the reference reader's own limit."""
+"""The largest header in bytes, which is the limit of the safetensors library."""
 PAGE = 4096
-"""File systems share whole blocks only: offsets that agree modulo this can be shared."""
+"""Bytes of a block. File systems share whole blocks, so shared data needs equal offsets modulo this."""
 MAX_RANK = 64
 
 _INCOMPLETE = "the download may be incomplete; fetch the file again"
@@ -34,7 +33,7 @@ Pread = Callable[[int, int], bytes]
 
 
 def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
-    """The tensors of one file, from its header alone. Raises `UnreadableError` with a stable code."""
+    """Read the tensors of one file from its header. Raises `UnreadableError` with a stable code."""
     length = _header_length(pread, size, name)
     with collector_paused():
         data_start = 8 + length
@@ -45,7 +44,7 @@ def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
 
 
 def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]]:
-    """The header's entries; a small header is one batch."""
+    """Yield the header's entries in batches. A small header is one batch."""
     title = f"{name} (header)"
     if length <= WINDOW:
         yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
@@ -60,7 +59,7 @@ def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]
 def _tensors(
     batches: Iterable[dict[str, object]], name: str, data_start: int
 ) -> tuple[Mapping[str, str] | None, dict[str, TensorRecord]]:
-    """The file's own metadata, and its tensors by name."""
+    """Return the file's `__metadata__`, and its tensors by name."""
     metadata: Mapping[str, str] | None = None
     records: dict[str, TensorRecord] = {}
     names, shapes = NameCount(), Shapes()
@@ -79,7 +78,7 @@ def _tensors(
 
 def _check_new(key: str, repeated: bool, name: str) -> None:
     if repeated:
-        refuse(f"{name} (header)", f"the key {shown(key)} stands twice", "json.refused")
+        refuse(f"{name} (header)", f"the key {shown(key)} is repeated", "json.refused")
 
 
 def _header(pread: Pread, length: int, name: str) -> bytes:
@@ -96,15 +95,15 @@ _SPLIT = "split the model into shards of fewer tensors"
 
 
 def _header_length(pread: Pread, size: int, name: str) -> int:
-    """The declared length, checked against the file before anything of that size is read."""
+    """Return the declared length of the header. Checks it against the file before reading the header."""
     if size == 0:
-        _refuse(name, "is empty", "empty", "download or save it again")
+        _refuse(name, "is empty", "empty", "fetch or save it again")
     first = pread(min(size, 512), 0)
     check_git_file(name, first, size)
     length = int.from_bytes(first[:8], "little")
-    # A zip archive's first bytes are a possible length: what follows them decides.
+    # The first bytes of a zip archive are a possible length, so the next bytes decide.
     if length > HEADER_LIMIT or not first[8:].startswith(b"{"):
-        from tieconv.formats.safetensors.disguise import other_kind  # most files are what their name says
+        from tieconv.formats.safetensors.disguise import other_kind  # most files have the format of their suffix
 
         if kind := other_kind(first):
             _refuse(name, *kind)
@@ -113,11 +112,11 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
     if length > HEADER_LIMIT:
         _refuse(name, f"declares a header of {length:,} bytes (limit {HEADER_LIMIT:,})", "header-too-large")
     if length < 2:
-        _refuse(name, f"declares a header of {count(length, 'byte')}, too few for one", "header-too-small")
+        _refuse(name, f"declares a header of {count(length, 'byte')}, too few for a header", "header-too-small")
     if 8 + length > size:
         _refuse(
             name,
-            f"declares a header of {length:,} bytes but has {size:,} in all",
+            f"declares a header of {length:,} bytes, but the file has {size:,}",
             "truncated-header",
             _INCOMPLETE,
         )
@@ -130,7 +129,7 @@ def _metadata(value: object, name: str) -> Mapping[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
-        _refuse(name, "has a __metadata__ that is no map of strings to strings", "metadata")
+        _refuse(name, "has a __metadata__ that does not map strings to strings", "metadata")
     if len(value) > MAX_METADATA:
         _refuse(name, f"has a __metadata__ of more than {MAX_METADATA:,} entries", "metadata-size")
     return value
@@ -149,7 +148,7 @@ def _record(name: str, value: object, file: str, data_start: int, shapes: Shapes
 
 
 class _EntryProblem(ValueError):
-    """A fault of one tensor's entry; becomes an `UnreadableError` that names file and tensor."""
+    """A fault of one tensor's entry. Becomes an `UnreadableError` with the names of file and tensor."""
 
     def __init__(self, why: str, code: str) -> None:
         super().__init__(why)
@@ -157,30 +156,30 @@ class _EntryProblem(ValueError):
 
 
 def _entry(value: object) -> tuple[str, tuple[int, ...], int, int]:
-    """Dtype, shape, start and end of a header's entry, each of its own type. Raises `_EntryProblem`."""
+    """Return dtype, shape, start and end of a header's entry. Raises `_EntryProblem` for a malformed entry."""
     if not isinstance(value, dict) or value.keys() != _FIELDS:
-        raise _EntryProblem("has no entry of dtype, shape and data_offsets alone", "entry")
+        raise _EntryProblem("needs an entry with exactly dtype, shape and data_offsets", "entry")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or not dtype:
         raise _EntryProblem("has no dtype name", "dtype")
     if not _are_naturals(shape) or len(shape) > MAX_RANK:
-        raise _EntryProblem("has a shape that is no list of sizes", "shape")
+        raise _EntryProblem(f"has a shape that is not a list of at most {MAX_RANK} sizes", "shape")
     if not _are_naturals(offsets) or len(offsets) != 2:
-        raise _EntryProblem("has data_offsets that are no pair of offsets", "offsets")
+        raise _EntryProblem("has data_offsets that are not a pair of offsets", "offsets")
     start, end = offsets
     if start > end:
-        raise _EntryProblem(f"ends at byte {end}, before its start {start}", "offsets")
+        raise _EntryProblem(f"ends at byte {end}, before it starts at byte {start}", "offsets")
     return _DTYPES.get(dtype, dtype), tuple(shape), start, end
 
 
 _DTYPES = {name: name for name in BITS}
-"""One string for each dtype: half a million of them take 25 MB."""
+"""One shared string for each dtype: half a million strings take 25 MB."""
 
 
 def _check_width(dtype: str, shape: tuple[int, ...], size: int) -> None:
-    """The declared bytes against shape × dtype. An unknown dtype is carried as bytes: no width to check."""
+    """Check the declared bytes against shape × dtype. An unknown dtype has no width to check."""
     product = 1
-    for side in shape:  # step by step like the reference: a later zero does not undo an overflow
+    for side in shape:  # step by step like the safetensors library: a later zero does not excuse an overflow
         product *= side
         if product > _UINT64:
             raise _EntryProblem("has a shape whose size overflows 64 bits", "overflow")
@@ -203,7 +202,7 @@ _UINT64 = (1 << 64) - 1
 def _are_naturals(value: object) -> bool:
     if type(value) is not list:
         return False
-    # A loop, not all(): this runs a million times for a large header, and a boolean is no number.
+    # A loop is faster than all(), and this runs a million times for a large header. A boolean is refused.
     for number in value:  # noqa: SIM110
         if type(number) is not int or not 0 <= number <= _UINT64:
             return False
@@ -211,7 +210,7 @@ def _are_naturals(value: object) -> bool:
 
 
 def _check_coverage(records: list[TensorRecord], data_start: int, size: int, name: str) -> None:
-    """Tensors cover the data without overlap, hole or trailing bytes, as the format demands."""
+    """Check that tensors cover the data without overlap, hole or trailing bytes, as the format demands."""
     position = data_start
     for record in records:
         start, end = record.range.start, record.range.end
@@ -223,7 +222,7 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
                 _INCOMPLETE,
             )
         if start < position:
-            _refuse(name, f"tensor {shown(record.name)} overlaps the one before it", "overlap")
+            _refuse(name, f"tensor {shown(record.name)} overlaps the previous tensor", "overlap")
         if start > position:
             _refuse(name, f"{_stray(start - position)} before tensor {shown(record.name)}", "hole")
         position = end
@@ -232,7 +231,7 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
 
 
 def _stray(number: int) -> str:
-    """Bytes that belong to no tensor, as the start of a sentence."""
+    """Return how many bytes belong to no tensor, as the start of a sentence."""
     return f"{count(number, 'byte')} that {'belongs' if number == 1 else 'belong'} to no tensor"
 
 
@@ -240,6 +239,6 @@ def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:
     separator = ": " if why.startswith(("tensor ", *"0123456789")) else " "
     raise UnreadableError(
         f"{shown(name)}{separator}{why}",
-        hint or "only well-formed safetensors files are read; save it again with the tool that wrote it",
+        hint or "save the file again with the safetensors library",
         f"safetensors.{code}",
     )

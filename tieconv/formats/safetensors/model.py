@@ -1,4 +1,4 @@
-"""A model stored as safetensors: one file, or shards and their index."""
+"""Read a model stored as safetensors: one file, or shards and their index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]
 
 
 def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
-    """Return one caution for each dtype that safetensors does not know; it refuses the whole file."""
+    """Return one caution for each dtype that safetensors does not know. safetensors refuses the whole file."""
     unknown: dict[str, list[str]] = {}
     for tensor in file.tensors:
         if tensor.dtype not in BITS:
@@ -41,7 +41,7 @@ def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
 
 
 _LISTED = 4
-"""Dtypes that are listed; one is enough to refuse the file."""
+"""The most dtypes that are listed."""
 
 
 SAFETENSORS = Model(

@@ -16,12 +16,12 @@ def encode_header(
     *,
     congruent: Callable[[int], int] | None = None,
 ) -> bytes:
-    """The first bytes of a file: length, JSON, padding spaces.
+    """Return the first bytes of a file: length, JSON and padding spaces.
 
-    ``tensors`` are (name, dtype, shape, bytes) in the order of their data, which follows without gaps.
-    The header's own length is a multiple of 8. ``congruent(data_start)``, given the smallest possible offset
-    of the first data byte, answers how many further bytes of padding (a multiple of 8 is not required by
-    readers) make that offset fit the source's, so that a file system can share blocks.
+    ``tensors`` are (name, dtype, shape, bytes) in the order of their data, which follows without gaps. The header's
+    length is a multiple of 8. ``congruent`` receives the smallest possible offset of the first data byte. It returns
+    how many more bytes of padding align that offset with the source. Then a file system can share blocks. Readers
+    do not require a multiple of 8 there.
     """
     header: dict[str, object] = {}
     if metadata is not None:
@@ -30,7 +30,9 @@ def encode_header(
     for name, dtype, shape, size in tensors:
         if name == "__metadata__" or name in header:
             raise UnreadableError(
-                f"tensor name {shown(name)} cannot be written", "give the tensor another name", "safetensors.name"
+                f"safetensors cannot store the tensor name {shown(name)}",
+                "give the tensor another name",
+                "safetensors.name",
             )
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
@@ -40,7 +42,7 @@ def encode_header(
         body += b" " * congruent(8 + len(body))
     if len(body) > HEADER_LIMIT:
         raise UnreadableError(
-            f"the header would take {len(body):,} bytes (limit {HEADER_LIMIT:,})",
+            f"the header would have {len(body):,} bytes, more than the limit of {HEADER_LIMIT:,}",
             "store the tensors in more than one file",
             "safetensors.header-too-large",
         )

@@ -1,1 +1,1 @@
-"""Torch files: the ZIP archive or the legacy file, and the state dict in it, without running its pickle."""
+"""Read the state dict of a torch file, a ZIP archive or a legacy file, without running its pickle."""

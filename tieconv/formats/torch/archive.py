@@ -1,8 +1,8 @@
-"""The zip archive that `torch.save` writes, read strictly: what one reader could see and another not is refused.
+"""Read the zip archive that `torch.save` writes. Refuse anything that two zip readers could read differently.
 
-Entries are stored, follow one another without a gap from the file's first byte, agree in both of their headers, and
-the directory follows the last of them. Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch 2.13, whose
-files carry data descriptors and zip64 records at any size.
+Entries are not compressed and follow one another without a gap from the first byte of the file. Both headers of an
+entry agree, and the directory follows the last entry. Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch
+2.13, which writes data descriptors and zip64 records at any size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCAL = struct.Struct("<4s2xHH4xIIIHH")
 _local = _LOCAL.unpack_from
 _DESCRIPTOR, _DESCRIPTOR64 = struct.Struct("<4sIII").pack, struct.Struct("<4sIQQ").pack
 _SHORT, _LONG = 16, 24
-"""Bytes of a data descriptor with sizes of 32 and of 64 bits."""
+"""Bytes of a data descriptor with 32-bit sizes and with 64-bit sizes."""
 _WINDOW = 1 << 16
 _PART = r"(?!\.{1,2}(?:/|\Z))[^/\\\x00-\x1f]+"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})+")
@@ -41,7 +41,7 @@ _USUAL = re.compile(r"data/[0-9]+")
 
 
 class Entry(NamedTuple):
-    """A record of the archive: its bytes ``start`` to ``end`` of the file and their checksum."""
+    """A record of the archive: bytes ``start`` to ``end`` of the file, and their CRC-32."""
 
     name: str
     start: int
@@ -54,10 +54,10 @@ class Entry(NamedTuple):
 
 
 def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, Entry]:
-    """The records by their name inside the archive, without its top directory.
+    """Return the records by their names inside the archive, without its top directory.
 
-    ``sparse``, for a source on which each read is a request, takes the place of a storage from the directory and from
-    the layout of `torch.save`, where that leaves one possibility, and does not read its local header.
+    ``sparse`` is for a source on which each read is a request. Local headers are not read
+    if the directory and the layout of `torch.save` allow only one offset for a storage.
 
     Raises `PickleProblem` for an archive that is not exactly what `torch.save` writes.
     """
@@ -71,10 +71,10 @@ def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, 
 
 
 def content(pread: Pread, entry: Entry, limit: int) -> bytes:
-    """The whole of a small record, its checksum verified."""
+    """Return a small record after checking its CRC-32."""
     if entry.size > limit:
         refuse(
-            f"has a record {shown(entry.name)} of {entry.size:,} bytes, more than the {limit:,} that are read",
+            f"has a record {shown(entry.name)} of {entry.size:,} bytes, more than the limit of {limit:,}",
             "zip.too-large",
         )
     data = pread(entry.size, entry.start)
@@ -84,7 +84,7 @@ def content(pread: Pread, entry: Entry, limit: int) -> bytes:
 
 
 class _Window:
-    """Small reads that go forward, served from a larger one: an archive has a header every few bytes."""
+    """Serves small forward reads from one larger read, because an archive has many small headers."""
 
     def __init__(self, pread: Pread, end: int) -> None:
         self._pread, self._end = pread, end
@@ -100,7 +100,7 @@ class _Window:
 
 
 def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> list[Entry]:
-    """The entries, one behind the other from the first byte of the file to the directory; ``listed`` is used up."""
+    """Return the entries, which must follow one another from the first byte to the directory. Consumes ``listed``."""
     taken: list[Entry] = []
     position = 0
     following = [entry[0] for entry in listed]
@@ -118,7 +118,7 @@ def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> l
         start = _data_start(window, offset, name, flags, crc, size)
         stop, position = start + size, following[number]
         if stop > position:
-            malformed(f"has an entry {shown_name(name)} that reaches into the next", "zip.overlap")
+            malformed(f"has an entry {shown_name(name)} that overlaps the next entry", "zip.overlap")
         if not flags & DESCRIBED:
             position = stop
         elif not _described(window, stop, position - stop, crc, size):
@@ -131,15 +131,15 @@ def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> l
 
 _USED = Listed(0, b"", 0, 0, 0, 0)
 _ALIGNED = 64
-"""What `torch.save` aligns storages to."""
+"""The alignment in bytes that `torch.save` gives storages."""
 _STORAGE = re.compile(rb"[^/]+/data/[0-9]+")
 
 
 def _derived_start(offset: int, name: bytes, flags: int, size: int, following: int) -> int | None:
-    """Where a storage begins by its size and its neighbour; ``None`` where several places, or none, are aligned."""
+    """Compute the offset of a storage from its size and the next entry. ``None`` unless one offset is aligned."""
     if not _STORAGE.fullmatch(name):
         return None
-    least = offset + _LOCAL.size + len(name) + 4  # an extra field of padding, which may be empty
+    least = offset + _LOCAL.size + len(name) + 4  # an extra field for padding, which may be empty
     ends = (_SHORT, _LONG) if flags & DESCRIBED else (0,)
     starts = [following - size - end for end in ends]
     fitting = [start for start in starts if start % _ALIGNED == 0 and least <= start < least + _ALIGNED + _EXTRA64]
@@ -155,7 +155,7 @@ def _refuse_headers(name: bytes) -> NoReturn:
 
 
 def _data_start(window: _Window, offset: int, name: bytes, listed_flags: int, listed_crc: int, listed_size: int) -> int:
-    """Where the data begins, once the local header says what the directory says."""
+    """Return the offset of the data. Refuses a local header that disagrees with the directory."""
     length = len(name)
     head = _LOCAL.size + length
     raw = window.read(head, offset)
@@ -174,7 +174,7 @@ def _data_start(window: _Window, offset: int, name: bytes, listed_flags: int, li
 
 
 def _described(window: _Window, start: int, length: int, crc: int, size: int) -> bool:
-    """Whether the ``length`` bytes behind an entry are a data descriptor, which must repeat the directory."""
+    """Return whether the ``length`` bytes behind an entry are a data descriptor that matches the directory."""
     if length == _SHORT and size <= MAX32:
         return window.read(_SHORT, start) == _DESCRIPTOR(DESCRIPTOR, crc, size, size)
     return length == _LONG and window.read(_LONG, start) == _DESCRIPTOR64(DESCRIPTOR, crc, size, size)
@@ -184,25 +184,25 @@ def _text(name: bytes) -> str:
     try:
         return name.decode("utf-8")
     except UnicodeDecodeError:
-        malformed("has an entry whose name is no UTF-8", "zip.name")
+        malformed("has an entry whose name is not UTF-8", "zip.name")
 
 
 def _without_top(entries: list[Entry]) -> dict[str, Entry]:
-    """The entries by name below the archive's one top directory, none of them twice, none leading elsewhere."""
+    """Return the entries by their names below the one top directory. Refuses repeated and unsafe names."""
     if not entries:
         malformed("is an empty zip archive", "zip.empty")
     top = entries[0].name.partition("/")[0] + "/"
     if not _NAME.fullmatch(top + "data"):
-        malformed(f"has an entry {shown(entries[0].name)}, which is no name inside a torch file", "zip.name")
+        malformed(f"has an entry {shown(entries[0].name)}, a name that torch.save does not write", "zip.name")
     by_name: dict[str, Entry] = {}
     skip, usual = len(top), _USUAL.fullmatch
     for entry in entries:
         name = entry.name
         if not name.startswith(top) or not (usual(name, skip) or _NAME.fullmatch(name)):
-            malformed(f"has an entry {shown(name)}, which is no name inside a torch file", "zip.name")
+            malformed(f"has an entry {shown(name)}, a name that torch.save does not write", "zip.name")
         by_name[name[skip:]] = entry
     if len(by_name) < len(entries):
-        malformed(f"has two entries {shown(_repeated(entries)[skip:])}", "zip.repeated")
+        malformed(f"has two entries named {shown(_repeated(entries)[skip:])}", "zip.repeated")
     return by_name
 
 

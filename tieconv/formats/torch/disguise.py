@@ -1,4 +1,4 @@
-"""Refuse files that are named like torch files and are something else."""
+"""Refuse files that are named like torch files but have another format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tieconv.formats.torch.pickle.values import refuse
 
 
 def check_disguise(first: bytes, length: int) -> None:
-    """Raise `PickleProblem` for a file whose first bytes are those of another kind."""
+    """Raise `PickleProblem` for a file whose first bytes show another format."""
     if not length:
         _stop("is empty", "empty", "fetch the file again")
     if first[8:10] == b'{"' and int.from_bytes(first[:8], "little") <= length:

@@ -1,4 +1,4 @@
-"""The globals that a torch file may name, and what becomes of a call to each. torch itself is never imported.
+"""The globals that a torch file may name, and the function that replaces each. torch is never imported.
 
 Source: `torch._utils`, `torch._tensor` and `torch._weights_only_unpickler` of torch 2.13.
 """
@@ -35,7 +35,7 @@ from tieconv.text import count
 
 
 def _pairs(arguments: Arguments) -> Pairs:
-    """`OrderedDict()`, or with one list of pairs, as Python 2 wrote it."""
+    """Build an `OrderedDict` from nothing, or from one list of pairs, as Python 2 wrote it."""
     if not arguments:
         return Pairs()
     (entries,) = arguments
@@ -44,7 +44,7 @@ def _pairs(arguments: Arguments) -> Pairs:
     items = entries if isinstance(entries, list) else [entries]
     pairs = [entry for entry in items if isinstance(entry, tuple | list) and len(entry) == 2]
     if items is not entries or len(pairs) != len(items):
-        refuse("makes a dictionary of other than pairs", "pickle.malformed")
+        refuse("makes a dictionary from values that are not pairs", "pickle.malformed")
     return Pairs([(key, value) for key, value in pairs])
 
 
@@ -55,7 +55,7 @@ def _function(
     most: int | None = None,
     shortcut: Shortcut | None = None,
 ) -> tuple[str, Global]:
-    """A global that may be called with ``fewest`` to ``most`` arguments."""
+    """Return a global that may be called with ``fewest`` to ``most`` arguments."""
 
     def checked(arguments: Arguments) -> object:
         if not fewest <= len(arguments) <= (fewest if most is None else most):
@@ -70,14 +70,14 @@ def _opaque(name: str) -> tuple[str, Global]:
 
 
 def _encoded(arguments: Arguments) -> Opaque:
-    """Bytes, as Python 2 pickles them: a text and the names of its encoding and of what to do about errors."""
+    """Replace bytes as Python 2 pickles them: a text, its encoding and an error mode."""
     if not all(type(argument) is str for argument in arguments):
-        refuse("encodes other than text", "pickle.arguments")
+        refuse("encodes a value that is not text", "pickle.arguments")
     return Opaque("_codecs.encode")
 
 
 def _collection(name: str) -> tuple[str, Global]:
-    """A set or a counter, of what at most one list, tuple or dictionary holds."""
+    """Return a global that replaces a set or a counter of at most one list, tuple or dictionary."""
 
     def make(arguments: Arguments) -> Opaque:
         if arguments and not isinstance(arguments[0], list | tuple | Pairs):
@@ -88,7 +88,7 @@ def _collection(name: str) -> tuple[str, Global]:
 
 
 def _training_value(name: str) -> tuple[str, Global]:
-    """A value of a training state that ``torch.load(weights_only=True)`` refuses by its global."""
+    """Return a global of training states that ``torch.load(weights_only=True)`` refuses."""
     return name, _opaque(name)[1]._replace(weights_only=False)
 
 
@@ -96,17 +96,17 @@ _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta|npu|hpu|mtia|xla|privateuseone)(:(
 
 
 def _device(arguments: Arguments) -> Opaque:
-    """A device by its name, and perhaps its number; torch itself refuses other arguments."""
+    """Replace a device, given its name and maybe its number. torch refuses other arguments too."""
     words = arguments[0]
     number = arguments[1:] == () or (natural(arguments[1]) and type(words) is str and ":" not in words)
     if type(words) is not str or not _DEVICE.fullmatch(words) or not number:
-        refuse("names a device that is none", "pickle.arguments")
+        refuse("names an unknown device", "pickle.arguments")
     return Opaque("torch.device")
 
 
 def _unsupported(name: str, noun: str, hint: str) -> tuple[str, Global]:
     def stop(_arguments: Arguments) -> NoReturn:
-        refuse(f"holds {noun}, which is not read", "torch.unsupported", hint)
+        refuse(f"holds {noun}, which tieconv does not read", "torch.unsupported", hint)
 
     return name, Global(name, stop)
 
@@ -126,7 +126,7 @@ def _storages() -> dict[str, Global]:
 _QUANTISED = ("QInt8", "QInt32", "QUInt8", "QUInt4x2", "QUInt2x4")
 _REBUILT = {
     "_rebuild_sparse_tensor": "a sparse tensor",
-    "_rebuild_qtensor": "a quantised tensor of torch",
+    "_rebuild_qtensor": "a quantised torch tensor",
     "_rebuild_nested_tensor": "a nested tensor",
     "_rebuild_meta_tensor_no_storage": "a tensor on the meta device, which has no values",
     "_rebuild_wrapper_subclass": "a tensor subclass",
@@ -150,7 +150,7 @@ ALLOWED: Globals = {
             _function("torch.Size", size, 1),
             _function("torch.device", _device, 1, 2),
             _opaque("torch.serialization._get_layout"),
-            # Training states: kept apart, never looked into.
+            # Values of training states: accepted, never inspected.
             _function("_codecs.encode", _encoded, 1, 3),
             *map(_collection, ("collections.Counter", "builtins.set", "__builtin__.set")),
             _training_value("numpy.dtype"),
@@ -170,4 +170,4 @@ ALLOWED: Globals = {
         for name in ("strided", "sparse_coo", "per_tensor_affine", "per_channel_affine")
     },
 }
-"""By ``module.name``. Whatever is not here is refused by name."""
+"""The allowed globals by ``module.name``. Any other global is refused."""

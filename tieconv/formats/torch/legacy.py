@@ -1,4 +1,4 @@
-"""The container that `torch.save` wrote before 1.6: five pickles, then each storage behind its length.
+"""Read the container that `torch.save` wrote before 1.6: five pickles, then each storage after its length.
 
 Source: `torch.serialization._legacy_save` of torch 2.13.
 """
@@ -23,32 +23,32 @@ _LENGTH = 8
 def read(
     pread: Pread, length: int, limit: int, unsupported: dict[str, None]
 ) -> tuple[object, dict[str, tuple[int, int]]]:
-    """The saved value, and the first and last byte of each storage. Raises `PickleProblem`.
+    """Return the saved value, and the byte range of each storage. Raises `PickleProblem`.
 
-    ``unsupported`` gathers what ``torch.load(weights_only=True)`` refuses.
+    Adds to ``unsupported`` what ``torch.load(weights_only=True)`` refuses.
     """
     stream = _Stream(pread, length, limit, unsupported)
     if stream.load() != MAGIC:
-        refuse("is a pickle and no torch file", "torch.plain-pickle", "save model.state_dict() with torch.save")
+        refuse("is a pickle, but not a torch file", "torch.plain-pickle", "save model.state_dict() with torch.save")
     protocol = stream.load()
     if protocol != PROTOCOL:
-        refuse("is of a legacy version that is not known", "torch.version", "save it again with a released torch")
+        refuse("has an unknown legacy version", "torch.version", "save it again with a released torch")
     _check_system(stream.load())
     value = stream.load()
     keys = stream.load()
     if not isinstance(keys, list) or not all(type(key) is str for key in keys) or len(set(keys)) != len(keys):
-        refuse("has no list of its storages", "torch.storage-key")
+        refuse("has no valid list of its storages", "torch.storage-key")
     return value, _places(stream, keys)
 
 
 def _check_system(value: object) -> None:
     if not isinstance(value, Pairs) or value.get("little_endian") is not True:
-        refuse("is written in another byte order than little-endian", "torch.byte-order")
+        refuse("is not little-endian", "torch.byte-order")
 
 
 @dataclass
 class _Stream:
-    """Pickles one behind the other. Their lengths are not written down, so a window grows until one fits."""
+    """Reads pickles that follow one another. Their lengths are not stored, so a window grows until one fits."""
 
     pread: Pread
     length: int
@@ -81,27 +81,27 @@ class _Stream:
             self.unsupported["a storage without the field of its view"] = None
         known = self.storages.setdefault(reference.key, reference)
         if known != reference:
-            refuse(f"describes storage {reference.key} in two ways", "torch.storage-size")
+            refuse(f"describes storage {reference.key} in two different ways", "torch.storage-size")
         return reference
 
     def _most(self) -> int:
         return allowance(self.length, len(self.storages))
 
     def _stated(self, problem: PickleProblem, data: bytes) -> PickleProblem:
-        """A file that does not even start like a pickle is named as what it is."""
+        """Return the problem, or a clearer one for a file that does not start like a pickle."""
         if not self.position and data[:1] != b"\x80" and problem.code in ("pickle.opcode", "pickle.malformed"):
-            return PickleProblem("is no torch file", "torch.unknown", "give a file that torch.save wrote")
+            return PickleProblem("is not a torch file", "torch.unknown", "give a file that torch.save wrote")
         return problem
 
 
 def _no_pickle(position: int) -> PickleProblem:
     if position:
         return PickleProblem("ends inside its pickles", "torch.truncated", "fetch the file again")
-    return PickleProblem("is no torch file, or is cut short", "torch.unknown", "give a file that torch.save wrote")
+    return PickleProblem("is not a torch file, or is truncated", "torch.unknown", "give a file that torch.save wrote")
 
 
 def _places(stream: _Stream, keys: list[object]) -> dict[str, tuple[int, int]]:
-    """The storages in the order of their bytes, which end with the file."""
+    """Return the byte range of each storage. Storages follow one another to the end of the file."""
     places: dict[str, tuple[int, int]] = {}
     position = stream.position
     for key in keys:
@@ -114,9 +114,9 @@ def _places(stream: _Stream, keys: list[object]) -> dict[str, tuple[int, int]]:
         if end > stream.length:
             refuse(f"ends inside storage {reference.key}", "torch.truncated", "fetch the file again")
         if stored_length != reference.numel:
-            refuse(f"gives storage {reference.key} two sizes", "torch.storage-size")
+            refuse(f"gives storage {reference.key} two different sizes", "torch.storage-size")
         places[reference.key] = (start, end)
         position = end
     if position != stream.length:
-        refuse("has bytes behind its last storage", "torch.trailing")
+        refuse("has bytes after its last storage", "torch.trailing")
     return places

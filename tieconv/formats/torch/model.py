@@ -1,4 +1,4 @@
-"""A model stored by `torch.save`: one file, or shards and their index."""
+"""Read a model stored by `torch.save`: one file, or shards and their index."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from tieconv.formats.weight_set import Naming
 
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _STATES = "training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states"
-"""What trainers write beside the weights: transformers' `Trainer`, accelerate and DeepSpeed."""
+"""Files that trainers write beside the weights: transformers' `Trainer`, accelerate and DeepSpeed."""
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
-    from tieconv.formats.torch.reader import read_torch_file  # other formats do without
+    from tieconv.formats.torch.reader import read_torch_file  # other formats do not need it
 
     size = files.state(name).size
     sparse = bool(getattr(files, "costly", False))
     stored_model = read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name, sparse=sparse)
-    expect = getattr(files, "expect", None)  # local files can hold what is read to its checksum
+    expect = getattr(files, "expect", None)  # local files can check the CRC-32 of what they read
     if expect is not None:
         expect(stored_model[:1])
     return stored_model
 
 
 def check_slices(listing: Listing) -> None:
-    """Raise `UnreadableError` for one or all of the files of a model-parallel model: each has a part of a matrix."""
+    """Raise `UnreadableError` for the files of a model-parallel model: each holds a part of every matrix."""
     slices = [name for name in listing.top if re.fullmatch(r"consolidated\.\d+\.pth", name)]
     if len(slices) < 2 or listing.named not in (None, *slices):
         return
     raise UnreadableError(
-        f"{slices[0]} to {slices[-1]} are slices of one model-parallel model: each holds a part of every matrix",
-        "join them first: convert_llama_weights_to_hf.py of transformers 4 does that",
+        f"{slices[0]} to {slices[-1]} are slices of one model-parallel model",
+        "join them first with convert_llama_weights_to_hf.py of transformers 4",
         "torch.slices",
     )
 
 
 def is_trainer_state(name: str) -> bool:
-    """Return whether a trainer gives exactly this name to a file that never holds a model."""
+    """Return whether trainers use this name for a file that never holds a model."""
     return re.fullmatch(rf"({_STATES})([_-]\d+)*\.\w+|(bf16_)?zero_pp_rank_\d+_.*", name) is not None
 
 

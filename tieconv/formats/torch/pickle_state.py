@@ -13,7 +13,7 @@ from tieconv.formats.torch.torch_dtypes import STORAGE_CLASSES, TORCH_NAMES, WID
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor as the pickle describes it: storage ``key`` of ``nbytes``, ``offset`` and ``stride`` in elements."""
+    """A tensor to pickle: storage ``key`` of ``nbytes`` bytes, ``offset`` and ``stride`` in elements."""
 
     name: str
     dtype: str
@@ -28,7 +28,7 @@ class SavedTensor:
 
 
 def pickle_state(tensors: Iterable[SavedTensor], metadata: Mapping[str, str] | None) -> bytes:
-    """An `OrderedDict` of tensors in pickle protocol 2, as `torch.load(weights_only=True)` reads it."""
+    """Return the pickle of an `OrderedDict` of tensors, in protocol 2. `torch.load(weights_only=True)` reads it."""
     pickler = _Pickler()
     pickler.ordered()
     pickler.out.append(b"(")
@@ -43,7 +43,7 @@ def pickle_state(tensors: Iterable[SavedTensor], metadata: Mapping[str, str] | N
 
 @dataclass
 class _Pickler:
-    """Opcodes, with each global written once and recalled afterwards."""
+    """Collects opcodes. Writes each global once and recalls it from the memo afterwards."""
 
     out: list[bytes] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Pickler:
         self.out.append(b"t")
 
     def tensor(self, tensor: SavedTensor) -> None:
-        """A call of `_rebuild_tensor_v2`, or of `_v3` for a dtype that has no storage class."""
+        """Write a call of `_rebuild_tensor_v2`, or of `_v3` for a dtype without a storage class."""
         typed = STORAGE_CLASSES.get(tensor.dtype)
         self.name("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
         self.out.append(b"((")
@@ -100,7 +100,7 @@ class _Pickler:
         self.out.append(b"tR")
 
     def attributes(self, modules: Mapping[str, Mapping[str, object]]) -> None:
-        """The `_metadata` of a state dict, set by BUILD as torch does."""
+        """Write the `_metadata` of a state dict with BUILD, as torch does."""
         self.out.append(b"}")
         self.text(METADATA)
         self.ordered()

@@ -1,4 +1,4 @@
-"""One torch file (`torch.save`), zip or legacy: its tensors and storages as byte ranges, nothing run."""
+"""Read the tensors and storages of one `torch.save` file, zip or legacy, as byte ranges. Nothing is run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tieconv.formats.torch.state_dict import find_state
 from tieconv.text import count, shown, size
 
 PICKLE_LIMIT = 128_000_000
-"""The largest pickle in bytes: that of half a million tensors takes 90 MB."""
+"""The largest pickle in bytes. The pickle of half a million tensors has 90 MB."""
 AMPLIFIED = 1 << 30
-"""Bytes from which a view may not be more than 16 times as large as the storage that it repeats."""
+"""A view of more bytes than this may be at most 16 times as large as its storage."""
 _DATA = "data/"
 _KNOWN = frozenset(
     {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
@@ -36,9 +36,9 @@ _UNUSED = 1_000_000
 
 @record
 class _Content:
-    """What either container holds beside the pickled value: where each storage's bytes lie.
+    """The storages of a container by their keys.
 
-    ``unsupported`` is what ``torch.load(weights_only=True)`` refuses of the value.
+    ``unsupported`` lists what ``torch.load(weights_only=True)`` refuses.
     """
 
     storages: Mapping[str, Storage]
@@ -48,7 +48,7 @@ class _Content:
 def read_torch_file(
     pread: Pread, length: int, name: str, *, sparse: bool = False
 ) -> tuple[WeightFile, tuple[Caution, ...]]:
-    """The file's tensors, and what is odd about it; ``sparse`` as in `torch_zip.read_archive`.
+    """Return the file with its tensors, and its cautions. ``sparse`` is as in `archive.read_archive`.
 
     Raises `UnreadableError` with a stable code.
     """
@@ -66,7 +66,7 @@ def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFil
     zipped = first.startswith(b"PK")
     value, content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
     state = find_state(value)
-    del value  # each tensor of it makes room for its record
+    del value  # popping each tensor frees memory for its record
     used = _Used(name, content.storages)
     records = tuple(used.record(tensor, state.tensors.pop(tensor)) for tensor in list(state.tensors))
     storages = tuple(content.storages[key] for key in used.references)
@@ -85,14 +85,14 @@ def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> tuple[objec
     try:
         value, end = run(pickled, 0, ALLOWED, _stored(storages, unsupported), lambda: most, unsupported)
     except Truncated:
-        refuse("holds a pickle that is cut short", "pickle.truncated")
+        refuse("holds a truncated pickle", "pickle.truncated")
     if end != len(pickled):
-        refuse("has bytes behind its pickle", "pickle.trailing")
+        refuse("has bytes after its pickle", "pickle.trailing")
     return value, _Content(storages, unsupported)
 
 
 def _storages(entries: dict[str, Entry], file: str) -> Iterator[tuple[str, Storage]]:
-    """Yield the storages by their key; each takes the memory of its entry, which is removed."""
+    """Yield each storage with its key. Removes its entry to free memory."""
     for name in list(entries):
         if name.startswith(_DATA):
             entry, key = entries.pop(name), name.removeprefix(_DATA)
@@ -100,7 +100,7 @@ def _storages(entries: dict[str, Entry], file: str) -> Iterator[tuple[str, Stora
 
 
 def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Persistent:
-    """Return what makes a storage of a persistent id: each one, used or not, is a record of the size that it claims."""
+    """Return a function that converts a persistent id to a storage. It refuses a storage with another size."""
 
     def persistent(pid: object) -> StorageRef:
         reference = storage_reference(pid)
@@ -118,32 +118,32 @@ def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Pe
 def _check_size(reference: StorageRef, storage: Storage) -> None:
     if storage.range.size != reference.nbytes:
         refuse(
-            f"says that storage {reference.key} has {reference.nbytes:,} bytes, and it has {storage.range.size:,}",
+            f"declares {reference.nbytes:,} bytes for storage {reference.key}, which has {storage.range.size:,}",
             "torch.storage-size",
         )
 
 
 def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
-    """A state dict's archive and nothing else, of a known version and byte order."""
+    """Refuse an archive with other records than those of a state dict, or an unknown version or byte order."""
     if "data.pkl" not in entries:
-        refuse("is a zip archive without a data.pkl, no torch file", "torch.no-pickle", "unpack it first")
+        refuse("is a zip archive without data.pkl, so it is not a torch file", "torch.no-pickle", "unpack it first")
     for name in entries:
         if name not in _KNOWN and not name.startswith(_DATA):
-            refuse(f"holds the record {shown(name)}, which a saved state dict has not", "torch.entry")
+            refuse(f"holds the record {shown(name)}, which torch.save does not write", "torch.entry")
     version = torch_zip.content(pread, entries["version"], 64).strip() if "version" in entries else b"3"
     if version not in _VERSIONS:
         refuse(
-            f"is of version {shown(version.decode('latin-1'))}, which is not known",
+            f"has the unknown version {shown(version.decode('latin-1'))}",
             "torch.version",
             "save it again with a released torch",
         )
     order = torch_zip.content(pread, entries["byteorder"], 64).strip() if "byteorder" in entries else b"little"
     if order != b"little":
-        refuse("is written in another byte order than little-endian", "torch.byte-order")
+        refuse("is not little-endian", "torch.byte-order")
 
 
 def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:
-    from tieconv.formats.torch import legacy as torch_legacy  # few files are as old
+    from tieconv.formats.torch import legacy as torch_legacy  # few files are that old
 
     unsupported: dict[str, None] = {}
     value, places = torch_legacy.read(pread, length, PICKLE_LIMIT, unsupported)
@@ -152,7 +152,7 @@ def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content
 
 
 class _Used:
-    """Tensors as byte ranges of ``file``, and the storages that they refer to in the order of their first use."""
+    """Converts tensors to byte ranges of ``file``, and keeps their storages in the order of first use."""
 
     def __init__(self, file: str, storages: Mapping[str, Storage]) -> None:
         self.file = file
@@ -160,7 +160,7 @@ class _Used:
         self.references: dict[str, StorageRef] = {}
 
     def record(self, name: str, tensor: StoredTensor) -> TensorRecord:
-        """The tensor, once it is known to lie within a storage that is as long as it claims."""
+        """Return the record of a tensor. Refuses a tensor that reaches past the end of its storage."""
         reference, (dtype, width), offset, shape, stride = tensor
         where = self._storage(reference).range
         first, size = where.start, where.end - where.start
@@ -168,7 +168,7 @@ class _Used:
         dense = _is_dense(shape, stride)
         span = elements if dense else _span(shape, stride)
         start, end = offset * width, (offset + span) * width
-        if not elements:  # torch lets a tensor without elements start anywhere
+        if not elements:  # in torch a tensor without elements may start anywhere
             start = end = min(start, size)
         if end > size:
             refuse(
@@ -182,31 +182,31 @@ class _Used:
         return TensorRecord(name, dtype, shape, stored, None if dense or not elements else stride, reference.key)
 
     def _storage(self, reference: StorageRef) -> Storage:
-        """The storage that ``reference`` describes, in the same way each time."""
+        """Return the storage of ``reference``. Refuses two different references to one storage."""
         key = reference.key
         storage = self.storages.get(key)
         if storage is None:
             refuse(f"refers to storage {key}, which it does not hold", "torch.absent-storage")
         if self.references.setdefault(key, reference) != reference:
-            refuse(f"describes storage {key} in two ways", "torch.storage-size")
+            refuse(f"describes storage {key} in two different ways", "torch.storage-size")
         return storage
 
 
 def _check_amplified(name: str, stored: int, repeated: int, storage: int) -> None:
     if repeated > max(AMPLIFIED, 16 * storage):
         refuse(
-            f"has tensor {shown(name)}, which repeats {size(stored)} until they are {size(repeated)}",
+            f"has tensor {shown(name)}, which expands {size(stored)} to {size(repeated)}",
             "torch.amplified",
         )
 
 
 def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last one."""
+    """Return the number of elements from the first to the last one."""
     return 1 + sum([(side - 1) * step for side, step in zip(shape, stride, strict=True)])
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements follow one another row by row; the stride of a side of length 1 says nothing."""
+    """Return whether the elements are stored in row-major order. The stride of a dimension of size 1 is ignored."""
     expected = 1
     for side, step in zip(reversed(shape), reversed(stride), strict=True):
         if side != 1 and step != expected:
@@ -216,7 +216,7 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 _LISTED = 4
-"""Reasons of a refusal that one sentence lists."""
+"""The most reasons that one sentence lists."""
 
 
 def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
@@ -232,7 +232,7 @@ def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
     used = {storage.key for storage in file.storages}
     unused = sum(storage.range.size for key, storage in content.storages.items() if key not in used)
     if unused >= _UNUSED:
-        yield Caution("torch.unused", f"{size(unused)} of the file belong to no tensor of the model")
+        yield Caution("torch.unused", f"no tensor of the model uses {size(unused)} of the file")
 
 
 def _repeats(record: TensorRecord) -> bool:

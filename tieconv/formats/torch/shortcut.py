@@ -1,10 +1,10 @@
-"""The opcodes that `torch.save` writes for tensors, read as a whole: a large model repeats them 500,000 times.
+"""Read the usual opcodes of a tensor as a whole, because a large model repeats them 500,000 times.
 
     NAME BINPUT BINGET MARK  MARK "storage" class KEY "cpu" ELEMENTS TUPLE BINPERSID  OFFSET SHAPE STRIDE
     NEWFALSE OrderedDict() TUPLE REDUCE BINPUT
 
-Whatever differs from this by a byte is left to the opcodes one by one, and so is every refusal. Source:
-`torch.serialization._save` of torch 2.13 with the default protocol, 2.
+If one byte differs, the interpreter reads the opcodes one by one. It makes every refusal too.
+Source: `torch.serialization._save` of torch 2.13 with the default protocol, 2.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _TEXT = struct.Struct("<cI").unpack_from
 _PUT_TEXT = struct.Struct("<cI").pack
 _PLACES = struct.Struct("<7I").pack
 FIRST = 4096
-"""Places of the memo from which on: to compile the pattern takes as long as the opcodes of 500 tensors."""
+"""Memo entries before the shortcut is used. To compile the pattern takes as long as to read 500 tensors."""
 _MOST = 1000
-"""Tensors at once: picklers close a group after as many items."""
+"""The most tensors of one step: picklers close a group after this many items."""
 
 
 def usual_tensors(data: bytes, position: int, memo: list[object], persistent: Persistent) -> Step | None:
-    """The calls of ``_rebuild_tensor_v2`` from the one whose MARK stands before ``position``, and the names between.
+    """Read calls of ``_rebuild_tensor_v2`` and the names between them. The first MARK is before ``position``.
 
-    ``None`` where that one is unusual. What the opcodes remember is added to ``memo``.
+    Returns ``None`` if the first call is unusual. Adds to ``memo`` what the opcodes remember.
     """
     if len(memo) < FIRST:
         return None
@@ -67,7 +67,7 @@ def _pattern() -> re.Pattern[bytes]:
 
 
 def _opening(data: bytes, position: int, memo: list[object]) -> bytes:
-    """BINGET of the function and MARK, where they stand before ``position``."""
+    """Return the BINGET of the function and the MARK before ``position``, or nothing if they are not there."""
     opening = data[position - 3 : position]
     if not opening.startswith(b"h") or opening[1] >= len(memo):
         return b""
@@ -76,7 +76,7 @@ def _opening(data: bytes, position: int, memo: list[object]) -> bytes:
 
 
 def _next(data: bytes, start: int, number: int, opening: bytes) -> tuple[tuple[str, ...], int]:
-    """The name that follows a call, put into the memo, and the offset behind the MARK of the next call."""
+    """Return the name after a call as a tuple, and the offset behind the MARK of the next call."""
     if len(data) - start < 5:
         return (), start
     opcode, size = _TEXT(data, start)
@@ -92,7 +92,7 @@ def _next(data: bytes, start: int, number: int, opening: bytes) -> tuple[tuple[s
 def _tensor(
     matched: re.Match[bytes], memo: list[object], first: int, persistent: Persistent
 ) -> tuple[object, ...] | None:
-    """What a call puts into the memo from ``first`` on, the tensor last; ``None`` where it is left to the opcodes."""
+    """Return what a call adds to the memo from ``first`` on, the tensor last. ``None`` if the call is unusual."""
     (
         word, short, long, key_length, key, key_put, location, elements, pid_put,
         start, shape, shape_put, stride, stride_put, hooks, hooks_put, arguments_put, tensor_put,
@@ -123,6 +123,6 @@ def _number(code: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _sizes(code: bytes) -> tuple[int, ...] | None:
-    """The numbers of a tuple, ``None`` where one is negative."""
+    """Return the numbers of a tuple, or ``None`` if one is negative."""
     numbers = tuple(map(_number, re.findall(_NUMBER, code.removeprefix(b"(")[:-1], re.DOTALL)))
     return numbers if min(numbers) >= 0 else None

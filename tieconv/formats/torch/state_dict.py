@@ -1,4 +1,4 @@
-"""The state dict among everything that a torch file may hold."""
+"""Choose the state dict in a torch file, which may be a whole training checkpoint."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tieconv.formats.torch.pickle.values import Pairs, StoredTensor, describe, r
 from tieconv.text import count, shown
 
 METADATA = "_metadata"
-"""The attribute in which torch keeps the versions of a model's modules."""
+"""The attribute in which torch stores the versions of a model's modules."""
 PREFIXES = ("module.", "_orig_mod.", "model._orig_mod.", "_forward_module.")
-"""What wrappers (DataParallel, torch.compile, Lightning) put before every name."""
+"""Prefixes that wrappers (DataParallel, torch.compile, Lightning) add to every name."""
 _NAMED = ("state_dict", "model", "module", "model_state_dict", "model_state", "net", "network")
-"""Keys under which trainers keep the model's tensors."""
+"""Keys under which trainers store the model's tensors."""
 _WITH = "generator"
-"""The key beside the model under which OpenNMT-py keeps its output layer, a module of the model."""
+"""The key beside the model under which OpenNMT-py stores the output layer of the model."""
 _OF_TRAINING = re.compile(r"optim|sched|scaler|rng|random|amp|callback|loop|metric|param_groups|loss|hist|extra_state")
-"""In keys of a training checkpoint: what lies under them is no model."""
+"""Matches keys of a training checkpoint that hold no model."""
 _DEEPEST = 5
 _MOST_DICTIONARIES = 10_000
 _LARGEST_METADATA = 10_000_000
@@ -28,7 +28,7 @@ _LARGEST_METADATA = 10_000_000
 
 @record
 class StateDict:
-    """Tensors by name in the order of the file; ``metadata`` is that of torch, as JSON."""
+    """Tensors by name, in the order of the file. ``metadata`` is torch's `_metadata` as JSON."""
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str] | None
@@ -37,7 +37,7 @@ class StateDict:
 
 @record
 class _Candidate:
-    """A dictionary of the file, the keys that lead to it, and how many tensors it holds by name."""
+    """A dictionary of the file: its keys from the top, its content and its number of named tensors."""
 
     path: tuple[str, ...]
     pairs: Pairs
@@ -51,14 +51,14 @@ def _candidate(path: tuple[str, ...], pairs: Pairs) -> _Candidate:
 
 
 def find_state(value: object) -> StateDict:
-    """The state dict that ``value`` is or holds. Raises `PickleProblem` where there is none."""
+    """Return the state dict that ``value`` is or holds. Raises `PickleProblem` if there is none."""
     if not isinstance(value, Pairs):
-        refuse(f"holds {describe(value)}, no dictionary of tensors", "torch.no-state", "save model.state_dict()")
+        refuse(f"holds {describe(value)}, not a dictionary of tensors", "torch.no-state", "save model.state_dict()")
     every = list(_candidates(value))
     places = [candidate for candidate in every if candidate.number] + [*_nested(every)]
     if not places:
         if value.items:
-            refuse("holds no tensor by name", "torch.no-state", "save model.state_dict()")
+            refuse("holds no named tensor", "torch.no-state", "save model.state_dict()")
         return StateDict({}, None, ())
     chosen = _choose(places)
     tensors, extra = _split(chosen.pairs)
@@ -79,7 +79,7 @@ def find_state(value: object) -> StateDict:
 def _output_layer(
     chosen: _Candidate, places: list[_Candidate], tensors: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """OpenNMT-py's output layer, which lies beside the model's other tensors, under the names of the whole model."""
+    """Return the output layer that OpenNMT-py stores beside the model's other tensors, under full names."""
     if chosen.path != ("model",):
         return {}
     beside = next((candidate for candidate in places if candidate.path == (_WITH,)), None)
@@ -88,7 +88,7 @@ def _output_layer(
 
 
 def _other_models(chosen: _Candidate, places: list[_Candidate], joined: bool) -> tuple[str, ...]:
-    """Where further tensors lie by name that are no state of an optimizer and the like."""
+    """Return the keys of further named tensors that are not training state."""
     depth = len(chosen.path)
     others = [candidate.path for candidate in places if candidate.path and candidate.path[:depth] != chosen.path]
     if joined:
@@ -97,7 +97,7 @@ def _other_models(chosen: _Candidate, places: list[_Candidate], joined: bool) ->
 
 
 def _candidates(top: Pairs) -> Iterator[_Candidate]:
-    """Dictionaries under text keys, outermost first; each of them once, however often it is referred to."""
+    """Yield the dictionaries under text keys once each, outermost first."""
     seen = {id(top)}
     level = [_candidate((), top)]
     for _ in range(_DEEPEST):
@@ -114,7 +114,7 @@ def _candidates(top: Pairs) -> Iterator[_Candidate]:
 
 
 def _nested(places: list[_Candidate]) -> Iterator[_Candidate]:
-    """A model that is a dictionary for each module, as Megatron-LM writes it: its tensors under dotted names."""
+    """Yield models stored as one dictionary for each module (Megatron-LM), with dotted tensor names."""
     for outer in places:
         if outer.number or not outer.path or outer.path[-1] not in _NAMED:
             continue
@@ -138,9 +138,10 @@ def _tensors(candidate: _Candidate) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _choose(places: list[_Candidate]) -> _Candidate:
-    """The dictionary with most tensors; one with a usual name before others, the file's own before both.
+    """Return the dictionary with the most tensors.
 
-    A random state or a step count beside a model is a tensor too, so that the file's own has to hold more.
+    With equal numbers the top level comes first. Below it, dictionaries with a usual key come first. The number
+    decides first, because a random state or a step count can be a tensor at the top level.
     """
     own = [candidate for candidate in places if not candidate.path]
     named = [
@@ -165,7 +166,7 @@ def _split(pairs: Pairs) -> tuple[dict[str, StoredTensor], list[object]]:
 
 
 def _metadata(pairs: Pairs) -> dict[str, str] | None:
-    """torch's own attribute as JSON text, where JSON can hold it."""
+    """Return torch's `_metadata` as JSON text, or ``None`` if JSON cannot hold it."""
     versions = pairs.state.get(METADATA) if pairs.state else None
     if not isinstance(versions, Pairs):
         return None
@@ -186,14 +187,15 @@ def _plain(pair: tuple[object, object]) -> bool:
 def _training(
     keys: tuple[str, ...], chosen: _Candidate, top: Pairs, others: tuple[str, ...], dotted: bool
 ) -> Iterator[Caution]:
-    """What says that the file holds more than the model; another code where it may not be the model that was meant."""
+    """Yield the caution that the file is a training checkpoint. Its code says whether the model is certain."""
     if not chosen.path:
         return
-    where = f"the tensors are those under {' and '.join(shown(key, 80) for key in keys)} of a training checkpoint"
+    under = " and ".join(shown(key, 80) for key in keys)
+    where = f"the file is a training checkpoint; tieconv reads the tensors under {under}"
     if dotted:
-        where += ", nested dictionaries whose keys are joined by dots"
+        where += ", nested dictionaries whose keys are joined with dots"
     if others or chosen.path[-1] not in _NAMED:
-        more = f"; there are others under {', '.join(shown(path, 40) for path in others[:4])}" if others else ""
+        more = f"; other tensors are under {', '.join(shown(path, 40) for path in others[:4])}" if others else ""
         yield Caution(SEVERAL, f"{where}{more}")
         return
     besides = [key for key, _ in top.items[:6] if type(key) is str and key not in (chosen.path[0], _WITH)]
@@ -205,8 +207,10 @@ def _extra(extra: list[object], pairs: Pairs, metadata: dict[str, str] | None) -
     attributes = [key for key, _ in pairs.state.items if key != METADATA or metadata is None] if pairs.state else []
     left = [*extra, *attributes]
     if left:
+        kind = "is not a tensor" if len(left) == 1 else "are not tensors"
+        ignored = f"tieconv ignores {count(len(left), 'value')} that {kind}"
         listed = ", ".join(shown(key, 40) if type(key) in (str, int) else describe(key) for key in left[:6])
-        yield Caution("torch.extra", f"{count(len(left), 'value')} beside the tensors left out: {listed}")
+        yield Caution("torch.extra", f"{ignored}: {listed}")
 
 
 def _prefixed(tensors: dict[str, StoredTensor]) -> Iterator[Caution]:

@@ -16,7 +16,7 @@ DTYPES = {
     "float8_e5m2": Dtype("F8_E5M2", 1), "float8_e5m2fnuz": Dtype("F8_E5M2FNUZ", 1),
     "float8_e8m0fnu": Dtype("F8_E8M0", 1), "float4_e2m1fn_x2": Dtype("F4_E2M1X2", 1),
 }  # fmt: skip
-"""By torch's name. C32, C128 and F4_E2M1X2 are no names of safetensors: such tensors are carried as bytes."""
+"""The dtypes by torch's name. safetensors has no C32, C128 and F4_E2M1X2, so such tensors are kept as bytes."""
 
 CLASSES = {
     "Bool": "bool", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
@@ -26,8 +26,8 @@ CLASSES = {
 BYTES = Dtype("U8", 1)
 
 TORCH_NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
-"""Dtype names of records to those of torch."""
+"""Maps dtype names of records to dtype names of torch."""
 STORAGE_CLASSES = {DTYPES[name].name: f"{word}Storage" for word, name in CLASSES.items()}
-"""Dtype names of records to torch's storage classes, where the dtype has one."""
+"""Maps dtype names of records to torch's storage classes, if the dtype has one."""
 WIDTHS = {dtype.name: dtype.width for dtype in DTYPES.values()}
-"""Bytes of an element by the dtype names of records."""
+"""Maps dtype names of records to bytes of an element."""

@@ -1,7 +1,8 @@
-"""What makes a torch file of tensor bytes: the pickle that names them, and the zip records around them.
+"""Lay out a torch file: the pickle that names the tensors, and the zip records of their bytes.
 
-The layout is that of `torch.save`: `archive/data.pkl`, `archive/byteorder`, one `archive/data/N` for each storage on
-a multiple of 64, `archive/version`. Sizes and checksums stand in the local headers, zip64 fields where they must.
+The layout is that of `torch.save`: `archive/data.pkl`, `archive/byteorder`, one `archive/data/N` for each storage at a
+multiple of 64 bytes, and `archive/version`. The local headers hold sizes and checksums. Zip64 fields are written only
+if 32 bits are not enough.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from tieconv.text import shown
 
 ALIGNMENT = 64
 PAGE = 4096
-"""File systems share whole blocks only: offsets that agree modulo this can be shared."""
+"""Bytes of a block. File systems share whole blocks, so shared data needs equal offsets modulo this."""
 _SHARED = 1 << 20
-"""Bytes from which a record is worth up to a page of padding, so that its blocks can be shared."""
+"""Records of this many bytes or more are padded by up to a page, to share their blocks."""
 _TOP = "archive/"
 _UTF8 = 0x0800
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
@@ -32,9 +33,9 @@ _LOCAL_SIZE, _FIELD, _WIDE = 30, 4, 20
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A record of the archive to write: where its header and its data begin, and what is known of its bytes.
+    """A record of the archive to write: the offsets of its header and data, and its CRC-32 if already computed.
 
-    ``congruent`` is an offset whose place within a page the data should have. ``data`` holds a record that is no
+    The offset of the data should equal ``congruent`` modulo the page size. ``data`` holds a record that is not a
     storage.
     """
 
@@ -49,7 +50,7 @@ class Placed:
 
 @record
 class Archive:
-    """A file to write: its records with their places, and its size."""
+    """A file to write: its records with their offsets, and its size in bytes."""
 
     records: tuple[Placed, ...]
     directory: int
@@ -57,11 +58,11 @@ class Archive:
 
     @property
     def storages(self) -> tuple[Placed, ...]:
-        """The entries whose bytes come from elsewhere."""
+        """The records whose bytes are copied from the source."""
         return tuple(entry for entry in self.records if entry.data is None)
 
     def literals(self, checksum: Callable[[Placed], int]) -> Iterator[tuple[int, bytes]]:
-        """Everything but the storages' bytes, with its offset; ``checksum`` gives that of a written storage."""
+        """Yield every other part of the file with its offset. ``checksum`` returns the CRC-32 of a written storage."""
         listed = []
         for entry in self.records:
             crc = entry.crc if entry.crc is not None else checksum(entry)
@@ -74,7 +75,7 @@ class Archive:
 
 
 def lay_out(pickled: bytes, storages: Sequence[Placed]) -> Archive:
-    """The archive of a pickle and its storages, each entry given its place."""
+    """Return the archive of a pickle and its storages, with the offsets of all records."""
     before = [_literal("data.pkl", pickled), _literal("byteorder", b"little")]
     named = [_replaced(storage, name=f"data/{key}") for key, storage in enumerate(storages)]
     position = 0
@@ -149,7 +150,7 @@ def _end(count: int, length: int, start: int) -> bytes:
 
 
 def torch_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """What a torch file keeps of a file's metadata: the versions of its modules."""
+    """Return the metadata that a torch file can store: the versions of its modules."""
     return {METADATA: metadata[METADATA]} if metadata and METADATA in metadata else None
 
 
@@ -157,7 +158,7 @@ def check_writable(name: str, dtype: str) -> None:
     """Raise `UnreadableError` for a dtype that torch does not have."""
     if dtype not in TORCH_NAMES:
         raise UnreadableError(
-            f"tensor {shown(name)} is of dtype {shown(dtype)}, which torch files do not hold",
-            "keep it in safetensors",
+            f"tensor {shown(name)} has dtype {shown(dtype)}, which torch files cannot store",
+            "keep the model in safetensors",
             "torch.dtype",
         )

@@ -1,4 +1,4 @@
-"""Files of huggingface_hub's cache, held against their hashes: before they enter it, and before a verb reads them."""
+"""Check files of huggingface_hub's cache against their hashes, before they enter it and before use."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _WORKERS = 4
 
 _proved: dict[FileState, str] = {}
-"""Files that were hashed as they entered the cache, and need not be hashed again."""
+"""Files with the hash that tieconv checked when they entered the cache."""
 
 
 def blob_name(path: str) -> str | None:
-    """The hash that the cache names the blob of a snapshot's file by; ``None`` where the file is there itself."""
+    """Return the name of the blob behind a snapshot's file, which is its hash. ``None`` without a symlink."""
     return os.path.basename(os.readlink(path)) if os.path.islink(path) else None
 
 
 def verify(repo: str, root: str, files: Mapping[str, str]) -> None:
-    """Hash the cached ``files`` of the snapshot ``root``; one without a hash is to have that of its blob's name.
+    """Hash the cached ``files`` of the snapshot ``root``. An empty hash means the name of the blob.
 
-    Raises `UnreadableError` for the first that has another.
+    Raises `UnreadableError` for the first file with another hash.
     """
     with workers(_WORKERS) as pool:
         for _ in pool.map(lambda name: _verify(repo, root, name, files[name]), files):
@@ -44,36 +44,36 @@ def verify(repo: str, root: str, files: Mapping[str, str]) -> None:
 def _verify(repo: str, root: str, name: str, known: str) -> None:
     if not os.path.lexists(os.path.join(root, name)):
         raise UnreadableError(
-            f"hf://{repo}: {shown(name)} was listed and did not come", "check HF_ENDPOINT and proxies", "hub.malformed"
+            f"hf://{repo}: the server did not send {shown(name)}", "check HF_ENDPOINT and proxies", "hub.malformed"
         )
     expected = known or blob_name(os.path.join(root, name)) or ""
     if not _HASH.fullmatch(expected):
         raise UnreadableError(
-            f"the cache does not say which hash {shown(name)} of hf://{repo} has, so nothing proves its bytes",
+            f"the Hub cache has no hash for {shown(name)} of hf://{repo}, so tieconv cannot check it",
             "unset HF_HUB_OFFLINE, then try again",
             "hub.no-hash",
         )
-    reader = FileSet(root)  # of this thread alone: after an error the others still read for a moment
+    reader = FileSet(root)  # one for each thread: after an error other threads may still read
     try:
         if _proved.get(reader.state(name)) == expected or hash_file(reader, name, kind_of(expected)) == expected:
             return
     finally:
         reader.close()
     raise UnreadableError(
-        f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not have the hash {expected}",
+        f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not match the hash {expected}",
         f"fetch it again: hf download {shell_word(repo)} {shell_word(name)} --force-download",
         "hub.damaged-cache",
     )
 
 
 def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> None:
-    """Move a file that was fetched into the cache if its bytes have the hash that it gets as its name."""
+    """Move a fetched file into the cache if its bytes match the hash in its new name."""
     if is_limited() and _HASH.fullmatch(target.name):
         reader = FileSet(source.parent)
         try:
             if hash_file(reader, source.name, kind_of(target.name)) != target.name:
                 raise AnswerError(
-                    f"the server sent other bytes than those of the hash {target.name}, and they were not kept",
+                    f"the server sent bytes that do not match the hash {target.name}",
                     "check HF_ENDPOINT and proxies",
                     "hub.hash",
                 )
@@ -86,9 +86,9 @@ def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> No
 
 
 def _install() -> None:
-    """Have huggingface_hub's move into its cache prove the file first.
+    """Make huggingface_hub check a file before it moves the file into the cache.
 
-    It has no public way to do so. A version without this function is caught by `verify`, after the fact.
+    huggingface_hub has no public hook for this. If a version lacks the function, `verify` checks the file later.
     """
     move: Any = getattr(file_download, "_chmod_and_move", None)
     if move is not None and getattr(move, "__name__", "") != "admitted":

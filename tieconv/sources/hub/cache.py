@@ -1,4 +1,4 @@
-"""The cache of huggingface_hub: snapshots that are read where they lie, and fetched there. Never written into."""
+"""Read snapshots in the cache of huggingface_hub, and let huggingface_hub fetch into it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def snapshot(repo: str, commit: str) -> str:
-    """Where the cache keeps a commit, be it there or not."""
+    """Return the cache path of a commit, which may not exist."""
     return os.path.join(_folder(repo), "snapshots", commit)
 
 
@@ -39,20 +39,20 @@ def _folder(repo: str) -> str:
 
 
 def locate_cached(source: str, repo_path: RepoPath) -> tuple[Listing, str]:
-    """The snapshot that the cache holds of a model, and its commit; no request is made. Raises `UnreadableError`."""
+    """Return the cached snapshot of a model, and its commit. Makes no request. Raises `UnreadableError`."""
     commit = _resolve(repo_path)
     directory = snapshot(repo_path.repo, commit) if commit else ""
     if commit is None or not os.path.isdir(directory):
         at = f" at {shown(repo_path.revision)}" if repo_path.revision else ""
         raise UnreadableError(
-            f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
+            f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE is set",
             f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(repo_path.repo)}",
             "hub.not-cached",
         )
     path = os.path.join(directory, repo_path.path) if repo_path.path else directory
     if not os.path.exists(path):
         raise UnreadableError(
-            f"{shown(source)} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
+            f"{shown(source)} is not in the local cache, and HF_HUB_OFFLINE is set",
             "unset HF_HUB_OFFLINE, or fetch it first: "
             f"hf download {shell_word(repo_path.repo)} {shell_word(repo_path.path)}",
             "hub.not-cached",
@@ -61,7 +61,7 @@ def locate_cached(source: str, repo_path: RepoPath) -> tuple[Listing, str]:
 
 
 def _resolve(repo_path: RepoPath) -> str | None:
-    """The commit of a revision as the cache last saw it."""
+    """Return the commit of a revision that the cache stores, or ``None``."""
     revision = repo_path.revision or constants.DEFAULT_REVISION
     if _COMMIT.fullmatch(revision):
         return revision
@@ -74,9 +74,9 @@ def _resolve(repo_path: RepoPath) -> str | None:
 
 
 def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> str:
-    """The model in the cache, ``files`` of it (their hashes by the listing) fetched there, every byte hashed.
+    """Fetch ``files`` (with their hashes) of the model into the cache, hash them, and return the model's path.
 
-    An empty hash stands for the one that the cache names the file's blob by. Raises `UnreadableError`.
+    An empty hash means the name of the file's blob in the cache. Raises `UnreadableError`.
     """
     inside = repo_path.path if listing.named is None else os.path.dirname(repo_path.path)
     wanted = [_literal(os.path.join(inside, name)) for name in files]
@@ -103,24 +103,24 @@ def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> st
         raise translate(error, label) from None
     except MALFORMED as error:
         raise malformed(label) from error
-    if listed is not None and os.path.basename(root) != listed:  # the names may not be those of the new commit
-        raise UnreadableError(f"{label} has moved on since it was listed", "try again", "hub.moved")
+    if listed is not None and os.path.basename(root) != listed:  # the new commit may have other names
+        raise UnreadableError(f"{label} has a new commit since tieconv listed it", "try again", "hub.moved")
     verify(repo_path.repo, os.path.join(root, inside), files)
     return os.path.join(root, repo_path.path) if repo_path.path else str(root)
 
 
 def _literal(name: str) -> str:
-    """A pattern that fits the name alone."""
+    """Return a pattern that matches only the name."""
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def cached_root(remote: Snapshot) -> str:
-    """Where the cache keeps the directory that ``remote`` is about, be it there or not."""
+    """Return the cache path of the directory of ``remote``, which may not exist."""
     return os.path.join(snapshot(remote.repo, remote.commit), remote.below).removesuffix("/")
 
 
 def cached_files(remote: Snapshot) -> frozenset[str]:
-    """The files of the commit that the local cache holds whole."""
+    """Return the files of the commit that the local cache holds completely."""
     root = cached_root(remote)
     if not os.path.isdir(root):
         return frozenset()
@@ -128,7 +128,7 @@ def cached_files(remote: Snapshot) -> frozenset[str]:
 
 
 def _is_cached(path: str, stored: Stored) -> bool:
-    """Whether the cache has a file of this size at ``path``, and names its blob, where it has one, by this hash."""
+    """Return whether the cache has a file of this size at ``path``, and its blob, if any, has this hash."""
     try:
         return os.stat(path).st_size == stored.size and blob_name(path) in (None, stored.digest)
     except OSError:

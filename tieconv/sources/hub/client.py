@@ -1,6 +1,6 @@
-"""Requests to the Hub through huggingface_hub's own session: its login, endpoint, proxies and offline mode.
+"""Send requests to the Hub with huggingface_hub's session: its login, endpoint, proxies and offline mode.
 
-This module and those named `hub_*` beside it are the only ones that import huggingface_hub.
+Only the modules of this package import huggingface_hub.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tieconv.version import VERSION
 T = TypeVar("T")
 
 ATTEMPTS = 5
-"""Requests for one thing before it is given up."""
+"""The most attempts for one request."""
 FORGIVEN = 8 << 20
-"""Bytes that make up for one failure of a long answer."""
+"""Received bytes that compensate for one failure of a long response."""
 FIRST_PAUSE, SPREAD = 0.3, 0.25
-"""Seconds before the second request for a thing, doubled before each further one; up to SPREAD more are added."""
+"""Seconds before the second attempt, doubled before each further one. Up to SPREAD random seconds are added."""
 CHUNK = 64 * 1024
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 def is_offline() -> bool:
-    """Whether the user forbade the network (HF_HUB_OFFLINE)."""
+    """Return whether the user set HF_HUB_OFFLINE."""
     return bool(constants.is_offline_mode())
 
 
 @record
 class RemoteFile:
-    """A file of a commit as the listing has it: its address, how errors name it, its size and its hash."""
+    """A file of a listed commit: its URL, its name in errors, its size in bytes and its hash."""
 
     url: str
     label: str
@@ -52,7 +52,7 @@ class RemoteFile:
 
 
 class Client:
-    """Ranged reads with retries; ``requests`` and ``bytes`` count what was asked and what arrived of files."""
+    """Reads ranges with retries. ``requests`` counts requests; ``bytes`` counts received bytes of files."""
 
     def __init__(self) -> None:
         self.api = HfApi(library_name="tieconv", library_version=VERSION)
@@ -66,7 +66,7 @@ class Client:
             self.bytes += bytes
 
     def call(self, label: str, ask: Callable[[], T]) -> T:
-        """The answer of one of `HfApi`'s methods, asked again where the server is busy. Raises `UnreadableError`."""
+        """Call a method of `HfApi` and return its result. Retries if the server is busy. Raises `UnreadableError`."""
         for attempt in range(1, ATTEMPTS + 1):
             self.count(requests=1)
             try:
@@ -79,11 +79,11 @@ class Client:
         raise AssertionError("the last attempt raises")
 
     def open(self, file: RemoteFile, start: int, end: int) -> Body:
-        """The bytes ``start`` to ``end`` of a file, as they arrive."""
+        """Return a stream of the bytes ``start`` to ``end`` of a file."""
         return Body(self, file, start, end)
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Those bytes at once. Raises `UnreadableError`."""
+        """Return the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`."""
         data = bytearray(end - start)
         body = self.open(file, start, end)
         try:
@@ -94,16 +94,16 @@ class Client:
 
 
 def again(error: Exception, attempt: int, label: str) -> None:
-    """Wait before the next attempt, as long as the server asks; raise where there is to be none."""
+    """Wait before the next attempt, as long as the server asks. Raises the error if no attempt is left."""
     asked = retry_after(getattr(error, "response", None))
     if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
         raise translate(error, label, attempt) from None  # the cause's text may hold a signed address
     pause = asked if asked is not None else FIRST_PAUSE * 2 ** (attempt - 1)
-    time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads clients, hides nothing
+    time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads the load, not for security
 
 
 class Body:
-    """Bytes ``start`` to ``end`` of a file, asked for when they are first needed and again where they break off."""
+    """Streams the bytes ``start`` to ``end`` of a file. Requests them on first use, and again after a failure."""
 
     def __init__(self, client: Client, file: RemoteFile, start: int, end: int) -> None:
         self.position, self.end = start, end
@@ -114,7 +114,7 @@ class Body:
         self._left = memoryview(b"")
 
     def read_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``. Raises `UnreadableError` where the server does not give what it said it has."""
+        """Fill ``buffer``. Raises `UnreadableError` if the server does not send what it listed."""
         done = 0
         while done < len(buffer):
             if not self._left:
@@ -132,16 +132,16 @@ class Body:
             done += len(piece)
 
     def _next(self) -> None:
-        """The next chunk, from a new answer where there is none."""
+        """Read the next chunk, from a new response if none is open."""
         if self._answer is None:
             self._open()
         chunk = next(self._chunks, b"")
         self._client.count(bytes=len(chunk))
         if not chunk:
-            raise Interrupted("the answer ended early")
+            raise Interrupted("the response ended early")
         if len(chunk) > self.end - self.position:
             raise UnreadableError(
-                f"{self._label}: the server sent more bytes than were asked for", _DISTRUST, "hub.too-many-bytes"
+                f"{self._label}: the server sent more bytes than tieconv requested", _DISTRUST, "hub.too-many-bytes"
             )
         self._left = memoryview(chunk)
 
@@ -157,7 +157,7 @@ class Body:
             with limits(self._file.size, {file_key(self._file.url): self._file.digest}):
                 response = self._answer.__enter__()
         except BaseException:
-            self._answer = None  # nothing was entered
+            self._answer = None  # no response is open
             self._client.count(requests=1)
             raise
         self._client.count(requests=1 + len(response.history))
@@ -165,12 +165,12 @@ class Body:
         self._chunks = response.iter_raw(CHUNK)
 
     def _check(self, response: Any) -> None:
-        """Whether the answer is the one that was asked for: its range, the file's size, the commit."""
+        """Refuse a response with another range, file size or commit than the request."""
         hf_raise_for_status(response)
         commits = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._file.commit}
         for named in commits:
             raise UnreadableError(
-                f"{self._label}: the server answers for commit {shown(named, 48)}, not {self._file.commit}",
+                f"{self._label}: the server sent commit {shown(named, 48)} instead of {self._file.commit}",
                 _DISTRUST,
                 "hub.commit",
             )
@@ -178,40 +178,40 @@ class Body:
             self._check_range(response.headers.get("Content-Range", ""))
         elif response.status_code != 200 or self.position or self.end != self._file.size:
             raise UnreadableError(
-                f"{self._label}: the server sends the whole file where a part was asked for",
-                "fetch the model, then name its directory: hf download",
+                f"{self._label}: the server sent the whole file instead of the requested range",
+                "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR",
                 "hub.range-ignored",
             )
         length = response.headers.get("Content-Length")
         if length is not None and length != str(self.end - self.position):
-            raise self._lies(f"it sends {shown(length, 24)} bytes where {self.end - self.position:,} were to come")
+            raise self._lies(f"it sends {shown(length, 24)} bytes instead of {self.end - self.position:,}")
 
     def _check_range(self, header: str) -> None:
         match = _RANGE.fullmatch(header.strip())
         if match is None or (int(match[1]), int(match[2])) != (self.position, self.end - 1):
             raise UnreadableError(
-                f"{self._label}: the server answers with other bytes than were asked for",
+                f"{self._label}: the server sent another range than tieconv requested",
                 _DISTRUST,
                 "hub.content-range",
             )
         if int(match[3]) != self._file.size:
-            raise self._lies(f"the file has {int(match[3]):,} bytes where the listing says {self._file.size:,}")
+            raise self._lies(f"the file has {int(match[3]):,} bytes, but the listing says {self._file.size:,}")
 
     def _lies(self, reason: str) -> UnreadableError:
         return UnreadableError(f"{self._label}: the server contradicts itself: {reason}", _DISTRUST, "hub.size")
 
     def close(self) -> None:
-        """Let go of the connection. What was not read is not waited for."""
+        """Close the connection without reading the rest."""
         answer, self._answer, self._chunks, self._left = self._answer, None, iter(()), memoryview(b"")
         if answer is not None:
             answer.__exit__(None, None, None)
 
 
-_DISTRUST = "is a proxy in between? Fetch the model with hf download and inspect the directory"
+_DISTRUST = "check HF_ENDPOINT and proxies, or fetch the model with hf download and inspect the directory"
 
 
 class Interrupted(ConnectionError):
-    """An answer that ended before all of its bytes had arrived."""
+    """Raised if a response ends before all its bytes have arrived."""
 
 
 def _commit_of(response: Any) -> str | None:
@@ -220,5 +220,5 @@ def _commit_of(response: Any) -> str | None:
 
 
 def url_of(repo: str, name: str, commit: str) -> str:
-    """The address of a file of a commit, at the endpoint that the user chose."""
+    """Return the URL of a file of a commit, at the user's endpoint."""
     return str(hf_hub_url(repo, name, revision=commit))

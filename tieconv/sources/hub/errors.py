@@ -1,4 +1,4 @@
-"""What the Hub and the network answer, as a sentence and a hint; never in their words, which may hold a token."""
+"""Translate errors of the Hub and the network to tieconv's words, because theirs may hold a token."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tieconv.errors import UnreadableError
 from tieconv.text import count
 
 Transport = (HTTPError, OSError, ValueError)
-"""What huggingface_hub and the client below it raise; a `ValueError` is an answer that is no JSON."""
+"""Errors of huggingface_hub and its HTTP client. A `ValueError` is a response that is not JSON."""
 
 MALFORMED = (TypeError, AttributeError, LookupError, AssertionError, RecursionError)
-"""What huggingface_hub raises for JSON that is not what it asked for: `null`, another type, nested without end."""
+"""Errors of huggingface_hub for unexpected JSON: `null`, another type, endless nesting."""
 
 LONGEST_WAIT = 60.0
-"""Seconds that a server may ask us to wait; who asks for more is told to the user instead."""
+"""The most seconds that tieconv waits if a server asks. A longer wait becomes an error."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_LOGIN = "log in with an account that may read it: hf auth login"
+_LOGIN = "log in with an account that may read the model: hf auth login"
 
 
 class AnswerError(OSError):
-    """An answer that is refused before it is used. ``why`` follows the name of the model, or of its file."""
+    """A refused response. ``why`` follows the name of the model or file."""
 
     def __init__(self, why: str, hint: str, code: str) -> None:
         super().__init__(why)
@@ -44,14 +44,14 @@ class AnswerError(OSError):
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status of the answer that an error is about, where there was an answer."""
+    """Return the HTTP status of an error, or ``None`` if there was no response."""
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     return status if isinstance(status, int) else None
 
 
 def retryable(error: BaseException) -> bool:
-    """Whether the same request may fare better later."""
+    """Return whether the same request may succeed later."""
     if isinstance(error, (UnreadableError, AnswerError, OfflineModeIsEnabled, LocalEntryNotFoundError)):
         return False
     status = status_of(error)
@@ -61,7 +61,7 @@ def retryable(error: BaseException) -> bool:
 
 
 def retry_after(response: Any) -> float | None:
-    """The seconds that an answer asks to wait, in either of the Hub's ways; ``None`` where it does not say."""
+    """Return the seconds that a response asks to wait, or ``None``."""
     headers = getattr(response, "headers", None)
     if headers is None:
         return None
@@ -75,7 +75,7 @@ def retry_after(response: Any) -> float | None:
 
 
 def _date(text: str) -> float | None:
-    """Seconds since 1970 of a date as HTTP writes it."""
+    """Convert an HTTP date to seconds since 1970."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -83,7 +83,7 @@ def _date(text: str) -> float | None:
 
 
 def postponed(wait: float) -> AnswerError:
-    """The error of a server that asks for a longer wait than `LONGEST_WAIT`."""
+    """Return the error for a server that asks for a longer wait than `LONGEST_WAIT`."""
     return AnswerError("the Hub allows no more requests for now", _again_in(wait), "hub.rate-limit")
 
 
@@ -92,13 +92,13 @@ def _again_in(wait: float) -> str:
 
 
 def rate_limited(label: str, wait: float | None, tries: str = "") -> UnreadableError:
-    """The error of a server that wants no request for ``wait`` seconds."""
+    """Return the error for a server that refuses requests for ``wait`` seconds."""
     hint = _again_in(wait) if wait else "try again later, or log in: hf auth login"
     return UnreadableError(f"{label}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
 
 
 def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableError:
-    """The error for the user; ``label`` is the model, or its file."""
+    """Return the error for the user. ``label`` names the model or file."""
     if isinstance(error, UnreadableError):
         return error
     if isinstance(error, AnswerError):
@@ -111,11 +111,11 @@ def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableErro
     if status == 401:
         return UnreadableError(f"{label} needs a login", _LOGIN, "hub.unauthorized")
     if status == 403:
-        return UnreadableError(f"{label} may not be read with this login", _LOGIN, "hub.forbidden")
+        return UnreadableError(f"{label}: your account may not read this model", _LOGIN, "hub.forbidden")
     if status == 429:
         return rate_limited(label, retry_after(getattr(error, "response", None)), tries)
     if status is not None:
-        return UnreadableError(f"{label}: the Hub answers HTTP {status}{tries}", "try again later", "hub.http")
+        return UnreadableError(f"{label}: the Hub returned HTTP {status}{tries}", "try again later", "hub.http")
     if isinstance(error, ValueError):
         return malformed(label)
     if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError, HTTPError)):
@@ -123,41 +123,41 @@ def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableErro
     if "timeout" in type(error).__name__.lower():
         hint = "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60"
         return UnreadableError(f"{label}: the Hub did not answer in time{tries}", hint, "hub.timeout")
-    hint = "check the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses what the cache holds"
+    hint = "check the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 reads the local cache"
     return UnreadableError(f"{label}: the connection to the Hub failed{tries}", hint, "hub.network")
 
 
 def malformed(label: str) -> UnreadableError:
-    """The error of an answer that is not what the Hub's API gives."""
+    """Return the error for a response that does not follow the Hub's API."""
     return UnreadableError(
-        f"{label}: the answer of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
+        f"{label}: the response of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
     )
 
 
 def _on_disk(error: OSError, label: str) -> UnreadableError:
-    """What the disk refuses, or huggingface_hub after it counted the bytes of a file."""
+    """Return the error for a failure of the disk, or for a file of the wrong size."""
     if error.errno is None:
         return UnreadableError(
-            f"{label}: what arrived is not the file that was listed", "check HF_ENDPOINT and proxies", "hub.size"
+            f"{label}: the received file has the wrong size", "check HF_ENDPOINT and proxies", "hub.size"
         )
     why = os.strerror(error.errno).lower()
     return UnreadableError(
-        f"{label}: the local cache cannot be used: {why}", "name a directory with room: HF_HOME=DIR", "hub.cache"
+        f"{label}: the local cache cannot be used: {why}", "use a directory with free space: HF_HOME=DIR", "hub.cache"
     )
 
 
 _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (
         GatedRepoError,
-        "is gated: its owner gives access on request",
-        "ask for access on its page, then log in: hf auth login",
+        "is gated: its owner grants access on request",
+        "request access on the model's page, then log in: hf auth login",
         "hub.gated",
     ),
-    (DisabledRepoError, "was disabled by the Hub", "ask its owner", "hub.disabled"),
+    (DisabledRepoError, "is disabled on the Hub", "ask its owner", "hub.disabled"),
     (
         RevisionNotFoundError,
         "has no such revision",
-        "name a branch, a tag or a commit that is there",
+        "give an existing branch, tag or commit",
         "hub.no-revision",
     ),
     (
@@ -168,17 +168,17 @@ _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
     ),
     (
         OfflineModeIsEnabled,
-        "cannot be reached: HF_HUB_OFFLINE forbids the network",
+        "cannot be fetched, because HF_HUB_OFFLINE is set",
         "unset HF_HUB_OFFLINE, then try again",
         "hub.offline",
     ),
     (
         LocalEntryNotFoundError,
-        "is not complete in the local cache, and the Hub could not be reached",
+        "is not complete in the local cache, and tieconv could not reach the Hub",
         "check the network, unset HF_HUB_OFFLINE, then try again",
         "hub.not-cached",
     ),
-    (EntryNotFoundError, "is not in the repository", "was it removed meanwhile? Try again", "hub.no-file"),
+    (EntryNotFoundError, "is not in the repository", "check the path, then try again", "hub.no-file"),
 )
 
 __all__ = ["HfHubHTTPError", "Transport", "retry_after", "retryable", "status_of", "translate"]

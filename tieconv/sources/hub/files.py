@@ -1,4 +1,4 @@
-"""Files of one commit on the Hub, read by ranges: heads ahead of their use, tensors as streams, small things once."""
+"""Read files of one commit on the Hub by ranges: headers ahead, tensors as streams, small files once."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from tieconv.text import shown
 Tick = Callable[[int, int], None]
 
 READ_AHEAD = 64 * 1024
-"""Bytes of a file's head, or tail, that one request brings: the header of most shards is smaller."""
+"""Bytes that one request fetches at the start or end of a file. The headers of most shards are smaller."""
 SMALL = 4096
-"""The least that a request elsewhere brings."""
+"""The fewest bytes of a request in the middle of a file."""
 GAP = 16 * 1024
-"""Bytes between two ranges that are fetched with them rather than with a request more."""
+"""Ranges with at most this many bytes between them share one request."""
 STREAMED = 32 * 1024
-"""Reads of at least so many bytes open a stream that the next read goes on with."""
+"""Reads of at least this many bytes open a stream that the next read can continue."""
 SECTION = 64 << 20
-"""The longest stretch that is asked for at once."""
+"""The most bytes of one request."""
 DOCUMENT = 16 << 20
-"""The largest file that is fetched whole; what is no LFS file is smaller on the Hub."""
+"""The largest file that is fetched whole. On the Hub, files outside LFS are smaller."""
 WORKERS = 8
 _STREAMS = 8
 
 
 class HubFiles:
-    """A `Files` and `ByteReader` over one commit; files that the local cache holds are read there.
+    """A `Files` and `ByteReader` of one commit. Reads files from the local cache if it holds them.
 
-    ``costly`` says that bytes travel: inspections sample where they would else compare, unless ``proving``.
-    ``bytes_read`` counts what was read of tensors. ``nans`` and ``equal_ranges`` keep what was found out about ranges,
-    so that nothing travels twice.
+    ``costly`` means that bytes are fetched, so inspections sample tensors unless ``proving`` is true. ``bytes_read``
+    counts bytes of tensors. ``nans`` and ``equal_ranges`` cache results, so that no range is fetched twice.
     """
 
     def __init__(self, client: Client, snapshot: Snapshot, tick: Tick | None = None, *, proving: bool = False) -> None:
@@ -76,7 +75,7 @@ class HubFiles:
         self._local.close()
 
     def state(self, name: str) -> FileState:
-        """As a local file's. Equal for two LFS files of any repository exactly where their content hashes are."""
+        """Return a state as for a local file. Two LFS files have equal states if and only if their hashes are equal."""
         stored = self.snapshot.file(name)
         if stored.sha256:
             return FileState(-1, int(stored.sha256, 16), stored.size, 0)
@@ -86,16 +85,16 @@ class HubFiles:
         return FileState(-2, int(identity, 16), stored.size, 0)
 
     def content_id(self, name: str) -> str | None:
-        """The SHA-256 that the Hub stores the file under: equal ones are equal files."""
+        """Return the SHA-256 of an LFS or xet file, or ``None``. Files with equal hashes are equal."""
         return self.snapshot.file(name).sha256
 
     def known_hash(self, name: str) -> tuple[Kind, str]:
-        """The hash that the file is stored under."""
+        """Return the kind and the value of the stored file's hash."""
         stored = self.snapshot.file(name)
         return kind_of(stored.digest), stored.digest
 
     def announce(self, spans: Iterable[ByteRange]) -> None:
-        """Fetch small ranges that will each be read once, a few at a time, neighbours with one request."""
+        """Fetch small ranges ahead in parallel. Neighbouring ranges share one request."""
         wanted = sorted({(span.file, span.start, span.end) for span in spans if self._travels(span)})
         if len(wanted) < 2:
             return
@@ -109,7 +108,7 @@ class HubFiles:
         return not held and span.size > 0 and span.end <= self.snapshot.file(span.file).size
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Fetch the heads of files that will be read next, a few at a time."""
+        """Fetch the headers of files ahead, in parallel."""
         wanted = [name for name in names if name not in self._cached and not self._held.until(name, 0, 1)]
         if len(wanted) < 2:
             return
@@ -119,7 +118,7 @@ class HubFiles:
                     self._tick(done, len(wanted))
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file. Raises `UnreadableError`."""
+        """Return up to ``size`` bytes at ``offset``, fewer only at the end of the file. Raises `UnreadableError`."""
         stored = self.snapshot.file(name)
         end = min(offset + size, stored.size)
         if end <= offset:
@@ -140,7 +139,7 @@ class HubFiles:
         start = span.start + offset
         end = start + len(buffer)
         if end > self.snapshot.file(span.file).size:
-            raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch it again", "path.shrank")
+            raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch the file again", "path.shrank")
         if span.file in self._cached:
             self._local.read_into(span, offset, buffer)
         elif (held := self._held.get(span.file, start, end)) is not None:
@@ -156,11 +155,11 @@ class HubFiles:
         self.bytes_read += len(buffer)
 
     def _goes_on(self, name: str, start: int) -> bool:
-        """Whether a read goes on where an earlier one of the file ended: then what follows comes as a stream."""
+        """Return whether a read continues an earlier read of the file. Such reads become a stream."""
         return (name, start) in self._streams or self._ends.pop((name, start), "") is None
 
     def _stream(self, span: ByteRange, start: int, buffer: memoryview) -> None:
-        """Go on with the stream that stands at ``start``, or open one to the end of the tensor."""
+        """Continue the stream at ``start``, or open a stream to the end of the tensor."""
         done = 0
         while done < len(buffer):
             key = (span.file, start + done)
@@ -191,7 +190,7 @@ class HubFiles:
                 self._streams.popitem(last=False)[1].close()
 
     def _head(self, name: str) -> None:
-        """Hold the first bytes of a file, or all of a document, once."""
+        """Fetch and keep the first bytes of a file, or all bytes of a document."""
         if self._held.until(name, 0, 1):
             return
         stored = self.snapshot.file(name)
@@ -200,7 +199,7 @@ class HubFiles:
             self._held.add(name, 0, self._fetch(name, 0, size))
 
     def _beyond(self, name: str, stored: Stored, start: int, end: int) -> bytes:
-        """Bytes that are not held. What is small comes with what stands around it, and is held."""
+        """Fetch bytes that are not in memory. Fetches and keeps bytes around a small range."""
         if end - start > READ_AHEAD:
             return self._fetch(name, start, end)
         if end > stored.size - READ_AHEAD:
@@ -210,7 +209,7 @@ class HubFiles:
         return self._missing(name, first, until)[start - first : end - first]
 
     def _missing(self, name: str, start: int, end: int) -> bytes:
-        """Bytes of a file, those of them fetched that are not held, which then are."""
+        """Return bytes of a file. Fetches and keeps the bytes that are not in memory."""
         data = bytearray()
         while start < end:
             piece = self._held.until(name, start, end)
@@ -226,7 +225,7 @@ class HubFiles:
         data = self.client.read(file, start, end)
         if start == 0 and end == file.size and hash_bytes(data, kind_of(file.digest)) != file.digest:
             raise UnreadableError(
-                f"{file.label}: what the server sent does not have the hash of the listing",
+                f"{file.label}: the server sent bytes that do not match the hash of the listing",
                 "check HF_ENDPOINT and proxies",
                 "hub.hash",
             )

@@ -1,4 +1,4 @@
-"""What a repository holds at one commit: names, sizes and hashes, from one request."""
+"""List the files of a repository at one commit, with sizes and hashes, in one request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @record
 class Stored:
-    """One file: its bytes, the SHA-256 of its content where it is kept as LFS or xet, else its git blob."""
+    """One file: its size in bytes, its SHA-256 (LFS and xet files only) and its git blob hash."""
 
     size: int
     sha256: str | None
@@ -28,7 +28,7 @@ class Stored:
 
     @property
     def digest(self) -> str:
-        """The hash of its content, of the kind that its length says."""
+        """The hash of its content. Its length shows the kind."""
         return self.sha256 or self.blob
 
 
@@ -43,11 +43,11 @@ class Snapshot:
     below: str = ""  # the directory that names are relative to, with its slash
 
     def label(self, name: str) -> str:
-        """The file as messages name it."""
+        """Return the file's name for messages."""
         return f"{shown(self.listing.source)}: {shown(name)}"
 
     def file(self, name: str) -> Stored:
-        """What the repository stores as ``name``. Raises `UnreadableError` where it has no such file."""
+        """Return the stored file ``name``. Raises `UnreadableError` if the repository has no such file."""
         try:
             return self.stored[name]
         except KeyError:
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
-    """The commit that ``repo_path`` resolves to, and its files. Raises `UnreadableError`."""
+    """Resolve ``repo_path`` to a commit and list its files. Raises `UnreadableError`."""
     info = client.call(
         shown(source),
         lambda: client.api.model_info(
@@ -65,7 +65,7 @@ def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
     )
     commit = info.sha
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise _malformed(source, "the answer names no commit")
+        raise _malformed(source, "the response has no commit hash")
     below, named, stored = _at(source, repo_path.path, _stored(source, info.siblings or ()))
     deep = named is None or named.endswith(".index.json")
     entries = {name: stored[name].size for name in sorted(stored) if deep or "/" not in name}
@@ -74,7 +74,7 @@ def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
 
 
 def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | None, dict[str, Stored]]:
-    """The directory that ``path`` is or lies in, the file that it names there, and what is stored below."""
+    """Return the directory of ``path``, the file name in it (or ``None``), and the stored files below it."""
     if path in stored:
         directory, _, named = path.rpartition("/")
     else:
@@ -98,21 +98,23 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
         name, size, lfs = sibling.rfilename, sibling.size, sibling.lfs
         if not isinstance(name, str) or not is_inside(name):
             raise UnsafePathError(
-                f"{shown(source)} lists {shown(name)}, which is no path inside a repository",
+                f"{shown(source)} lists {shown(name)}, which is not a path inside a repository",
                 "do not trust this endpoint",
                 "hub.escape",
             )
         if type(size) is not int or size < 0:
-            raise _malformed(source, f"the answer gives no size for {shown(name)}")
+            raise _malformed(source, f"the response has no size for {shown(name)}")
         sha256 = lfs.sha256 if lfs is not None else None
         if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256) and lfs.size == size):
-            raise _malformed(source, f"the answer contradicts itself about {shown(name)}")
+            raise _malformed(source, f"the response has contradictory entries for {shown(name)}")
         if sha256 is None and not (isinstance(sibling.blob_id, str) and _COMMIT.fullmatch(sibling.blob_id)):
-            raise _malformed(source, f"the answer gives no hash for {shown(name)}")
+            raise _malformed(source, f"the response has no hash for {shown(name)}")
         files[name] = Stored(size, sha256, str(sibling.blob_id))
         if len(files) > MAX_FILES:
             raise UnreadableError(
-                f"{shown(source)} holds more than {MAX_FILES:,} files", "fetch the model that you mean", "hub.too-large"
+                f"{shown(source)} holds more than {MAX_FILES:,} files",
+                "fetch one model with hf download and give its directory",
+                "hub.too-large",
             )
     return files
 

@@ -1,4 +1,4 @@
-"""The models of one owner on the Hub."""
+"""List the models of one owner on the Hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.text import shown
 
 
 def expand(source: str, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
-    """The models that ``hf://org/PATTERN`` stands for, in the Hub's order. Raises `UnreadableError` for none."""
+    """Return the models that match ``hf://org/PATTERN``, in the Hub's order. Raises `UnreadableError` for none."""
     owner, pattern = parse_pattern(source)
     require()
     from tieconv.sources.hub.client import Client
@@ -29,7 +29,7 @@ def expand(source: str, task: str | None = None, limit: int | None = None) -> tu
     models = client.call(shown(source), ask)
     if not models:
         raise UnreadableError(
-            f"{shown(source)} stands for no model{f' with the task {shown(task)}' if task else ''}",
+            f"{shown(source)} matches no model{f' with the task {shown(task)}' if task else ''}",
             "check the owner and the pattern; for private models log in: hf auth login",
             "hub.no-models",
         )

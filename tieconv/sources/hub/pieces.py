@@ -1,4 +1,4 @@
-"""Bytes of files that were fetched, held so that they do not come again."""
+"""Keep fetched bytes of files in memory, so that they are not fetched again."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from threading import RLock
 
 ROOM = 64 << 20
-"""Bytes that are held; the oldest go first."""
+"""The most bytes in memory. The oldest are dropped first."""
 _OVERLAPPING = 4
 
 Span = tuple[str, int, int]
-"""A file, the first byte of a range of it and the last + 1."""
+"""File name, start and end of a byte range."""
 
 
 class Pieces:
-    """Pieces of files by their names and first bytes."""
+    """Pieces of files, by file name and start offset."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._whole = self._room = room
@@ -26,7 +26,7 @@ class Pieces:
         self._lock = RLock()
 
     def add(self, name: str, start: int, data: bytes) -> None:
-        """Hold ``data``, which begins at byte ``start`` of a file; a longer piece from there on stays."""
+        """Keep ``data``, which starts at byte ``start`` of a file, unless a longer piece from there is kept."""
         key = name, start
         with self._lock:
             if len(data) > self._whole // 2 or len(self._data.get(key, b"")) >= len(data):
@@ -46,12 +46,12 @@ class Pieces:
             self._order.remove(key)
 
     def get(self, name: str, start: int, end: int) -> bytes | None:
-        """The bytes ``start`` to ``end`` where one piece holds them all."""
+        """Return the bytes ``start`` to ``end`` if one piece holds them all, or ``None``."""
         data = self.until(name, start, end)
         return data if len(data) == end - start else None
 
     def until(self, name: str, start: int, end: int) -> bytes:
-        """As many of those bytes as one piece holds from ``start`` on."""
+        """Return as many of those bytes as one piece holds from ``start`` on."""
         with self._lock:
             starts = self._starts.get(name, [])
             at = bisect_right(starts, start)
@@ -59,7 +59,7 @@ class Pieces:
             return max((self._data[name, first][start - first : end - first] for first in firsts), key=len, default=b"")
 
     def next(self, name: str, start: int, end: int) -> int:
-        """Where the first piece after ``start`` begins, ``end`` at the latest."""
+        """Return the start of the first piece after ``start``, at most ``end``."""
         with self._lock:
             starts = self._starts.get(name, [])
             at = bisect_right(starts, start)
@@ -67,7 +67,7 @@ class Pieces:
 
 
 def neighbours(spans: Iterable[Span], gap: int, longest: int) -> Iterator[list[Span]]:
-    """Sorted ranges that lie so near to each other that one request brings them, or overlap."""
+    """Group sorted ranges that overlap or are close enough for one request."""
     run: list[Span] = []
     reach = 0
     for span in spans:

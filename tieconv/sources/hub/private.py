@@ -1,4 +1,4 @@
-"""Files that no push takes along unasked: dot-files, caches, keys and tokens."""
+"""Files that `tieconv push` leaves out by default: hidden files, caches, keys and tokens."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from tieconv.text import count, shown
 
 _PRIVATE = (".*", "__pycache__", "*.pem", "*.key", "id_rsa", "id_ed25519", "credentials*", "token", "stored_tokens")
 _FORBIDDEN = frozenset({".git", ".cache"})
-"""Directories of which huggingface_hub uploads nothing."""
+"""Directories that huggingface_hub never uploads."""
 
 
 def is_private(name: str) -> bool:
-    """Whether a file's name, or that of a directory above it, is one of those."""
+    """Return whether a file, or a directory above it, has a private name."""
     return any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in _PRIVATE)
 
 
 def private(names: Iterable[str], include: Sequence[str]) -> frozenset[str]:
-    """The ``names`` to leave out: the private ones that ``include`` does not name, by themselves or by a directory.
+    """Return the private ``names`` that ``include`` does not list as a file or a directory.
 
-    Raises `RefusedError` for an entry of ``include`` that stands for no file, or for one that the Hub does not take.
+    Raises `RefusedError` for an entry of ``include`` that matches no file, or that the Hub refuses.
     """
     every = list(names)
     for wanted in include:
         if _FORBIDDEN.intersection(wanted.split("/")):
             raise RefusedError(
-                f"{shown(wanted)} cannot be pushed: the Hub takes no file of a .git or .cache directory",
-                "leave it out",
+                f"{shown(wanted)} cannot be pushed: the Hub refuses files of a .git or .cache directory",
+                "remove it from --include",
                 "push.include",
             )
         if not any(_stands_for(wanted, name) for name in every):
             raise RefusedError(
-                f"there is no file {shown(wanted)} to push", "give its path below the directory", "push.include"
+                f"--include {shown(wanted)} matches no file",
+                "give a path relative to the model directory",
+                "push.include",
             )
     return frozenset(
         name
@@ -50,7 +52,7 @@ def _stands_for(wanted: str, name: str) -> bool:
 
 
 def grouped(names: Iterable[str], root: str) -> tuple[str, ...]:
-    """The names for people: what lies in a private directory is counted, and git's directory is named too."""
+    """Return the names for people. Counts the files of private directories and adds the .git directory."""
     several = Counter(_group(name) for name in names)
     groups = [f"{name} ({count(number, 'file')})" if name.endswith("/") else name for name, number in several.items()]
     return tuple(sorted([*groups, *([".git/"] if os.path.lexists(os.path.join(root, ".git")) else [])]))
@@ -70,7 +72,7 @@ def refuse_special(root: str, names: Iterable[str]) -> None:
         path = os.path.join(root, name)
         raise RefusedError(
             f"{shown(name)} {_description(path, root)}",
-            "replace it with the file itself, or move it out of the directory",
+            "replace it with the file itself, or move it out of the model directory",
             "push.directory",
         )
 
@@ -84,4 +86,4 @@ def _description(path: str, root: str) -> str:
         return f"is a symlink that points outside the model directory, to {shown(os.readlink(path))}"
     if os.path.isdir(target):
         return "is a symlink to a directory"
-    return "is a symlink that points to no file"
+    return "is a symlink to a missing file"

@@ -1,4 +1,4 @@
-"""Files to the Hub in one commit, or one pull request, on top of the commit that they were compared with."""
+"""Upload files to the Hub in one commit or one pull request, based on the compared commit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tieconv.version import VERSION
 
 
 class UploadError(TieconvError):
-    """Files did not reach the Hub, and nothing was committed."""
+    """The upload failed, and nothing was committed."""
 
 
 def changes(
     snapshot: Snapshot, local: Listing, files: FileSet, used: Iterable[str], kept_back: Collection[str] = ()
 ) -> tuple[FileChange, ...]:
-    """What of ``local`` the repository lacks or has otherwise, by size and hash, but for names in ``kept_back``.
+    """Return the files of ``local`` that are new or different by size and hash, except ``kept_back``.
 
-    Names in ``used`` go if absent.
+    Names in ``used`` that are not in ``local`` are deleted.
     """
     offered = [name for name in local.entries if name not in kept_back]
     return (
@@ -47,7 +47,7 @@ def _change(snapshot: Snapshot, local: Listing, files: FileSet, name: str) -> Fi
 
 
 def upload(push: Push, root: str) -> str:
-    """The address of the pull request, or of the commit. Raises `TieconvError` where the Hub takes neither."""
+    """Upload the changes, and return the URL of the pull request or commit. Raises `TieconvError`."""
     operations = [_operation(change, root) for change in push.changes]
     api = HfApi(library_name="tieconv", library_version=VERSION)
     label = f"hf://{push.repo}"
@@ -64,7 +64,7 @@ def upload(push: Push, root: str) -> str:
             )
         except TieconvError:
             raise
-        except Exception as error:  # noqa: BLE001 - what is raised below huggingface_hub is not documented, and wrapped
+        except Exception as error:  # noqa: BLE001 - the errors below huggingface_hub are not documented
             raise _untaken(_cause(error), label) from None
     return str(done.pr_url if push.pull_request else done.commit_url)
 
@@ -76,7 +76,7 @@ def _operation(change: FileChange, root: str) -> CommitOperationAdd | CommitOper
 
 
 def _cause(error: BaseException) -> Exception:
-    """The answer or the failed connection that an error of an upload is about; else the error."""
+    """Return the HTTP or connection error behind an error of an upload, or another error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, Transport):
@@ -88,15 +88,15 @@ def _cause(error: BaseException) -> Exception:
 def _untaken(error: Exception, label: str) -> TieconvError:
     if not isinstance(error, Transport):
         return UploadError(
-            f"{label}: the upload failed", "try again; HF_HUB_DISABLE_XET=1 uploads in another way", "hub.upload"
+            f"{label}: the upload failed", "try again, or upload without xet: HF_HUB_DISABLE_XET=1", "hub.upload"
         )
     status = status_of(error)
     if status in (401, 403):
         return RefusedError(
-            f"{label}: this login may not write there",
-            "log in with a token that may write: hf auth login",
+            f"{label}: your token has no write access",
+            "log in with a write token: hf auth login",
             "hub.read-only",
         )
     if status in (409, 412):
-        return RefusedError(f"{shown(label)} has moved on since it was compared", "push again", "hub.moved")
+        return RefusedError(f"{shown(label)} has a new commit since tieconv compared it", "push again", "hub.moved")
     return translate(error, label)

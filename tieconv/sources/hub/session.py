@@ -1,4 +1,4 @@
-"""Limits on every request that huggingface_hub makes for tieconv: its time, its size, its encoding, its etag."""
+"""Limit the time, size, encoding and etag of every response to huggingface_hub in tieconv."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tieconv.sources.threads import interruptible
 from tieconv.text import shown, size
 
 PATIENCE = 6
-"""Times HF_HUB_DOWNLOAD_TIMEOUT: the seconds that an answer's headers may take, and each `STRETCH` of its bytes."""
+"""Factor of HF_HUB_DOWNLOAD_TIMEOUT for the time limit of headers and of each `STRETCH` of bytes."""
 STRETCH = 1 << 20
 LARGEST_ANSWER = 128 << 20
-"""The most bytes of an answer that is read at once, such as a listing."""
+"""The most bytes of a response that is not streamed, such as a listing."""
 _LIMIT = "tieconv.limit"
 _FILE = re.compile(r"/([^/]+/[^/]+/resolve/[^/]+/.+)", re.DOTALL)
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -34,15 +34,15 @@ _free_at: dict[str, float] = {}
 
 
 def patience() -> float:
-    """The seconds in which an answer must begin, and in which each MiB of it must arrive."""
+    """Return the seconds in which a response must begin, and in which each further MiB must arrive."""
     return float(constants.HF_HUB_DOWNLOAD_TIMEOUT) * PATIENCE
 
 
 @contextmanager
 def limits(largest: int, hashes: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Within it requests through huggingface_hub are limited; a streamed answer has at most ``largest`` bytes.
+    """Limit requests of huggingface_hub inside the context. A streamed response has at most ``largest`` bytes.
 
-    ``hashes`` gives, by `file_key`, the hashes that the listing has. Outside of it huggingface_hub is as it was.
+    ``hashes`` maps each `file_key` to the listed hash. Outside the context huggingface_hub is unchanged.
     """
     _install()
     scope = (largest, hashes or {})
@@ -56,18 +56,18 @@ def limits(largest: int, hashes: Mapping[str, str] | None = None) -> Iterator[No
 
 
 def file_key(address: str) -> str:
-    """What a file's address has in common at every endpoint; empty for another address."""
+    """Return the part of a file's URL that is equal at every endpoint, or an empty string."""
     match = _FILE.search(unquote(address))
     return match[1] if match else ""
 
 
 def is_limited() -> bool:
-    """Whether tieconv is at work with the Hub."""
+    """Return whether limits are active."""
     return bool(_scopes)
 
 
 def _install() -> None:
-    """Have the current client of huggingface_hub limited, and each that follows it after a failed connection."""
+    """Limit the current HTTP client of huggingface_hub, and each client that replaces it."""
     factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
     with _lock:
         if not isinstance(factory, _Factory):
@@ -76,7 +76,7 @@ def _install() -> None:
 
 
 class _Factory:
-    """The factory that was there before, its clients limited."""
+    """Wraps the previous client factory and limits its clients."""
 
     def __init__(self, inner: Callable[[], Any]) -> None:
         self._inner = inner
@@ -94,7 +94,7 @@ def _limited(client: Any) -> Any:
 
 
 def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **more: Any) -> Any:
-    """The answer of a request, its headers (and what is not streamed of it) within the deadline."""
+    """Send a request and return its response. The headers, and a body without streaming, must arrive in time."""
     if not _scopes:
         return send(request, stream=stream, **more)
     wait = _free_at.get(request.url.host, 0) - time.monotonic()
@@ -111,7 +111,7 @@ def _close(response: Any) -> None:
 
 
 def overdue() -> AnswerError:
-    """The error of an answer that drips."""
+    """Return the error for a response that is too slow."""
     return AnswerError(
         f"the Hub did not send {size(STRETCH)}, or the rest, within {patience():.0f} seconds",
         "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60",
@@ -120,32 +120,32 @@ def overdue() -> AnswerError:
 
 
 def _ask_plainly(request: Any) -> None:
-    """Ask for no compression: what is compressed can inflate without limit."""
+    """Request no compression, because compressed data can expand without limit."""
     if _scopes:
         request.headers["Accept-Encoding"] = "identity"
 
 
 def _receive(response: Any) -> None:
-    """Refuse an answer, redirects included, before a byte of its body is read."""
+    """Refuse a bad response, redirects included, before its body is read."""
     if not _scopes:
         return
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise AnswerError(
-            "the server compresses its answer, which nobody asked for",
+            "the server sent a compressed response, which tieconv did not request",
             "check HF_ENDPOINT and proxies",
             "hub.encoding",
         )
     if response.status_code >= 400:
         _heed(response)
         response.stream.close()
-        response.stream = _Nothing()  # what it says of an error is never repeated, and so not read
+        response.stream = _Nothing()  # tieconv never repeats the server's error text, so it does not read it
         return
     _check_file(response)
     response.stream = _Timed(response.stream, int(response.request.extensions.get(_LIMIT, LARGEST_ANSWER)))
 
 
 def _heed(response: Any) -> None:
-    """Send nothing to a busy server before the time that it names; raise where that is too far away."""
+    """Remember how long a busy server asks to wait. Raises `AnswerError` if that is too long."""
     wait = retry_after(response) if response.status_code in BUSY else None
     if wait is None:
         return
@@ -163,9 +163,9 @@ def _check_file(response: Any) -> None:
 
 
 def contradiction(response: Any, known: str) -> str:
-    """How an answer's etag contradicts the hash ``known`` of the listing; empty where it does not.
+    """Return how a response's etag contradicts the listed hash ``known``, or an empty string.
 
-    The storage that the Hub redirects to has etags of its own kind, which say nothing.
+    The storage behind the Hub uses other etags, which are ignored.
     """
     linked = _normal(response.headers.get(constants.HUGGINGFACE_HEADER_X_LINKED_ETAG))
     etag = linked
@@ -174,8 +174,8 @@ def contradiction(response: Any, known: str) -> str:
     if etag is None or etag == known:
         return ""
     if linked is None and (not _HASH.fullmatch(etag) or len(etag) != len(known)):
-        return ""  # the etag of a mirror that makes its own
-    return f"the server offers the file {shown(etag, 64)} where the listing has {known}"
+        return ""  # a mirror with another kind of etag
+    return f"the server offers a file with the hash {shown(etag, 64)}, but the listing has {known}"
 
 
 def _normal(etag: str | None) -> str | None:
@@ -183,14 +183,14 @@ def _normal(etag: str | None) -> str | None:
 
 
 class _Nothing(SyncByteStream):
-    """The body of an answer that is not read."""
+    """An empty body, for a response that is not read."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(())
 
 
 class _Timed(SyncByteStream):
-    """A body that arrives in time and has no more than ``limit`` bytes. Time that its reader takes does not count."""
+    """A body with limits on time and bytes (``limit``). The time that its reader needs does not count."""
 
     def __init__(self, inner: Any, limit: int) -> None:
         self._inner, self._limit = inner, limit
@@ -202,7 +202,7 @@ class _Timed(SyncByteStream):
             stretch += len(piece)
             if total > self._limit:
                 raise AnswerError(
-                    f"the server sends more than {self._limit:,} bytes", "check HF_ENDPOINT and proxies", "hub.too-long"
+                    f"the server sent more than {self._limit:,} bytes", "check HF_ENDPOINT and proxies", "hub.too-long"
                 )
             if time.monotonic() - began > patience():
                 raise overdue()

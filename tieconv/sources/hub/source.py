@@ -1,4 +1,4 @@
-"""Models on the Hub: how they are opened. huggingface_hub is imported when one is asked for."""
+"""Open models on the Hub. Imports huggingface_hub only when a model is opened."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class MissingProviderError(TieconvError):
-    """A package that only some commands need is not installed."""
+    """An optional package is not installed."""
 
 
 def require() -> None:
-    """Raise `MissingProviderError` where huggingface_hub is not installed, or too old."""
+    """Raise `MissingProviderError` if huggingface_hub is not installed or too old."""
     try:
         from tieconv.sources.hub import client as hub_client  # noqa: F401
     except ImportError as error:
@@ -37,29 +37,31 @@ def require() -> None:
 
 
 def guard_push(directory: str, repo_path: RepoPath, pull_request: bool) -> None:
-    """Raise `RefusedError` for a push that means something else than it says."""
+    """Raise `RefusedError` for a push with contradictory arguments."""
     if repo_path.path:
         raise RefusedError(
-            f"{repo_path} is a part of a repository, and a push compares the whole",
+            f"{repo_path} is a path inside a repository, but push compares the whole repository",
             f"tieconv push {path_word(directory)} hf://{repo_path.repo}",
             "push.path",
         )
     if is_hub(directory):
         raise RefusedError(
-            f"{shown(directory)} is on the Hub: a push starts from a directory", "write it with -o first", "push.source"
+            f"{shown(directory)} is on the Hub, but push needs a local directory",
+            "write the model to a directory first, with -o",
+            "push.source",
         )
     if pull_request and repo_path.revision not in (None, "main"):
         raise RefusedError(
-            f"{repo_path} names a branch, and a pull request goes to main",
-            "leave the branch out, or add --no-pr",
+            f"{repo_path} has a branch, but a pull request always targets main",
+            "remove the branch, or add --no-pr to push to it",
             "push.branch",
         )
 
 
 def fetch(listing: Listing, reader: object, names: Iterable[str]) -> str:
-    """The model in the local cache, the files ``names`` of it fetched there, and each held against its hash.
+    """Fetch the files ``names`` into the local cache, check their hashes, and return the model's path.
 
-    ``reader`` is the one that `open_model` gave with ``listing``. Raises as `open_model` does.
+    ``reader`` is the reader that `open_model` returned with ``listing``. Raises the errors of `open_model`.
     """
     repo_path = parse(listing.source)
     require()
@@ -71,7 +73,7 @@ def fetch(listing: Listing, reader: object, names: Iterable[str]) -> str:
 
 @contextmanager
 def _complete(repo_path: RepoPath) -> Iterator[None]:
-    """Within it a shard that is not there was not fetched: an index is not to be rebuilt without it."""
+    """Report a missing shard as not fetched, so that no hint suggests to rebuild the index."""
     try:
         yield
     except UnreadableError as error:
@@ -88,10 +90,10 @@ def _complete(repo_path: RepoPath) -> Iterator[None]:
 def open_model(
     source: str, tick: Tick | None = None, *, proving: bool = False
 ) -> Iterator[tuple[Listing, HubFiles | FileSet, str]]:
-    """What lies there, a reader of it, and the commit; from the local cache alone in offline mode.
+    """Yield the listing of a model, its reader and its commit. Offline mode uses only the local cache.
 
-    ``tick(done, total)`` is told of headers that arrive; with ``proving`` tensors are to be compared, not sampled.
-    Raises `UnreadableError` where there is no such model or it may not be read, `MissingProviderError` without
+    ``tick(done, total)`` is called for each header that arrives. If ``proving`` is true, tensors are compared in full.
+    Raises `UnreadableError` if the model is missing or may not be read, and `MissingProviderError` without
     huggingface_hub.
     """
     repo_path = parse(source)

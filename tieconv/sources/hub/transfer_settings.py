@@ -1,4 +1,4 @@
-"""How huggingface_hub behaves while it transfers files for us: what it shows, and what it may do."""
+"""Control what huggingface_hub shows and may do while it transfers files for tieconv."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tieconv.sources.hub.session import LARGEST_ANSWER, limits
 
 @contextmanager
 def transferring(largest: int = LARGEST_ANSWER, hashes: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Within it progress bars on a terminal only, no log of its own, and the limits of `hub_session.limits`.
+    """Transfer with `session.limits`, with progress bars only on a terminal, and without huggingface_hub's log.
 
-    Its log repeats addresses, which are signed: who has one may read or write the file.
+    The log would show signed URLs. With such a URL anybody could read or write the file.
     """
     level, hide = logging.get_verbosity(), not sys.stderr.isatty() and not are_progress_bars_disabled()
     if hide:

@@ -1,1 +1,1 @@
-"""Files on disk."""
+"""Read local files."""

@@ -1,4 +1,4 @@
-"""Local files: which ones make up MODEL, and reading them without being led elsewhere."""
+"""List and read the local files of MODEL, and never follow a link out of its directory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ AnyPath = str | os.PathLike[str]
 
 
 def open_regular(path: AnyPath, root: AnyPath) -> int:
-    """A read-only descriptor of the regular file at ``path``; the caller closes it.
+    """Open the regular file at ``path`` for reading, and return its descriptor. The caller closes it.
 
-    A symbolic link is followed only to a file under ``root``, under the hub repository's own ``blobs/``, or
-    under the hub cache's shared blobs. FIFOs, devices and sockets are refused without waiting on them.
+    Follows a symlink only to a file below ``root``, or to a blob of the Hub cache around
+    ``root``. Refuses FIFOs, devices and sockets without waiting for them.
     """
     target = _resolve(os.fspath(path), os.fspath(root))
     try:
@@ -56,13 +56,13 @@ def _resolve(path: str, root: str) -> str:
 
 
 def file_state(descriptor: int) -> FileState:
-    """What identifies the open file's content."""
+    """Return the state that identifies the content of an open file."""
     status = os.fstat(descriptor)
     return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileSet:
-    """Open weight files of one checkpoint; a `ByteReader`. ``bytes_read`` counts what was read of tensors."""
+    """The open files of one checkpoint; a `ByteReader`. ``bytes_read`` counts bytes of tensors."""
 
     def __init__(self, root: AnyPath) -> None:
         self._root = os.fspath(root)
@@ -71,7 +71,7 @@ class FileSet:
         self.bytes_read = 0
 
     def descriptor(self, name: str) -> int:
-        """The descriptor of the file ``name`` (relative to the root), opened once."""
+        """Return the descriptor of the file ``name`` (relative to the root). Opens the file once."""
         if name not in self._descriptors:
             self._descriptors[name] = open_regular(self._path(name), self._root)
         return self._descriptors[name]
@@ -80,9 +80,9 @@ class FileSet:
         return file_state(self.descriptor(name))
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+        """Return up to ``size`` bytes at ``offset``, fewer only at the end of the file.
 
-        Raises `UnreadableError` where Git left a pointer or the text of a link in place of the file.
+        Raises `UnreadableError` if the file is a Git LFS pointer or the text of a symlink.
         """
         descriptor = self.descriptor(name)
         try:
@@ -94,7 +94,7 @@ class FileSet:
         return data
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset`` of ``span``; ``UnreadableError`` where the file ends early."""
+        """Fill ``buffer`` from ``offset`` of ``span``. Raises ``UnreadableError`` if the file ends early."""
         descriptor = self.descriptor(span.file)
         position, done = span.start + offset, 0
         while done < len(buffer):
@@ -104,7 +104,9 @@ class FileSet:
                 raise _unreadable(self._path(span.file), error) from error
             if not got:
                 raise UnreadableError(
-                    f"{shown(span.file)} ended while it was read", "is another program writing it?", "path.shrank"
+                    f"{shown(span.file)} ended while it was read",
+                    "check that no other program is writing the file, then run the command again",
+                    "path.shrank",
                 )
             done += got
         self.bytes_read += done
@@ -112,12 +114,12 @@ class FileSet:
             self._sums.seen(span.file, position, buffer)
 
     def expect(self, weights: Iterable[WeightFile]) -> None:
-        """Hold the storages of ``weights`` to their checksums where `read_into` reads them from end to end."""
+        """Check the storages of ``weights`` against their checksums when `read_into` reads them completely."""
         self.sums.expect(weights)
 
     @property
     def sums(self) -> Sums:
-        """How far storages were read."""
+        """The checksums of the storages read so far."""
         if self._sums is None:
             from tieconv.sources.sums import Sums  # most formats have no checksums
 
@@ -125,16 +127,16 @@ class FileSet:
         return self._sums
 
     def next_data(self, span: ByteRange, offset: int) -> int:
-        """The first offset within ``span``, from ``offset`` on, whose byte may be other than zero; its size at the end.
+        """Return the first offset of ``span`` from ``offset`` on that is not in a hole, or the size of ``span``.
 
-        Bytes before it are a hole, which the file system knows to be zeros. Where it has no such knowledge, ``offset``.
+        A hole reads as zeros. Returns ``offset`` if the file system does not report holes.
         """
         descriptor = self.descriptor(span.file)
         try:
             data_offset = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
         except OSError as error:
             if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
-                return offset  # reading it says what is wrong
+                return offset  # reading raises the error
             return span.size
         return min(data_offset - span.start, span.size)
 
@@ -149,7 +151,7 @@ class FileSet:
 
 @contextmanager
 def open_files(root: AnyPath) -> Iterator[FileSet]:
-    """The files under ``root``, closed at the end."""
+    """Yield the files below ``root``, and close them at the end."""
     files = FileSet(root)
     try:
         yield files
@@ -158,14 +160,14 @@ def open_files(root: AnyPath) -> Iterator[FileSet]:
 
 
 def _is_skipped(directory: str) -> bool:
-    """Version control, and what a killed write left behind: no part of the model."""
+    """Return whether a directory is `.git` or a leftover of a killed write, and so not part of the model."""
     return directory == ".git" or (directory.startswith(".") and directory.endswith(".tieconv-staging"))
 
 
 def locate(source: str) -> Listing:
-    """Resolve MODEL to what lies there. Raises `UnreadableError` where nothing does.
+    """List the files of MODEL. Raises `UnreadableError` if it does not exist.
 
-    An index file stands for the directory that it lies in.
+    An index file means its whole directory.
     """
     try:
         os.lstat(source)
@@ -193,15 +195,15 @@ def _check_regular(path: str, root: str) -> None:
             raise
         from tieconv.sources.local.unreadable_path import WANTED
 
-        raise UnsafePathError(error.message, WANTED, error.code) from error  # it was named: nothing is to be moved
+        raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
 
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""What the system says of a name that nothing has or can have."""
+"""The system errors for a path that does not or cannot exist."""
 
 
 def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Regular files (with their bytes) and others under ``root``; only the top level unless ``deep``."""
+    """Return the regular files (with sizes in bytes) and the special files. Only the top level unless ``deep``."""
     regular: dict[str, int] = {}
     special: list[str] = []
     for directory, subdirectories, files in os.walk(root, onerror=_raise_unreadable):
@@ -224,7 +226,7 @@ def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
 
 MAX_FILES = 100_000
 MAX_LEVELS = 64
-"""The most files and nested directories under MODEL: beyond, it is no model directory."""
+"""The most files and nested directories below MODEL. With more, MODEL is not a model directory."""
 
 
 def _check_extent(root: str, directory: str, files: int) -> None:
@@ -233,7 +235,7 @@ def _check_extent(root: str, directory: str, files: int) -> None:
         return
     problem = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
     raise UnreadableError(
-        f"{shown(root)} holds {problem}", "give the directory that the weights lie in", "path.too-large"
+        f"{shown(root)} holds {problem}", "give the directory that holds the weights", "path.too-large"
     )
 
 

@@ -1,4 +1,4 @@
-"""Symbolic links: which ones may be followed, and what a hub cache is."""
+"""Decide which symlinks may be followed, and recognise the Hub cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tieconv.text import shown
 
 
 def follow(path: str, root: str) -> str:
-    """Where the link at ``path`` leads: into ``root``, or to a blob of the hub cache that ``root`` lies in.
+    """Return the target of the symlink at ``path``, which is below ``root`` or a blob of its Hub cache.
 
-    Raises `UnsafePathError` for any other place.
+    Raises `UnsafePathError` for any other target.
     """
     real_root = Path(os.path.realpath(root))
-    # Unlike Path.resolve, realpath raises nothing for a loop: it is found when the link itself cannot be opened.
+    # Unlike Path.resolve, realpath does not raise for a loop. Opening the link fails later.
     target = Path(os.path.realpath(path))
     if target.is_relative_to(real_root) or _is_blob(target, real_root):
         return str(target)
     raise UnsafePathError(
-        f"{shown(path)} is a link to {shown(target)}, outside the model directory",
-        "copy the file into the directory if you trust it",
+        f"{shown(path)} is a symlink that points outside the model directory, to {shown(target)}",
+        "if you trust the file, copy it into the model directory",
         "path.escape",
     )
 
@@ -33,7 +33,7 @@ _SHARED_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
 
 
 def _hub_repository(real_root: Path) -> Path | None:
-    """The repository in a hub cache whose snapshot ``real_root`` is or lies in."""
+    """Return the repository of the Hub cache with ``real_root`` in one of its snapshots, or ``None``."""
     for parent in real_root.parents:
         if parent.name == "snapshots" and parent.parent.name.startswith(_HUB_REPOSITORY):
             return parent.parent
@@ -41,7 +41,7 @@ def _hub_repository(real_root: Path) -> Path | None:
 
 
 def _is_blob(target: Path, real_root: Path) -> bool:
-    """Whether a hub cache keeps ``target`` for the snapshot ``real_root``: as a blob of the repository, or shared."""
+    """Return whether ``target`` is a blob of the Hub cache that the snapshot ``real_root`` may use."""
     repository = _hub_repository(real_root)
     if repository is None:
         return False
@@ -52,15 +52,15 @@ def _is_blob(target: Path, real_root: Path) -> bool:
 
 
 def in_hub_cache(root: Path) -> bool:
-    """True for a snapshot of a hub cache, whose files other snapshots share."""
+    """Return whether ``root`` is in a snapshot of the Hub cache, whose files other snapshots share."""
     repository = _hub_repository(Path(os.path.realpath(root)))
     return repository is not None and any((home / "blobs").is_dir() for home in (repository, repository.parent))
 
 
 def in_hub_store(path: Path) -> bool:
-    """True where a file at ``path`` would lie in a hub cache: in a repository's snapshots or blobs, or in shared blobs.
+    """Return whether ``path`` is in the snapshots or blobs of a Hub cache.
 
-    The cache gives what lies there to every program as the published model.
+    Every program reads these files as the published model, so tieconv must not write there.
     """
     real = Path(os.path.realpath(path))
     for inner, parent in pairwise((real, *real.parents)):

@@ -1,4 +1,4 @@
-"""Say why a path cannot be opened, and what to do about it."""
+"""Explain why a path cannot be opened, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.text import shown
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableError:
-    """Turn what the system said of a path into an error with a hint."""
+    """Convert a system error for a path to an error with a hint."""
     if error.errno in (errno.ENXIO, errno.ELOOP):
         return UnsafePathError(
             f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
@@ -20,7 +20,7 @@ def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableError:
     reason = (error.strerror or "unknown error").lower()
     hint = _HINTS.get(error.errno or 0, "check the path and the disk")
     if error.errno == errno.ENOENT and os.path.islink(path):
-        hint = "the link leads nowhere: fetch the file again, or remove the link"
+        hint = "the symlink points to a missing file: fetch the file again, or remove the symlink"
     return UnreadableError(f"{shown(path)} cannot be opened: {reason}", hint, "path.unreadable")
 
 
@@ -33,7 +33,7 @@ _HINTS = {
 
 
 def not_regular(path: str | os.PathLike[str], mode: int) -> UnsafePathError:
-    """Return the error for what is there and is not a regular file."""
+    """Return the error for a path that is not a regular file."""
     kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
     return UnsafePathError(
         f"{shown(path)} is {kind}, not a regular file", "move it out of the model directory", "path.not-regular"
@@ -57,7 +57,7 @@ _FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx
 
 
 def hint_for_missing(source: str) -> str:
-    """Return what to give instead of a path that is not there; a name on the Hub gets its address."""
+    """Return the hint for a missing path. A name on the Hub gets its hf:// name."""
     if page := re.fullmatch(_PAGE, source):
         return f"for the model on the Hub write hf://{shown(page[1])}"
     if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):

@@ -1,1 +1,1 @@
-"""A pickle machine that builds plain values and tensors, and calls nothing."""
+"""A pickle interpreter that builds basic values and tensors, and never calls what the pickle names."""

@@ -1,6 +1,6 @@
-"""Opcodes of the pickle interpreter that name, call and set state: where a pickle would run a program, and cannot.
+"""Handle the pickle opcodes that import, call and set state, with which a pickle could run a program.
 
-A global is a name in an allow-list, and a call hands its arguments to a function of this program.
+A global must be on an allow-list. A call passes its arguments to a function of tieconv instead.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ def _named(machine: Machine) -> tuple[str, str]:
     try:
         return machine.line().decode("utf-8"), machine.line().decode("utf-8")
     except UnicodeDecodeError:
-        refuse("names a global that is no text", "pickle.malformed")
+        refuse("names a global with bytes that are not UTF-8", "pickle.malformed")
 
 
 def _global_on_stack(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if type(name) is not str or type(module) is not str:
-        refuse("names a global by other than text", "pickle.malformed")
+        refuse("names a global with a value that is not text", "pickle.malformed")
     machine.stack.append(_find(machine, module, name))
 
 
 def _find(machine: Machine, module: str, name: str) -> Global:
-    """The stand-in for a global. A dotted ``name`` would be a chain of attributes: it is in no allow-list."""
+    """Return the allowed replacement of a global. Refuses a dotted ``name``, which is a chain of attributes."""
     entry = machine.allowed.get(f"{module}.{name}") if "." not in name else None
     if entry is None:
         _refuse_global(module, name)
@@ -41,19 +41,23 @@ def _find(machine: Machine, module: str, name: str) -> Global:
 
 
 def _refuse_global(module: str, name: str) -> NoReturn:
-    # Only this knows where a pickle of Python 2 would end up; both names are worth showing as they stand.
+    # The message shows both names unchanged, because Python may map names of Python 2 to other modules.
     global_name = f"{shown(module, 100)}.{shown(name, 100)}"
-    refuse(f"asks to import {global_name}: refused; nothing was run", "pickle.global", HINT)
+    refuse(f"asks to import {global_name}: tieconv refuses the file and runs nothing", "pickle.global", HINT)
 
 
 def _instance(machine: Machine) -> NoReturn:
-    """INST imports and calls: a name that is not allowed is said first."""
+    """Refuse INST, which imports and calls. A name that is not allowed is reported first."""
     class_ = _find(machine, *_named(machine))
-    refuse(f"makes an instance of {describe(class_)} by an opcode that is not read", "pickle.opcode", HINT)
+    refuse(
+        f"makes an instance of {describe(class_)} with the opcode INST, which tieconv does not read",
+        "pickle.opcode",
+        HINT,
+    )
 
 
 def _new_object(machine: Machine) -> None:
-    """NEWOBJ is a call, where the allow-list says that a class may be."""
+    """Treat NEWOBJ as a call if the allow-list permits it for the class."""
     function = machine.stack[-2]
     if not isinstance(function, Global) or not function.instances:
         refuse_opcode(0x81)
@@ -63,14 +67,14 @@ def _new_object(machine: Machine) -> None:
 def _reduce(machine: Machine) -> None:
     arguments, function = machine.stack.pop(), machine.stack.pop()
     if not isinstance(function, Global) or function.make is None:
-        refuse(f"calls {describe(function)}, which is no function that may be called", "pickle.call", HINT)
+        refuse(f"calls {describe(function)}, which is not an allowed function", "pickle.call", HINT)
     if type(arguments) is not tuple:
-        refuse(f"calls {describe(function)} with {describe(arguments)} for arguments", "pickle.malformed")
+        refuse(f"calls {describe(function)} with {describe(arguments)} instead of a tuple", "pickle.malformed")
     machine.stack.append(function.make(arguments))
 
 
 def _build(machine: Machine) -> None:
-    """Attributes: a dictionary keeps them apart from its items, an opaque value loses them."""
+    """Set attributes. A dictionary keeps them separately from its items; an opaque value drops them."""
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Opaque):
         return

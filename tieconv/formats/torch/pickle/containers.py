@@ -1,4 +1,4 @@
-"""Opcodes of the pickle interpreter that gather values: tuples, lists, dictionaries, sets."""
+"""Handle the pickle opcodes that build tuples, lists, dictionaries and sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs,
 
 _SET = Opaque("a set")
 _LOOKED_AT = 100
-"""Values of one key that are looked at."""
+"""The most values of one dictionary key that are checked."""
 
 
 def _mark(machine: Machine) -> None:
@@ -24,7 +24,7 @@ def _mark(machine: Machine) -> None:
 
 
 def _skip(machine: Machine, shortcut: Shortcut) -> bool:
-    """Carry out a whole call at once; false where it is not of the usual form."""
+    """Run a whole call at once, and return whether it has the usual form."""
     if machine.scattered or not machine.shortcuts:
         return False
     step = shortcut(machine.data, machine.position, machine.memo, machine.persistent)
@@ -73,7 +73,7 @@ def _paired(values: list[object]) -> list[tuple[object, object]]:
 
 
 def _is_key(value: object) -> bool:
-    """Whether Python can hash what a pickle makes a key; of one that is nested many times over, what is looked at."""
+    """Return whether Python can hash a key of a pickle. Checks at most `_LOOKED_AT` nested values."""
     pending, seen = [value], 0
     while pending and seen < _LOOKED_AT:
         part = pending.pop()

@@ -1,12 +1,12 @@
-"""A pickle interpreter that cannot run anything.
+"""Interpret a pickle without running anything.
 
-Every opcode makes a plain value or one of the stand-ins of `pickle_values`. A global is a name in an allow-list,
-REDUCE hands its arguments to a function of this program, and opcodes that would create or call anything else are
-refused. Opcodes, stack, memo, marks and numbers are bounded; memory grows with the bytes of the pickle alone.
+Every opcode makes a basic value or a replacement from `tieconv.formats.torch.pickle.values`. A global must be on an
+allow-list, and REDUCE passes its arguments to a function of tieconv. Opcodes that would create or call anything else
+are refused. Opcodes, stack, memo, marks and numbers are bounded. Memory grows with the bytes of the pickle alone.
 
-A global may have a shortcut, which reads a usual call of it in one go: a torch file repeats the same thirty opcodes
-for each tensor. It gives what the opcodes one by one would give, but for the values inside of the call: should a
-pickle recall one of them, it is read again without shortcuts.
+A global may have a shortcut for a usual call, because a torch file repeats thirty opcodes for each tensor. The
+result is the same, except that the memo lacks the values inside the call. If a pickle recalls such a value, the
+interpreter reads the pickle again without shortcuts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def run(
     most: Callable[[], int],
     unsupported: dict[str, None] | None = None,
 ) -> tuple[object, int]:
-    """The value of the pickle at ``start`` of ``data``, and the offset behind it.
+    """Return the value of the pickle at ``start`` of ``data``, and the offset behind the pickle.
 
-    ``persistent`` makes a value from a persistent id; ``most`` tells how many opcodes may be carried out, and is
-    asked now and then. ``unsupported`` gathers what ``torch.load(weights_only=True)`` refuses. Raises
-    `PickleProblem` for a pickle that is not read, and `Truncated` where ``data`` ends inside of it.
+    ``persistent`` converts a persistent id to a value. ``most`` returns how many opcodes may run, and is called from
+    time to time. Adds to ``unsupported`` what ``torch.load(weights_only=True)`` refuses. Raises `PickleProblem` for a
+    pickle that tieconv refuses, and `Truncated` if ``data`` ends inside the pickle.
     """
     machine = Machine(data, start, allowed, persistent, most)
     try:

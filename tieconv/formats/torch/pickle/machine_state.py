@@ -1,4 +1,4 @@
-"""The state of the pickle interpreter: its stack, its memo and its limits. `pickle_machine` runs it."""
+"""The state of the pickle interpreter: its stack, memo and limits. `tieconv.formats.torch.pickle.machine` runs it."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ from tieconv.formats.torch.pickle.opcode_names import opcode_name
 from tieconv.formats.torch.pickle.values import INNER, Globals, Persistent, refuse
 
 MAX_STACK = 1 << 17
-"""Values on the stack. Picklers hand over items by the thousand; only a tuple's items lie there all at once."""
+"""The most values on the stack. Picklers write items in batches of a thousand, except the items of a tuple."""
 MAX_MARKS = 10_000
 MAX_SCATTERED = 100_000
-"""Places of the memo out of their order. Picklers number them 0, 1, 2 …, those of Python 2 from 1."""
+"""The most memo entries out of order. Picklers number them 0, 1, 2 …; Python 2 starts at 1."""
 MAX_INTEGER = 255
-"""Bytes of an integer: LONG1 can hold no more."""
+"""The most bytes of an integer, which is the limit of LONG1."""
 MAX_LINE = 512
-"""Bytes of a text argument: a global's name, a decimal number."""
+"""The most bytes of a text argument, such as a global's name or a decimal number."""
 OPCODES = 1_000_000
-"""Opcodes that every pickle may have: a fifth of a second. Those of 30,000 views of one storage are as many."""
+"""Opcodes that every pickle may have. They run in a fifth of a second and describe 30,000 views of one storage."""
 OPCODES_EACH = 64
-"""Opcodes more for each storage: that of a tensor takes about 32."""
+"""Further opcodes for each storage. A tensor needs about 32."""
 BYTES_EACH = 64
-"""Bytes of a file that allow for one opcode more: lists of numbers grow with the data that they belong to."""
+"""Each 64 bytes of the file allow one more opcode, because lists of numbers grow with the data."""
 PROTOCOLS = range(6)
 _BATCH = 4096
-"""Opcodes between two looks at the limits: each pushes one value at most."""
+"""Opcodes between two checks of the limits. Each pushes at most one value."""
 SHORTCUT = 32
-"""Opcodes that a shortcut stands for."""
+"""Opcodes that a shortcut replaces."""
 
 HINT = (
-    "only tensors in dictionaries are read; if you trust the file and it holds a whole model or a training run, "
-    "load it with torch and save model.state_dict()"
+    "tieconv reads only tensors in dictionaries. If you trust the file, load it with torch and save model.state_dict()"
 )
 
 
 class Truncated(Exception):
-    """The pickle goes on behind the bytes that are given."""
+    """Raised if the pickle continues behind the given bytes."""
 
 
 class Inside(Exception):
-    """The pickle recalls a value that a shortcut left out."""
+    """Raised if the pickle recalls a value that a shortcut left out."""
 
 
 def allowance(length: int, storages: int) -> int:
-    """The most opcodes of an honest pickle in a file of ``length`` bytes that holds ``storages``.
+    """Return the most opcodes of a pickle in a file of ``length`` bytes with ``storages`` storages.
 
-    Without it a small file, or a large one of nothing but a pickle, would keep the reader busy for as long as
-    its bytes last: what costs time must be paid for with storages or with data.
+    Without this limit, a file that holds nothing but a pickle could keep the reader busy for a long time. More opcodes
+    need more storages or more data.
     """
     return OPCODES + OPCODES_EACH * storages + length // BYTES_EACH
 
 
 class Machine:
-    """The state of a run. ``stack`` holds the values above the last MARK, ``outer`` the stacks below it."""
+    """The state of a run. ``stack`` holds the values above the last MARK; ``outer`` holds the stacks below it."""
 
     __slots__ = (
         "allowed",
@@ -95,10 +94,10 @@ class Machine:
         self.memo: list[object] = []
         self.scattered: dict[int, object] = {}
         self.unsupported: dict[int | str, None] = {}
-        """What ``torch.load(weights_only=True)`` refuses, in the order of its first use: opcodes and globals."""
+        """Opcodes and globals that ``torch.load(weights_only=True)`` refuses, in the order of first use."""
 
     def run(self, handlers: Handlers) -> tuple[object, int]:
-        """The value of the pickle and the offset behind it."""
+        """Return the value of the pickle and the offset behind the pickle."""
         try:
             while not self._some(handlers):
                 self.charge(_BATCH)
@@ -109,11 +108,11 @@ class Machine:
                 raise Truncated from None
             underflow()
         if len(self.stack) != 1 or self.outer:
-            refuse("holds a pickle that ends with other than one value", "pickle.malformed")
+            refuse("holds a pickle that does not end with exactly one value", "pickle.malformed")
         return self.stack[0], self.position
 
     def _some(self, handlers: Handlers) -> bool:
-        """Carry out the next opcodes; true once STOP is reached."""
+        """Run the next opcodes, and return whether STOP was reached."""
         data = self.data
         for _ in range(_BATCH):
             opcode = data[self.position]
@@ -125,17 +124,17 @@ class Machine:
         return False
 
     def charge(self, opcodes: int) -> None:
-        """Count ``opcodes``, and look at the limits."""
+        """Count ``opcodes`` and check the limits."""
         if len(self.stack) + self.below > MAX_STACK:
-            refuse(f"piles up more than {MAX_STACK:,} values", "pickle.stack")
+            refuse(f"puts more than {MAX_STACK:,} values on the stack", "pickle.stack")
         self.charged += opcodes
         if self.charged > self.most():
-            refuse("has a pickle of more opcodes than its data can need", "pickle.opcodes")
+            refuse("has a pickle with more opcodes than its tensors need", "pickle.opcodes")
 
     # --- arguments ------------------------------------------------------------------------------------------
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes. Only as much is allocated as is there."""
+        """Return the next ``size`` bytes. Never allocates more than the pickle holds."""
         start = self.position
         self.position = end = start + size
         if end > len(self.data):
@@ -163,7 +162,7 @@ class Machine:
     # --- stack and memo -------------------------------------------------------------------------------------
 
     def pop_marked(self) -> list[object]:
-        """The values above the last MARK, which goes away."""
+        """Return the values above the last MARK, and remove the MARK."""
         if not self.outer:
             refuse("closes a group that it never opened", "pickle.malformed")
         values = self.stack
@@ -187,12 +186,12 @@ class Machine:
             self.memo = [_NEVER, value]
             return
         if len(self.scattered) >= MAX_SCATTERED and number not in self.scattered:
-            refuse(f"remembers more than {MAX_SCATTERED:,} values in no order", "pickle.memo")
+            refuse(f"remembers more than {MAX_SCATTERED:,} values out of order", "pickle.memo")
         self.scattered[number] = value
 
     @property
     def remembered(self) -> int:
-        """How many places of the memo are taken."""
+        """The number of memo entries."""
         return len(self.memo) - (self.memo[:1] == [_NEVER]) + len(self.scattered)
 
     def recall(self, number: int) -> None:
@@ -205,19 +204,19 @@ class Machine:
 
 
 Opcodes = dict[bytes, Callable[[Machine], None]]
-"""What some opcodes do, by their byte."""
+"""Maps opcodes to their handlers."""
 Handlers = Sequence[Callable[[Machine], None] | None]
-"""What each opcode does, by its byte; ``None`` for STOP and for opcodes that are not read."""
+"""The handler of each opcode by its byte. ``None`` for STOP and for opcodes that are refused."""
 _NEVER = object()
 _STOP = ord(".")
 
 
 _WEIGHTS_ONLY = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x88\x89)]}\x8fJKMGXUQhjqr\x8a\x80.")
-"""The opcodes that torch 2.13 takes in ``torch.load(weights_only=True)``; source: `torch._weights_only_unpickler`."""
+"""The opcodes that ``torch.load(weights_only=True)`` of torch 2.13 reads. Source: `torch._weights_only_unpickler`."""
 
 
 def noting(opcode: int, handler: Callable[[Machine], None]) -> Callable[[Machine], None]:
-    """Return ``handler``, which also notes its opcode where ``torch.load(weights_only=True)`` refuses that."""
+    """Return ``handler``, extended to record its opcode if ``torch.load(weights_only=True)`` refuses the opcode."""
     if opcode in _WEIGHTS_ONLY:
         return handler
 
@@ -235,10 +234,10 @@ def _stopped(opcode: int) -> bool:
 
 
 def refuse_opcode(opcode: int) -> NoReturn:
-    """Raise the `PickleProblem` of an opcode that is not read."""
-    refuse(f"uses the pickle opcode {opcode_name(opcode)}, which is not read", "pickle.opcode", HINT)
+    """Raise the `PickleProblem` of a refused opcode."""
+    refuse(f"uses the pickle opcode {opcode_name(opcode)}, which tieconv does not read", "pickle.opcode", HINT)
 
 
 def underflow() -> NoReturn:
-    """Raise the `PickleProblem` of a stack that has too few values."""
-    refuse("takes more values than it has", "pickle.malformed")
+    """Raise the `PickleProblem` of a stack with too few values."""
+    refuse("takes more values from the stack than there are", "pickle.malformed")

@@ -1,4 +1,4 @@
-"""Opcodes of the pickle interpreter about its stack, its memo and the pickle itself."""
+"""Handle the pickle opcodes for the stack, the memo and the protocol."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _memoize(machine: Machine) -> None:
 def _memo_number(machine: Machine) -> int:
     line = machine.line()
     if not re.fullmatch(rb"[0-9]{1,10}", line):
-        refuse("holds a line that is no memo place", "pickle.malformed")
+        refuse("holds a line that is not a memo number", "pickle.malformed")
     return int(line)
 
 
@@ -68,11 +68,11 @@ def _get_line(machine: Machine) -> None:
 def _protocol(machine: Machine) -> None:
     version = machine.byte()
     if version not in PROTOCOLS:
-        refuse(f"is written in pickle protocol {version}, which is not known", "pickle.protocol")
+        refuse(f"has the unknown pickle protocol {version}", "pickle.protocol")
 
 
 def _frame(machine: Machine) -> None:
-    """Frames are a hint to readers of streams; what counts is that the bytes are there when they are taken."""
+    """Skip the length in the opcode `FRAME`, which is a hint for readers of streams."""
     machine.number(8)
 
 

@@ -1,4 +1,4 @@
-"""Names of pickle's opcodes, for messages: a copy, as `pickletools` loads the module that runs pickles."""
+"""Names of pickle opcodes for messages. A copy, because `pickletools` imports the `pickle` module."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NAMES = """
     8a:LONG1 8b:LONG4 8c:SHORT_BINUNICODE 8d:BINUNICODE8 8e:BINBYTES8 8f:EMPTY_SET 90:ADDITEMS 91:FROZENSET
     92:NEWOBJ_EX 93:STACK_GLOBAL 94:MEMOIZE 95:FRAME 96:BYTEARRAY8 97:NEXT_BUFFER 98:READONLY_BUFFER
 """
-"""Each opcode's byte and its name in `pickletools`."""
+"""The byte of each opcode and its name in `pickletools`."""
 
 
 def opcode_name(opcode: int) -> str:
-    """Return the name of an opcode, and its number where no protocol has it."""
+    """Return the name of an opcode, or its number if no protocol has it."""
     number = f"{opcode:02x}"
     names = dict(word.split(":") for word in _NAMES.split())
     return names.get(number, f"0x{number}")

@@ -1,4 +1,4 @@
-"""Opcodes of the pickle interpreter that push one plain value: a number, text, bytes."""
+"""Handle the pickle opcodes that push one number, text or bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _decimal(machine: Machine) -> None:
         return
     digits = line.removesuffix(b"L")
     if not _DECIMAL.fullmatch(digits):
-        refuse("holds a line that is no number", "pickle.malformed")
+        refuse("holds a line that is not a number", "pickle.malformed")
     machine.stack.append(int(digits))
 
 
@@ -56,7 +56,7 @@ def _float_line(machine: Machine) -> None:
     try:
         machine.stack.append(float(machine.line()))
     except ValueError:
-        refuse("holds a line that is no number", "pickle.malformed")
+        refuse("holds a line that is not a number", "pickle.malformed")
 
 
 def _float(machine: Machine) -> None:
@@ -74,7 +74,7 @@ def _text_usual(machine: Machine) -> None:
 
 
 _MAX_STRING = 1 << 20
-"""Bytes of one string: no name is as long, and one character beyond ASCII makes four bytes of each."""
+"""The most bytes of one string. Python needs up to four bytes of memory for each character."""
 
 
 def _decoded(raw: bytes) -> str:
@@ -83,7 +83,7 @@ def _decoded(raw: bytes) -> str:
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        refuse("holds text that is no UTF-8", "pickle.malformed")
+        refuse("holds text that is not UTF-8", "pickle.malformed")
 
 
 def _bytes(size: int) -> Callable[[Machine], None]:

@@ -1,4 +1,4 @@
-"""What a pickle can hold once nothing of it is called: plain values, and stand-ins for what torch would build."""
+"""Values of a pickle that is never run: basic values, and replacements of the objects that torch would build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tieconv.text import shown
 
 
 class PickleProblem(ValueError):
-    """A pickle that is not read, and the stable code of the reason; becomes an `UnreadableError` naming the file."""
+    """A refused pickle, with a stable code. `named` converts it to an `UnreadableError` with the file name."""
 
     def __init__(self, why: str, code: str, hint: str = "") -> None:
         super().__init__(why)
@@ -19,7 +19,7 @@ class PickleProblem(ValueError):
         self.hint = hint
 
     def named(self, file: str) -> UnreadableError:
-        """The error for the user."""
+        """Return the error for the user."""
         hint = self.hint or "save it again with torch.save(model.state_dict(), ...)"
         return UnreadableError(f"{shown(file)} {self}", hint, self.code)
 
@@ -31,7 +31,7 @@ def refuse(why: str, code: str, hint: str = "") -> NoReturn:
 
 @dataclass(slots=True)
 class Pairs:
-    """A dictionary as its key-value pairs, in order: keys of a file's choosing are never hashed.
+    """A dictionary as a list of pairs, in order. Keys of a file are never hashed.
 
     ``state`` holds the attributes that a BUILD opcode set.
     """
@@ -40,25 +40,25 @@ class Pairs:
     state: Pairs | None = None
 
     def get(self, key: str) -> object:
-        """The last value under ``key``, as Python has it; ``None`` where there is none."""
+        """Return the last value under ``key``, as Python does, or ``None``."""
         return next((value for name, value in reversed(self.items) if type(name) is str and name == key), None)
 
 
 class Opaque(NamedTuple):
-    """A harmless value that is not looked into, such as a numpy scalar of an optimizer's state."""
+    """A harmless value that is never inspected, such as a NumPy scalar of an optimizer's state."""
 
     kind: str
 
 
 class Dtype(NamedTuple):
-    """A torch dtype: the name that records carry, and the bytes of an element."""
+    """A torch dtype: its name in records, and the bytes of an element."""
 
     name: str
     width: int
 
 
 class StorageRef(NamedTuple):
-    """A storage that a pickle names: where it is found is the archive's business."""
+    """A storage that a pickle refers to. The archive maps its key to bytes."""
 
     key: str
     dtype: Dtype
@@ -70,7 +70,7 @@ class StorageRef(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A view of a storage; ``offset`` and ``stride`` count elements."""
+    """A view of a storage. ``offset`` and ``stride`` count elements."""
 
     storage: StorageRef
     dtype: Dtype
@@ -80,7 +80,7 @@ class StoredTensor(NamedTuple):
 
 
 class Instance:
-    """An object that a pickle describes: its class, what that would be called with, its items and its state."""
+    """An object that a pickle describes: its class, arguments, items and state."""
 
     __slots__ = ("arguments", "items", "name", "state")
 
@@ -91,32 +91,32 @@ class Instance:
         self.state: object = None
 
     def fields(self) -> dict[str, object]:
-        """The attributes of a dataclass."""
+        """Return the attributes of a dataclass."""
         items = self.state.items if isinstance(self.state, Pairs) else []
         return {key: value for key, value in items if type(key) is str}
 
 
 class Step(NamedTuple):
-    """What many opcodes make at once: the offset behind them, and their values, tensors and the names between them."""
+    """The result of a shortcut: the offset behind its opcodes, and their values (tensors and the names between)."""
 
     end: int
     values: list[object]
 
 
 INNER = Opaque("a value inside a tensor")
-"""Stands in the memo for a value that a shortcut left out: nothing but the opcodes that it stands for needs one."""
+"""Marks a memo entry that a shortcut left out."""
 Persistent = Callable[[object], object]
-"""Makes a value from a persistent id."""
+"""Converts a persistent id to a value."""
 Shortcut = Callable[[bytes, int, "list[object]", Persistent], "Step | None"]
-"""Given the pickle, the offset behind the MARK that opens a call's arguments, and the memo: calls of the usual form."""
+"""Reads usual calls, given the pickle, the offset behind the MARK of a call's arguments, and the memo."""
 
 
 class Global(NamedTuple):
-    """A name that a pickle imports, and what this program makes of a call to it. Nothing is imported.
+    """A name that a pickle imports, and the function of tieconv that replaces a call to it. Nothing is imported.
 
-    ``value`` stands for a global that is no function: a dtype or a storage class. ``instances`` tells that NEWOBJ
-    may be used for the call, ``shortcut`` reads usual calls as a whole, ``weights_only`` that
-    ``torch.load(weights_only=True)`` takes the name too.
+    ``value`` replaces a global that is not a function, such as a dtype or a storage class. ``instances`` allows NEWOBJ
+    as the call. ``shortcut`` reads usual calls as a whole. ``weights_only`` is false if
+    ``torch.load(weights_only=True)`` refuses the name.
     """
 
     name: str
@@ -132,7 +132,7 @@ Globals = Mapping[str, Global]
 
 
 def describe(value: object) -> str:
-    """The kind of a value, never its content: a nested one would print exponentially long."""
+    """Return the kind of a value, never its content, which could be exponentially long when nested."""
     words: dict[type, str] = {Pairs: "a dictionary", StoredTensor: "a tensor", str: "text", type(None): "None"}
     if isinstance(value, Opaque):
         return shown(value.kind)
