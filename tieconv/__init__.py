@@ -108,14 +108,14 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not: `dir(tieconv)` and tab completion show them."""
+    """List the public names, loaded or not, for `dir(tieconv)` and tab completion."""
     return [*__all__, *(name for name in globals() if name.startswith("__") and name not in __all__)]
 
 
-if not TYPE_CHECKING:  # a type checker has the imports above, and finds a name that is misspelled
+if not TYPE_CHECKING:  # a type checker uses the imports above, and reports a misspelled name
 
     def __getattr__(name: str) -> object:
-        """Import a verb when it is first used: `import tieconv` costs what Python costs."""
+        """Import a name at its first use, so that `import tieconv` takes almost no time."""
         if name not in __all__:
             raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
         from importlib import import_module

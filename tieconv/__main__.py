@@ -1,11 +1,11 @@
-"""`python -m tieconv`."""
+"""Run `python -m tieconv`."""
 
 import os
 import sys
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
-    # -m puts the current directory first, which may be a checkpoint with a json.py of its own. Python itself looks
-    # there before this line runs: `python -P -m tieconv` and the `tieconv` program do not.
+    # -m puts the current directory first on the path, and a checkpoint there may have a json.py. Python itself looks
+    # there before this line runs. `python -P -m tieconv` and the `tieconv` program do not.
     del sys.path[0]
 
 from tieconv.cli import main

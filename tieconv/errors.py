@@ -1,4 +1,4 @@
-"""Every way that tieconv stops: one sentence for the user, one hint with the next command."""
+"""The errors of tieconv: each has one sentence for the user, and a hint with the next command."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import sys
 
 
 class TieconvError(Exception):
-    """A failure that a user can read.
+    """An error with a message for the user.
 
-    ``message`` is one sentence that names the file and the tensor it is about, ``code`` a stable identifier that tests
-    and scripts may match. ``hint`` is the next thing to do in Python's terms, which a traceback shows too;
-    ``command_hint`` is the same for the command line. With ``source`` the message starts with that model, and
-    ``reason`` is what follows.
+    ``message`` is one sentence with the file and the tensor. ``code`` is a stable identifier for tests and scripts.
+    ``hint`` is the next step as a Python call, and a traceback shows it too. ``command_hint`` is the same step for the
+    command line. With ``source``, the message starts with that model, and ``reason`` is the rest.
     """
 
     exit_code = 2
@@ -28,22 +27,22 @@ class TieconvError(Exception):
 
     @property
     def hint(self) -> str:
-        """The next thing to do, with calls of `tieconv` in place of commands."""
+        """The next step, with calls of `tieconv` instead of commands."""
         from tieconv.python_terms import in_python
 
         return in_python(self.command_hint)
 
 
 class UnreadableError(TieconvError):
-    """The input is missing, malformed, or not what its name says."""
+    """The input is missing or malformed, or its content does not match its name."""
 
 
 class UnsafePathError(UnreadableError):
-    """A path in or under the model leaves the model directory, or is no regular file."""
+    """A path in the model points outside the model directory, or is not a regular file."""
 
 
 class RefusedError(TieconvError):
-    """The request is understood and would lose something, or cannot be proved right."""
+    """The command would lose something, or tieconv cannot prove the result correct."""
 
 
 class StalePlanError(TieconvError):
@@ -51,33 +50,33 @@ class StalePlanError(TieconvError):
 
 
 class DestinationError(TieconvError):
-    """OUT exists, lies inside the source, or is being written by another process."""
+    """OUT exists, lies inside the source, or another process writes it."""
 
 
 class WriteFailedError(TieconvError):
-    """The operating system stopped a write: no space, no permission, an I/O error."""
+    """The operating system refused a write: no space, no permission, or an I/O error."""
 
 
 class VerificationError(TieconvError):
-    """What was written and read back is not what was promised."""
+    """The written files, read back, differ from the plan."""
 
 
 class SettingsError(TieconvError):
-    """A rule, a settings file or a baseline is not what it has to be."""
+    """A rule, a settings file or a baseline is unknown or invalid."""
 
 
 class MissingPackageError(TieconvError):
-    """A package that the command needs is not installed, or two exclude each other."""
+    """A package that the command needs is not installed, or two packages conflict."""
 
 
 class UnsupportedSystemError(TieconvError):
-    """The operating system lacks what safe reading and writing need."""
+    """The operating system lacks functions that safe reading and writing need."""
 
 
 class NotRunError(TieconvError):
-    """A measurement could not be made here: the provider is missing, or the precision has no kernels.
+    """A measurement cannot run on this machine: the provider is missing, or has no kernels for the precision.
 
-    ``active`` is the provider that would have run, ``fallback`` the heavy nodes that it left on the CPU.
+    ``active`` is the provider that would run. ``fallback`` lists the heavy nodes that it leaves on the CPU.
     """
 
     def __init__(
@@ -93,6 +92,6 @@ def require_posix() -> None:
     if sys.platform == "win32":
         raise UnsupportedSystemError(
             "tieconv does not run on Windows: it needs the file operations of Linux or macOS",
-            "run it in WSL, the Windows Subsystem for Linux",
+            "run tieconv in WSL (Windows Subsystem for Linux)",
             "system.windows",
         )

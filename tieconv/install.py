@@ -1,4 +1,4 @@
-"""The command that installs an extra, for README, docs and error hints."""
+"""Write the command that installs an extra, for README, docs and error hints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLACEHOLDER = "/OWNER/"
 
 
 def documented_requirement(*extras: str) -> str:
-    """Return what pip installs, as the docs say it: a release, the repository, or a clone of it."""
+    """Return the pip requirement for the docs: a release, the repository, or a clone of it."""
     name = f"tieconv{_brackets(extras)}"
     if PUBLISHED:
         return name
@@ -24,14 +24,14 @@ def documented_requirement(*extras: str) -> str:
 
 
 def install_command(*extras: str, upgrade: bool = False) -> str:
-    """Return the pip command that adds ``extras`` to this installation, from where it was installed."""
+    """Return the pip command that adds ``extras`` to this installation, from the same origin."""
     editable, requirement = _origin(extras)
     words = ["pip", "install", *["--upgrade"] * upgrade, *["-e"] * editable]
     return f"{' '.join(words)} {shell_word(requirement)}"
 
 
 def _origin(extras: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether the installation is editable, and its requirement by the record that pip leaves (PEP 610)."""
+    """Return whether the installation is editable, and its requirement, from pip's record (PEP 610)."""
     record = _direct_url()
     if record is None:
         return False, documented_requirement(*extras)
@@ -51,7 +51,7 @@ def _origin(extras: tuple[str, ...]) -> tuple[bool, str]:
 
 @cache
 def _direct_url() -> dict[str, Any] | None:
-    """Return pip's record of the origin, empty for an index; ``None`` where tieconv runs without an installation."""
+    """Return pip's record of the origin, empty for a package index; ``None`` if tieconv is not installed."""
     try:
         text = distribution("tieconv").read_text("direct_url.json")
     except PackageNotFoundError:

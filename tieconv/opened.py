@@ -1,4 +1,4 @@
-"""How MODEL is opened, on disk, in the local cache or by ranges, and the evidence about it."""
+"""Open MODEL on disk, in the local cache or on the Hub, and collect the evidence about it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tieconv.sources.local.files import FileSet
 
 Model = tuple["Listing", "HubFiles | FileSet", str]
-"""What MODEL names, its reader, and its commit on the Hub."""
+"""The listing of MODEL, its reader, and its commit on the Hub."""
 
 
 @contextmanager
 def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> Iterator[Model]:
-    """MODEL, open for reading; with ``proving`` one on the Hub is compared where `inspect` takes samples."""
+    """Yield MODEL, open for reading. With ``proving``, all bytes are compared on the Hub, not samples."""
     if is_hub(source):
         from tieconv.sources.hub.source import open_model
 
@@ -48,7 +48,7 @@ def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> I
 def inspected(
     model: Model, depth: Depth, embed: str | None, head: str | None, chosen: tuple[Consumer, ...] = ()
 ) -> Inspection:
-    """The evidence about an open model, with findings and what the ``chosen`` loaders will do with it."""
+    """Return the evidence about an open model, with findings and predictions for the ``chosen`` loaders."""
     listing, files, commit = model
     checkpoint = read_checkpoint(listing, files)
     if commit:
@@ -69,13 +69,13 @@ def inspected(
 
 
 def fetched_so_far(files: object) -> Fetched | None:
-    """What came over the network so far; ``None`` for local files."""
+    """Return what was downloaded so far; ``None`` for local files."""
     client = getattr(files, "client", None)
     return None if client is None else Fetched(client.requests, client.bytes)
 
 
 def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
-    """What reads tensor bytes; a graph can spell small tensors out as numbers."""
+    """Return the reader of tensor bytes. A graph may store small tensors as numbers."""
     if not checkpoint.graphs:
         return files
     from tieconv.formats.onnx.tensor import SpeltReader
@@ -84,7 +84,7 @@ def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
 
 
 def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
-    """Evidence about the ties alone, from the shards that they concern."""
+    """Return the evidence about ties only, from the shards with tied tensors."""
     from tieconv.inspection.narrow import narrow
 
     narrowed = narrow(model[0], model[1], embed, head)
@@ -99,7 +99,7 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
 
 
 def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
-    """Return the evidence with the number of rows that the tokenizer's ids need, where its files tell."""
+    """Return the evidence with the number of rows that the tokenizer's ids need, if its files say so."""
     from tieconv.analysis.certificate.token_ids import token_ids, too_large
     from tieconv.analysis.certificate.tokenizer_files import read_files
 
@@ -115,9 +115,9 @@ def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
 
 
 def _with_base(evidence: Inspection) -> Inspection:
-    """The evidence about an adapter, with that about its base model where a directory of that name is here."""
+    """Return the evidence about an adapter, with that of its base model if a local directory has its name."""
     adapter = evidence.checkpoint.adapter
-    # Only a model's directory is entered: any other path of the file's choosing could be a whole disk.
+    # Only a model directory is opened: the file could name any other path, even a whole disk.
     if adapter is None or not adapter.base or not os.path.isfile(os.path.join(adapter.base, "config.json")):
         return evidence
     try:
@@ -130,10 +130,10 @@ def _with_base(evidence: Inspection) -> Inspection:
 
 
 def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool = True) -> str | Path:
-    """The model on the Hub in the local cache, fetched where it is not there; any other path as it is.
+    """Return the local path of a model; download a model on the Hub into the local cache if needed.
 
-    What the plan would refuse for its layout is refused before anything is fetched, unless ``refuses`` is false; the
-    files of a format that is to be dropped are not fetched.
+    Raises the refusals for the layout before the download, unless ``refuses`` is false. Does not download files of a
+    format that the plan drops.
     """
     source = str(path)
     if not is_hub(source):
@@ -154,19 +154,19 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
 
 
 def refuse_far_graphs(checkpoint: Checkpoint) -> None:
-    """Raise `RefusedError` for graphs on the Hub: they are inspected there, and that is all."""
+    """Raise `RefusedError` for graphs on the Hub, where only `inspect` works."""
     if not checkpoint.graphs or not is_hub(checkpoint.source):
         return
     repository = "/".join(checkpoint.source.removeprefix("hf://").partition("@")[0].split("/")[:2])
     raise RefusedError(
-        f"{shown(checkpoint.source)} holds ONNX graphs, which are inspected on the Hub and nothing more",
-        f"fetch them, then name the directory: hf download {shell_word(repository)} --local-dir DIR",
+        f"{shown(checkpoint.source)} has ONNX graphs, and on the Hub tieconv can only inspect graphs",
+        f"download the graphs, then give the directory: hf download {shell_word(repository)} --local-dir DIR",
         "hub.graphs",
     )
 
 
 def proved(source: str, depth: Depth, embed: str | None, head: str | None) -> Inspection:
-    """Evidence about a model on the Hub as a plan needs it: compared where `inspect` takes samples."""
+    """Return the evidence about a model on the Hub for a plan, with all bytes compared instead of samples."""
     with opened(source, proving=True) as model:
         evidence = inspected(model, depth, embed, head)
     refuse_far_graphs(evidence.checkpoint)
@@ -175,7 +175,7 @@ def proved(source: str, depth: Depth, embed: str | None, head: str | None) -> In
 
 @contextmanager
 def reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
-    """A reader of a checkpoint that was read before, of the same commit where it is on the Hub."""
+    """Yield a reader of a checkpoint that was read before; on the Hub, of the same commit."""
     if not checkpoint.revision or not is_hub(checkpoint.root):
         with open_files(checkpoint.root) as files:
             files.expect(checkpoint.files)

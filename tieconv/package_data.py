@@ -1,4 +1,4 @@
-"""Read the JSON files that the package carries beside its modules."""
+"""Read the JSON files that the package contains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @cache
 def data_text(module: str, file: str) -> str:
-    """Return the text of ``data/FILE`` beside ``module``, given by its ``__name__``.
+    """Return the text of ``data/FILE`` in the folder of ``module``, the ``__name__`` of a module.
 
-    The module's own loader reads it, so that it works from a zip too. `importlib.resources` does the same and costs
-    10 ms to import.
+    The module's import loader reads the file, so that a zip works too. `importlib.resources` does the same, but its
+    import takes 10 ms.
     """
     spec = sys.modules[module].__spec__
     assert spec is not None and spec.origin is not None

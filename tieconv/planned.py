@@ -1,4 +1,4 @@
-"""A plan that can be carried out."""
+"""A plan with everything that its execution needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Verify = Literal["full", "structure"]
 
 
 class WriteOptions(TypedDict, total=False):
-    """How to write; each as in `tieconv.execute.Target`, and off or full where it is left out."""
+    """Options of a write, as in `tieconv.execute.Target`. The defaults are off, and ``verify`` full."""
 
     in_place: bool
     overwrite: bool
@@ -30,10 +30,10 @@ class WriteOptions(TypedDict, total=False):
 
 @record
 class PlannedWrite(Printed):
-    """A plan and what it needs to be carried out. ``str()`` gives the `tieconv.plan/1` JSON.
+    """A plan and everything that its execution needs. ``str()`` gives the `tieconv.plan/1` JSON.
 
-    Of a model on the Hub ``fetch`` brings it into the local cache and plans anew there; ``fetched`` is what was read of
-    it so far.
+    For a model on the Hub, ``fetch`` downloads it into the local cache and plans again there. ``fetched`` is the size
+    of the download so far.
     """
 
     plan: Plan
@@ -42,28 +42,28 @@ class PlannedWrite(Printed):
     fetched: Fetched | None = None
 
     def outcome(self) -> Outcome:
-        """The plan as it stands, not executed."""
+        """Return the outcome of a plan that is not executed."""
         return Outcome(self.plan, executed=False, verified=False, output=None)
 
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
-        """Every refusal that needs no writing, as `execute` would make it."""
+        """Raise every error of `execute` that needs no writing."""
         target = self._target(out, options)
         (check_target if self.fetch is None else check_far_target)(self.plan, target)
 
     def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
-        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        """Remove the leftovers of a killed run next to ``out``, so that `check` does not report them."""
         sweep(destination(self.plan, self._target(out, {"in_place": in_place})))
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
-        """Whether writing exchanges a whole directory: a shell that stands in it must enter it again."""
+        """Return whether writing replaces a whole directory: a shell in that directory must enter it again."""
         return replaces_directory(self.plan, self._target(out, {"in_place": in_place, "overwrite": not in_place}))
 
     def execute(
         self, out: str | Path | None = None, *, progress: Progress | None = None, **options: Unpack[WriteOptions]
     ) -> Outcome:
-        """Write the model to ``out``, or over its source with ``in_place``, prove it, then rename it into place.
+        """Write the model to ``out``, or over its source with ``in_place``; verify it, then rename it into place.
 
-        Raises a `TieconvError` and leaves the source as it was and ``out`` absent (or old) where anything fails.
+        If a step fails, raises a `TieconvError`. The source is then unchanged, and ``out`` is absent or the old one.
         """
         if self.fetch is not None:
             self.check(out, **options)
@@ -74,7 +74,7 @@ class PlannedWrite(Printed):
         return Outcome(plan, executed=True, verified=True, output=str(target.path))
 
     def _fetched_plan(self) -> PlannedWrite:
-        """The same plan for what was fetched. Raises `StalePlanError` where the branch moved on meanwhile."""
+        """Return the same plan for the downloaded model. Raises `StalePlanError` if the branch has a new commit."""
         assert self.fetch is not None
         local_plan = self.fetch()
         commit = self.plan.checkpoint.revision
@@ -87,7 +87,7 @@ class PlannedWrite(Printed):
         return Target(Path(self.plan.checkpoint.source if in_place or out is None else out), **options)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.plan/1`."""
+        """Return the document of schema `tieconv.plan/1`."""
         return self.outcome().to_dict()
 
     def _facts(self) -> tuple[str, ...]:

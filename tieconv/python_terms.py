@@ -1,6 +1,6 @@
-"""A hint in Python's terms: commands become calls of `tieconv`, options their keywords.
+"""Translate a hint to Python: commands become calls of `tieconv`, options become keywords.
 
-Hints are written once, as the command line shows them. What has no counterpart in Python stays a command.
+The source code has each hint once, for the command line. A command without a function in Python stays a command.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FUNCTIONS = {
 """The function of `tieconv` for each command that has one."""
 _OF_GRAPHS = {"dedup": "plan_graph_dedup", "untie": "plan_graph_untie"}
 _POSITIONALS = {"set-tie": 2, "bias": 2, "diff": 2, "parity": 2}
-"""The words before the options, where they are not one; the first ones of `set-tie` and `bias` choose what to do."""
+"""Number of words before the options, if not one. The first word of `set-tie` and `bias` is the action."""
 
 FLAGS = {
     **dict.fromkeys(("--force", "--fold-norm", "--keep-flag", "--drop-other-formats", "--prune"), "True"),
     **dict.fromkeys(("--add-format", "--strip-prefix", "--in-place", "--overwrite", "--hardlink"), "True"),
     "--no-parity": "False", "--no-pr": "False",
 }  # fmt: skip
-"""Options without a value, and what their keyword then is."""
+"""Options without a value, and the value of their keyword."""
 VALUES = (
     "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
     "--max-shard-size", "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for",
@@ -42,11 +42,11 @@ _NAMES = {
     "--no-pr": "pull_request",
 }  # fmt: skip
 _PRINTING = ("--json", "--traceback")
-"""What a call does without: a result prints as JSON, and Python shows the traceback."""
+"""Options that a call does not need: a result prints as JSON, and Python shows the traceback."""
 _ELSE = "else"
-"""Holds the further choices of an option."""
+"""Key of the other choices of an option."""
 OF_WRITING = ("out", "in_place", "overwrite", "hardlink", "verify")
-"""Keywords of a plan's `execute`."""
+"""Keywords of the method `execute` of a plan."""
 _CHOICES = (
     r"[A-Z]+|\d[\d.]*(?:GB|MB)?|embed|head|mean|bias|decoder|keep|zero|strip|zeros|gemm|fused|transpose|header"
     r"|candidates|full|structure|fp32|fp16|bf16|cpu|cuda|auto|rows|safetensors|torch"
@@ -54,7 +54,7 @@ _CHOICES = (
 
 
 def keyword(option: str) -> str:
-    """Return the keyword of Python for an option of the command line."""
+    """Return the Python keyword for an option of the command line."""
     return _NAMES.get(option, option.lstrip("-").replace("-", "_"))
 
 
@@ -72,7 +72,7 @@ def _translated(tokens: list[str]) -> Iterator[str]:
 
 
 def _option(tokens: list[str], at: int) -> tuple[int, str] | None:
-    """Return the end of an option that stands alone, and its keyword with the value that follows."""
+    """Return the end of an option outside a command, and its keyword with the value that follows."""
     lead, word, mark = _bare(tokens[at])
     if word in FLAGS:
         return at + 1, f"{lead}{keyword(word)}={FLAGS[word]}{mark}"
@@ -86,7 +86,7 @@ def _option(tokens: list[str], at: int) -> tuple[int, str] | None:
 
 
 def _command(tokens: list[str], at: int) -> tuple[int, str] | None:
-    """Return the end of a command, and the call that does the same; ``None`` where there is none."""
+    """Return the end of a command, and the call that does the same, or ``None``."""
     lead, word, _ = _bare(tokens[at])
     if word != "tieconv" or at + 2 >= len(tokens):
         return None
@@ -113,7 +113,7 @@ def _command(tokens: list[str], at: int) -> tuple[int, str] | None:
 
 
 def _is_prose(tokens: list[str], at: int, values: list[str], verb: str) -> bool:
-    """Return whether a word is one of a sentence: `tieconv dedup on what it writes`."""
+    """Return whether a word belongs to a sentence: `tieconv dedup on what it writes`."""
     if not values and verb in ("set-tie", "bias"):
         return False
     _, word, mark = _bare(tokens[at])
@@ -122,7 +122,7 @@ def _is_prose(tokens: list[str], at: int, values: list[str], verb: str) -> bool:
 
 
 def _take(option: str, tokens: list[str], options: dict[str, str]) -> int | None:
-    """Keep the option that ``tokens`` start with; return how many tokens it and the space before it take."""
+    """Add the first option of ``tokens`` to ``options``; return its number of tokens with the space before it."""
     if option in _PRINTING:
         return 2
     if option in FLAGS:
@@ -160,7 +160,7 @@ def _bare(token: str) -> tuple[str, str, str]:
 
 
 def _value(word: str) -> str:
-    """Return a shell's word as Python writes it; OUT and its like stay names to fill in."""
+    """Return a word of a shell as a Python literal; placeholders such as OUT stay names."""
     if "|" in word and "'" not in word:
         return " or ".join(map(_value, word.split("|")))
     if re.fullmatch(r"[A-Z][A-Z0-9]*", word) or re.fullmatch(r"\d+(?:\.\d+)?", word):

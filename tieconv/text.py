@@ -1,20 +1,20 @@
-"""The one escaper for text that came from a file, and the one way that sizes are written."""
+"""Escape text for the terminal, and format sizes, lists and counts for people."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# Marks that Python calls printable and that no terminal shows: they hide, join or stretch what stands beside them.
+# Marks that Python calls printable and no terminal shows. They hide, join or stretch the characters next to them.
 _INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 _HASHES = r"##(?=\[|vso\[)"
 _LIMIT = 200
 
 
 def shown(value: object, limit: int = _LIMIT) -> str:
-    """``value`` as text that cannot move the cursor, reorder or hide anything, at most ``limit`` characters.
+    """Return ``value`` as text of at most ``limit`` characters that cannot move the cursor, reorder or hide text.
 
-    An escape takes up to ten characters for one.
+    An escape has up to ten characters and counts as one.
     """
     text = str(value)
     if len(text) > limit:
@@ -34,7 +34,7 @@ def _escape(character: str) -> str:
 
 
 def _disarmed(text: str) -> str:
-    """``text`` that gives no order to a CI runner: one obeys a line that starts with `::`, and `##[` anywhere."""
+    """Return ``text`` without commands for a CI runner: a line that starts with `::`, and `##[` anywhere."""
     if "##" in text:
         text = re.sub(_HASHES, r"#\\x23", text)
     indent = len(text) - len(text.lstrip())
@@ -45,9 +45,9 @@ _BARE = rb"[^A-Za-z0-9_./:=@%+, -]"
 
 
 def shell_word(value: str) -> str:
-    """``value`` as one word of a command that can be copied to a shell, as harmless to print as `shown` text.
+    """Return ``value`` as one word of a shell command, as safe to print as the text of `shown`.
 
-    What cannot be shown stands as `$'…'` with its bytes escaped, which bash, zsh and ksh read.
+    A word that cannot be shown becomes `$'…'` with escaped bytes, which bash, zsh and ksh read.
     """
     if shown(value, len(value)) == value:
         import shlex
@@ -62,17 +62,17 @@ def shell_word(value: str) -> str:
 
 
 def path_word(path: str) -> str:
-    """``path`` as one word of a command, which no program takes for an option."""
+    """Return ``path`` as one word of a shell command that no program reads as an option."""
     return shell_word(f"./{path}" if path.startswith("-") else path)
 
 
 def command(verb: str, source: str, *options: str) -> str:
-    """`tieconv VERB SOURCE …` to copy to a shell; ``options`` stand as they are."""
+    """Return the shell command `tieconv VERB SOURCE …`; ``options`` are not quoted."""
     return " ".join(("tieconv", verb, path_word(source), *options))
 
 
 def size(number: int) -> str:
-    """Bytes for people: decimal units, three digits (`525 MB`)."""
+    """Return a number of bytes for people: decimal units, three digits (`525 MB`)."""
     value, unit = float(number), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -82,19 +82,19 @@ def size(number: int) -> str:
 
 
 def listed(values: Iterable[object], limit: int = 8) -> str:
-    """The first ``limit`` values as text that is safe to print, and how many more there are."""
+    """Return the first ``limit`` values as text that is safe to print, and the number of the others."""
     every = [*values]
     names = ", ".join(shown(value, 60) for value in every[:limit])
     return names if len(every) <= limit else f"{names}, … and {len(every) - limit:,} more"
 
 
 def count(number: int, noun: str) -> str:
-    """``3 tensors``, ``1 tensor``."""
+    """Return a number with its noun: ``3 tensors``, ``1 tensor``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def tally(nouns: Iterable[object]) -> list[str]:
-    """Return how often each of ``nouns`` occurs, in their order: ``2 errors``, ``1 note``."""
+    """Count each of ``nouns``, in the order of their first use: ``2 errors``, ``1 note``."""
     every = [*map(str, nouns)]
     return [count(every.count(noun), noun) for noun in dict.fromkeys(every)]
 
@@ -105,11 +105,11 @@ _AMOUNT = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as ``5GB``, ``500 MB`` or ``2GiB``; ``ValueError`` for anything else and for none."""
+    """Return the bytes of a size such as ``5GB``, ``500 MB`` or ``2GiB``. Raises `ValueError` for other text and 0."""
     match = re.fullmatch(_AMOUNT, text)
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{shown(text)} is no size: write 5GB, 500MB or 2GiB")
+        raise ValueError(f"{shown(text)} is not a size: write 5GB, 500MB or 2GiB")
     number = int(float(match[1]) * _UNITS[match[2].upper()])
     if number < 1:
-        raise ValueError(f"{shown(text)} is no size that holds a tensor")
+        raise ValueError(f"{shown(text)} is too small for a tensor")
     return number

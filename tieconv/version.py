@@ -1,12 +1,12 @@
-"""The version, the repository's address, and whether a release is published: each in one place.
+"""The version, the address of the repository, and whether a release is published.
 
-Change a value here, then run ``python docs/generate.py``: README, docs and project files follow.
+After a change here, run ``python docs/generate.py``: it updates README, docs and project files.
 """
 
 VERSION = "0.1.0"
 
 REPOSITORY = "https://github.com/OWNER/tieconv"
-"""Where the project lives; links in reports start with it. OWNER stands for an account that is not chosen yet."""
+"""The address of the project; links in reports start with it. OWNER is a placeholder for the account."""
 
 PUBLISHED = False
-"""Whether the package index has a release. Only then do README, docs and hints install tieconv by its name."""
+"""Whether the package index has a release. Only then README, docs and hints install tieconv by its name."""

@@ -175,7 +175,7 @@ True
 ...     print(error.code)
 ...     print(error.hint)
 retie.not-equal
-leave them apart with: tieconv.plan_untie('diverged'); or choose the survivor: \
+keep them untied with: tieconv.plan_untie('diverged'); or choose the survivor: \
 tieconv.plan_retie('diverged', survivor='embed', force=True) (or survivor='head')
 """,
     "SettingsError": """\

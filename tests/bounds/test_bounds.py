@@ -164,7 +164,7 @@ def test_diff_refuses_more_tensors(tmp_path: Path) -> None:
     took = run("diff", home, home)
     assert_bounded(took)
     assert took.code == 2
-    assert "holds 500,000 tensors, and diff compares models of at most 250,000" in took.stderr
+    assert "has 500,000 tensors, and diff compares models of at most 250,000" in took.stderr
     assert "one by one" in took.stderr
 
 

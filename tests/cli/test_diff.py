@@ -110,7 +110,7 @@ def test_the_dtype_key_is_noted(pair) -> None:
     assert diff(a, b)["config"] == []
     configure(b, torch_dtype="float32")
     document = diff(a, b)
-    assert document["same_function"] and "different types to load as" in document["notes"][0]
+    assert document["same_function"] and "different dtypes" in document["notes"][0]
 
 
 def test_a_bias_that_is_zero_is_none(pair) -> None:
@@ -267,7 +267,7 @@ def test_an_unknown_architecture_is_told(model) -> None:
     for folder in folders:
         configure(folder, architectures=["NovelForCausalLM"], model_type="novel")
     document = diff(*folders)
-    assert not document["same_function"] and "--embed and --head name them" in document["notes"][0]
+    assert not document["same_function"] and "give them with --embed and --head" in document["notes"][0]
     assert run(f"diff --embed {E} --head {H}", *folders).exit_code == 0
 
 

@@ -314,7 +314,7 @@ def test_a_scaling_that_is_not_exact_is_refused(model, tmp_path: Path) -> None:
     folder = model("t5")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"d_model": 24}))
-    assert "no power of two" in refused("untie", folder, "-o", tmp_path / "out")
+    assert "not a power of two" in refused("untie", folder, "-o", tmp_path / "out")
     ok("untie --keep-flag", folder, "-o", tmp_path / "out")
 
 

@@ -48,7 +48,9 @@ def test_text_says_who_was_not_run(tmp_path: Path) -> None:
     assert lines[0].split()[:3] == ["transformers", "5.x", "untied"]
     assert "read" not in lines[0].rpartition("(")[2]
     assert lines[1].split()[:3] == ["mlx-lm", "0.32", "discarded"]
-    assert lines[1].endswith("lm_head.weight is silently replaced by model.embed_tokens.weight (from source, not run)")
+    assert lines[1].endswith(
+        "replaces lm_head.weight by model.embed_tokens.weight without an error (from source, not run)"
+    )
 
 
 def test_a_plain_model_is_not_passed_over(tmp_path: Path) -> None:
@@ -89,6 +91,6 @@ def test_a_copy_that_a_loader_needs_is_not_to_be_dropped(tmp_path: Path) -> None
     assert plain.remedy is not None
     (asked,) = tieconv.inspect(model, consumers="llama.cpp").findings
     assert (asked.rule, asked.level, asked.remedy) == ("TIE002", "note", None)
-    assert asked.message == f"{plain.message} llama.cpp 2026 needs it."
+    assert asked.message == f"{plain.message} llama.cpp 2026 needs the copy."
     (other,) = tieconv.inspect(model, consumers="vllm").findings
     assert other == plain

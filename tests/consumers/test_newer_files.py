@@ -100,7 +100,7 @@ def test_one_tensor_under_two_names(tmp_path: Path) -> None:
     embedding = loaded(folder, "LlamaForCausalLM").get_input_embeddings().weight
     assert torch.equal(embedding, tensors["embed_tokens.weight"])
     assert predicted(folder).outcome == "unknown"
-    assert "embed_tokens.weight are names of one tensor" in predicted(folder).detail
+    assert "embed_tokens.weight are names of one parameter" in predicted(folder).detail
 
 
 def test_a_name_that_is_not_read(tmp_path: Path) -> None:

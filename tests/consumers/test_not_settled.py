@@ -21,14 +21,14 @@ def of(name: str, kind: str, **more: object) -> Config:
 MARIAN = of("MarianMTModel", "marian", share_encoder_decoder_embeddings=False)
 CODES: Tensors = {**llama(), "lm_head.qweight": matrix(2, 2).view("<u4"), "lm_head.scales": matrix(2, 2)}
 REASONS: dict[str, tuple[Config | None, Tensors]] = {
-    "error: there is no config.json beside the weights": (None, llama()),
+    "error: there is no config.json next to the weights": (None, llama()),
     "unknown: the architecture has no output head by design": (of("ElectraForPreTraining", "electra"), llama()),
-    "unknown: the architecture is not in the measured table": (of("AcmeForCausalLM", "acme"), llama()),
-    "unknown: its input embedding is several tensors in the file": (
+    "unknown: tieconv has no measurement of AcmeForCausalLM": (of("AcmeForCausalLM", "acme"), llama()),
+    "unknown: the file stores the input embedding as several tensors": (
         of("Molmo2ForConditionalGeneration", "molmo2"),
         llama(),
     ),
-    "unknown: share_encoder_decoder_embeddings is false, and which tables are one then was not measured": (
+    "unknown: share_encoder_decoder_embeddings is false, and tieconv has no measurement of that": (
         MARIAN,
         llama(),
     ),
@@ -60,14 +60,14 @@ def test_an_adapter(tmp_path: Path) -> None:
     tensors = {f"{start}.lora_A.weight": matrix(2, 4), f"{start}.lora_B.weight": matrix(4, 2)}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     (tmp_path / "adapter_model.safetensors").write_bytes(weights(tensors))
-    assert answers(tmp_path) == {"unknown: an adapter alone is loaded onto its base model"}
+    assert answers(tmp_path) == {"unknown: the model is an adapter, and its base model decides"}
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
     """Loaders of Hugging Face models are not judged by it."""
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf([("token_embd.weight", (4, 8), 0, bytes(128))]))
-    reason = "unknown: a GGUF file is made for llama.cpp and the programs built on it"
+    reason = "unknown: GGUF files are for llama.cpp and the programs that use it"
     assert answers(path, ("transformers", "vllm")) == {reason}
 
 
@@ -80,6 +80,6 @@ def test_a_head_that_only_transformers_4_ties(name: str, tmp_path: Path) -> None
         save(tmp_path / "m", of(name, kind, tie_word_embeddings=True), tensors), consumers="transformers"
     ).consumers
     details = {one.version: (str(one.outcome), one.detail) for one in found}
-    reason = "its head is tied in transformers 4 and not in 5, and was not compared with the embedding"
+    reason = "only transformers 4 ties the head, and tieconv did not compare it with the embedding"
     assert details["4.57"] == ("unknown", reason)
     assert details["5.x"][0] == "untied"

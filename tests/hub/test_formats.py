@@ -113,7 +113,7 @@ def test_graph_is_only_inspected(words: tuple[str, ...], hub: Hub, tieconv: Run,
     result = tieconv(*words, "hf://org/m")
     assert result.returncode == 2, result.stdout
     error, hint = result.stderr.splitlines()
-    assert error == "error: hf://org/m holds ONNX graphs, which are inspected on the Hub and nothing more"
+    assert error == "error: hf://org/m has ONNX graphs, and on the Hub tieconv can only inspect graphs"
     assert hint.endswith("hf download org/m --local-dir DIR")
     assert not (tmp_path / "hf-home" / "hub").exists()
 

@@ -235,8 +235,8 @@ def test_other_commands_say_so(graph: Path, command: str) -> None:
     result = run(command, graph, *more)
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "error: model.onnx is an ONNX graph, which this command does not take",
-        "hint: tieconv inspect, check, dedup and untie take graphs; tieconv parity compares one with its checkpoint",
+        "error: model.onnx is an ONNX graph, and this command reads only checkpoints",
+        "hint: tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
     ]
 
 

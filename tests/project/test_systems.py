@@ -34,7 +34,7 @@ def test_windows_is_refused_in_one_sentence() -> None:
     """Without the modules and flags that Windows lacks the program starts, says so and exits with 2."""
     done = subprocess.run([sys.executable, "-c", WINDOWS], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.splitlines() == [f"error: {SENTENCE}", "hint: run it in WSL, the Windows Subsystem for Linux"]
+    assert done.stderr.splitlines() == [f"error: {SENTENCE}", "hint: run tieconv in WSL (Windows Subsystem for Linux)"]
 
 
 def test_the_python_api_refuses_windows(monkeypatch: pytest.MonkeyPatch) -> None:

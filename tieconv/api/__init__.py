@@ -1,9 +1,10 @@
-"""One function a use case: paths in, frozen evidence or an executable plan out. Each subject has its module.
+"""The functions of tieconv: each takes paths and returns frozen evidence or an executable plan.
 
-A planner reads of a model on the Hub its headers and what a proof needs; ``execute`` then fetches it into the local
-cache, which ``fetch`` does at once.
-Where a directory holds the model in two formats, a planner raises `RefusedError`; with ``drop_other_formats`` it plans
-for the one that loaders prefer, which is the one that `inspect` reads, and leaves the files of the other out.
+For a model on the Hub, a planner reads the headers and the bytes that a proof needs. ``execute`` then downloads the
+model into the local cache; with ``fetch`` the planner downloads it at once.
+
+A planner raises `RefusedError` if a directory has the model in two formats. With ``drop_other_formats`` it plans for
+the format that loaders prefer and `inspect` reads. The result has no files of the other format.
 """
 
 from __future__ import annotations
@@ -118,16 +119,16 @@ _HOMES = {
     "is_pattern": "sources.hub.repo_path",
     "anything_waits": "sources.threads",
 }
-"""The module of each name below `tieconv`: what a use case does, and what it takes and gives."""
+"""The module of each name, relative to `tieconv`: functions, and the types that they take and return."""
 
 
 def __dir__() -> list[str]:
-    """List the names that `__getattr__` gives, loaded or not."""
+    """List the names that `__getattr__` can import, loaded or not."""
     return [*_HOMES, *(name for name in globals() if name.startswith("__"))]
 
 
 def __getattr__(name: str) -> object:
-    """Import a function's module when it is first used: what `inspect` does not need, it does not load."""
+    """Import a function's module at its first use, so that `inspect` starts fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tieconv.api' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""What the two tables are to each other, in numbers."""
+"""Measure how the embedding and the head relate."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def analyze(
     embed: str | None = None,
     head: str | None = None,
 ) -> Analysis:
-    """What embedding and head are to each other, whether they may be tied, and which rows are unused.
+    """Measure how embedding and head relate, whether they may be tied, and which rows are unused.
 
-    ``against``, an untied model, adds which of its two tables the tied one is like, and ``second``, an untied model of
-    another seed, the ceilings of that; ``maps`` adds where the tokens lie in each table.
+    ``against`` is an untied model: the result then says which of its two tables the tied table resembles. ``second`` is
+    an untied model of another seed, which gives the upper limits for that. ``maps`` adds the positions of the tokens in
+    each table.
 
-    Needs numpy alone, and memory is bounded whatever the vocabulary, unless a file of ``text`` is given: then
-    transformers runs the model on it. Raises `UnreadableError` where there is no input table of floats, or the model or
-    its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class, and where an alignment
-    has no meaning.
+    Memory is bounded for any vocabulary, and only numpy is needed. With a file of ``text``, transformers runs the model
+    on the text. Raises `UnreadableError` if the model has no embedding of floats, or if the model or its tokenizer
+    cannot be loaded. Raises `RefusedError` if a text cannot measure the class, or if an alignment has no meaning.
     """
     from tieconv.analysis import find, report
     from tieconv.plans import forecast_retie

@@ -1,4 +1,4 @@
-"""What differs between two models."""
+"""Compare two models."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.comparison import Comparison
 
 MAX_COMPARED = 250_000
-"""Tensors, and storages of a torch file, of one model: two such models and what differs take 300 MiB."""
+"""Most tensors and torch storages of one model. Two such models and their differences take 300 MiB."""
 _ONE_BY_ONE = "compare the shards one by one: tieconv diff A/SHARD.safetensors B/SHARD.safetensors"
 
 
 def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | None = None) -> Comparison:
-    """What differs between two models, ties, names and layout seen through.
+    """Compare two models by what they compute, whatever their ties, names and layout are.
 
-    ``same_function`` is proved over all bytes. Raises `UnreadableError` where one of them cannot be read, and
-    `RefusedError` where one has more than `MAX_COMPARED` tensors.
+    ``same_function`` is proved over all bytes. Raises `UnreadableError` if a model cannot be read, and `RefusedError`
+    if a model has more than `MAX_COMPARED` tensors.
     """
     from tieconv.comparison import compare
 
@@ -37,12 +37,12 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
 
 
 def _comparable(evidence: Inspection) -> Inspection:
-    """Return the evidence about a model whose tensors `diff` can read and hold."""
+    """Return the evidence, or raise if `diff` cannot read the tensors or keep them in memory."""
     checkpoint = evidence.checkpoint
     refuse_far_graphs(checkpoint)
     if checkpoint.headers_only:
         raise UnreadableError(
-            f"{checkpoint.source}: tensor bytes of this format are not read, so nothing can be compared",
+            f"{checkpoint.source}: tieconv does not read the tensor bytes of this format, so it cannot compare them",
             "convert it to safetensors first",
             "diff.headers-only",
         )
@@ -50,7 +50,7 @@ def _comparable(evidence: Inspection) -> Inspection:
     if len(checkpoint.tensors) + storages > MAX_COMPARED:
         contents = count(len(checkpoint.tensors), "tensor") + (f" and {count(storages, 'storage')}" if storages else "")
         raise RefusedError(
-            f"{shown(checkpoint.source)} holds {contents}, and diff compares models of at most {MAX_COMPARED:,}",
+            f"{shown(checkpoint.source)} has {contents}, and diff compares models of at most {MAX_COMPARED:,}",
             _ONE_BY_ONE,
             "diff.tensors",
         )

@@ -1,4 +1,4 @@
-"""The demonstration: a toy trained tied and untied, and its table."""
+"""Run the demonstration: a toy model, trained tied and untied, and its table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run_demo(out: str | Path, *, steps: int, seed: int, step_done: Callable[[], None]) -> Analysis:
-    """Train the toys in the new directory ``out`` and return what they show; ``step_done`` is called at each step."""
+    """Train the toys in the new directory ``out`` and return their analysis; call ``step_done`` after each step."""
     from tieconv.demo.toys import run
 
     return run(Path(out), steps=steps, seed=seed, step_done=step_done)

@@ -1,4 +1,4 @@
-"""What a model is: the evidence about it."""
+"""Collect the evidence about a model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def inspect(
     tick: Tick | None = None,
     ties_only: bool = False,
 ) -> Inspection:
-    """What MODEL stores, what ties, what the config declares, and findings with the next command.
+    """Report what MODEL stores, what it ties, what its config declares, and findings with the next command.
 
-    Of a model on the Hub (``hf://org/name@revision``) headers and samples are fetched, and with ``full`` every byte
-    that a proof needs; ``tick(done, total)`` is told of headers that arrive. With ``ties_only`` shards that hold no
-    tied name are left out: counts are then of the others, and of the findings those about ties and biases are given.
+    From the Hub (``hf://org/name@revision``) it downloads headers and samples, with depth ``full`` every byte that a
+    proof needs. It calls ``tick(done, total)`` for each header. With ``ties_only`` it skips shards without a tied name:
+    counts cover the other shards, and findings only ties and biases.
 
-    ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. ``consumers`` names the
-    loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
-    missing or malformed, `UnknownConsumerError` for a loader that is not known.
+    ``embed`` and ``head`` are the names of the input embedding and the output head of an unknown architecture.
+    ``consumers`` selects the loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises
+    `UnreadableError` for missing or malformed input, and `UnknownConsumerError` for an unknown loader.
     """
     chosen = _consumers(consumers)
     with opened(str(path), tick) as model:

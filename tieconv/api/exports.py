@@ -1,4 +1,4 @@
-"""A checkpoint exported as an ONNX graph, and how far a graph agrees with its checkpoint."""
+"""Export a checkpoint as an ONNX graph, and measure the parity of a graph and its checkpoint."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def plan_export(
     provider: str = "auto",
     parity: bool = True,
 ) -> PlannedExport:
-    """The plan that exports MODEL as an ONNX graph with every tied matrix stored once, on disk and in a session.
+    """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
-    ``precision`` is ``fp32``, ``fp16`` or ``bf16``, ``head_form`` as for `plan_graph_dedup`, ``provider`` where parity
-    is measured. Raises `RefusedError` for a model with a finding of level error, `UnreadableError` for what
-    transformers does not load, `MissingPackageError` without the packages.
+    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
+    that measures parity. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
+    transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
@@ -62,19 +62,19 @@ def export(
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
-    Where parity failed or was not run, nothing is written: ``executed`` is false and ``parity`` holds the report.
-    Raises as `plan_export` does, and a `TieconvError` where the export is not what it has to be.
+    If parity fails or is not run, the function writes nothing: ``executed`` is false and ``parity`` has the report.
+    Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
     """
     planned = plan_export(path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity)
     return planned.execute(out, overwrite=overwrite)
 
 
 def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
-    """How far the graph ``onnx`` agrees with the checkpoint ``model``: weights, structure, logits, cached steps.
+    """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
-    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is the precision of the torch reference, ``float64``,
-    ``float32`` or ``auto`` (float64 where it fits into memory). A missing provider gives the verdict ``not_run``.
-    Raises `UnreadableError` where the graph or the model cannot be read, `MissingPackageError` without onnxruntime,
+    ``provider`` is ``auto``, ``cpu`` or ``cuda``. ``reference`` is the precision of the torch reference: ``float64``,
+    ``float32`` or ``auto`` (float64 if it fits into memory). A missing provider gives the verdict ``not_run``.
+    Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
@@ -84,7 +84,7 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
     from tieconv.onnx.parity.validate import run_parity
 
-    _check_graph(str(onnx))  # before MODEL, which may be the one that was left out
+    _check_graph(str(onnx))  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
     return run_parity(str(onnx), evidence, provider, reference)
@@ -95,7 +95,7 @@ def _check_graph(onnx: str) -> None:
     if not os.path.lexists(graph):
         raise UnreadableError(
             f"{shown(graph)}: no such file",
-            "give the graph, or a directory that holds model.onnx, and then the model: tieconv parity ONNX MODEL",
+            "give the graph, or a directory with model.onnx, and then the model: tieconv parity ONNX MODEL",
             "path.absent",
         )
 

@@ -1,4 +1,4 @@
-"""ONNX graphs: which paths are some, and the plans that only they have."""
+"""Recognise ONNX graphs, and plan the commands that only graphs have."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ if TYPE_CHECKING:
 
 
 def is_graph(path: str | Path = ".") -> bool:
-    """Whether MODEL is an ONNX graph or a directory of graphs, for which there are functions of their own.
+    """Return whether MODEL is an ONNX graph or a directory of graphs, which have separate functions.
 
-    Of the Hub only checkpoints are read.
+    Return false for the Hub, where tieconv reads only checkpoints.
     """
     return not is_hub(str(path)) and holds_graphs(locate(str(path)))
 
 
 def refuse_graphs(*paths: str | Path) -> None:
-    """Raise `UnreadableError` where a path is an ONNX graph or a directory of graphs: the command takes none."""
+    """Raise `UnreadableError` if a path is an ONNX graph or a directory of graphs."""
     for path in paths:
         if is_graph(path):
+            name = shown(os.path.basename(os.path.abspath(path)))
             raise UnreadableError(
-                f"{shown(os.path.basename(os.path.abspath(path)))} is an ONNX graph, which this command does not take",
-                "tieconv inspect, check, dedup and untie take graphs; tieconv parity compares one with its checkpoint",
+                f"{name} is an ONNX graph, and this command reads only checkpoints",
+                "tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
                 "format.unsupported",
             )
 
 
 def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) -> PlannedGraphs:
-    """The plan that stores each matrix of ONNX graphs once, found by content.
+    """Plan to store each matrix of ONNX graphs once; matrices with equal content count as one.
 
-    ``head_form`` is ``gemm``, ``fused`` or ``transpose``; without it each head gets the first of them that keeps every
-    bit of what a session computes, and a matrix for which none does stays. Raises `UnsafePathError` for external data
-    outside the graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
+    ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Without it, each head gets the first form that keeps every
+    bit of a session's results. If none does, the matrix stays as it is. Raises `UnsafePathError` for external data that
+    is a link or lies outside the graph's directory. Raises `RefusedError` without the packages that read graphs.
     """
     from tieconv.checkpoint.write_plan.graph import HeadForm
     from tieconv.onnx.graph.packages import require_graph_packages
@@ -54,9 +55,9 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
 
 
 def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
-    """The plan that gives each head of ONNX graphs which reads the embedding's matrix one of its own.
+    """Plan a separate matrix for each head of ONNX graphs that reads the embedding's matrix.
 
-    Raises as `plan_graph_dedup` does.
+    Raises the errors of `plan_graph_dedup`.
     """
     from tieconv.onnx.graph.packages import require_graph_packages
 
@@ -67,10 +68,7 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
 
 
 def _readable(path: str | Path) -> Listing:
-    """Return what a path names, once `inspect` can read it and reports no graph that ONNX refuses.
-
-    Raises as reading does, and `RefusedError`.
-    """
+    """Return the listing of a path if `inspect` can read it. Raises `RefusedError` for a graph that ONNX refuses."""
     from tieconv.checkpoint.files.cautions import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
     from tieconv.sources.local.files import open_files

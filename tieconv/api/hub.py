@@ -1,4 +1,4 @@
-"""A model pushed to the Hub."""
+"""Push a model to the Hub."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def plan_push(
     pull_request: bool = True,
     include: Sequence[str] = (),
 ) -> Push:
-    """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
+    """Plan a pull request that changes ``target`` (``hf://org/name``) to a local model.
 
-    The description is the plan as it follows from the two models: what becomes of each tensor and config value, and of
-    the files. Bytes are compared where the local cache holds the commit, as it does after a verb on ``hf://``.
-    Weight and index files that the repository's model uses and the directory lacks are to be deleted. Dot-files, keys
-    and caches are left out unless ``include`` has their name, or that of a directory above them. Raises
-    `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
+    The description lists the changes of tensors, config values and files. Bytes are compared only if the local cache
+    has the commit, as after another command on ``hf://``. The push deletes weight and index files that the repository's
+    model uses and the directory lacks. Dot-files, keys and caches are left out, unless ``include`` has their name or
+    that of a parent directory. Raises `RefusedError` if the directory cannot be pushed, and `UnreadableError` if one of
+    the models cannot be read.
     """
     from tieconv.checkpoint.results.push import Push
     from tieconv.comparison.effects import effects
@@ -51,7 +51,7 @@ def plan_push(
     with opened(target) as remote, opened(str(directory)) as local:
         hub_files = _guarded(directory, remote, local)
         kept_back = private(local[0].entries, include)
-        # What the local cache holds of the commit is compared; what would have to be fetched is not.
+        # Only bytes in the local cache are compared; nothing is downloaded for it.
         compares = not hub_files.costly
         before = inspected(remote, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
         after = inspected(local, Depth.CANDIDATES, None, None)
@@ -75,13 +75,13 @@ def plan_push(
 
 
 def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
-    """Return the reader of the repository. Raises where it is out of reach, and where ``directory`` is none."""
+    """Return the reader of the repository. Raises if it is out of reach, or if ``directory`` is not one."""
     from tieconv.sources.hub.files import HubFiles
     from tieconv.sources.hub.private import is_private, refuse_special
 
     if not isinstance(remote[1], HubFiles):
         raise UnreadableError(
-            "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
+            "a push needs the network, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE", "hub.offline"
         )
     if local[0].named:
         raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
@@ -90,7 +90,7 @@ def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
 
 
 def push(planned: Push) -> Push:
-    """Upload what `plan_push` planned: a pull request, or a commit. Raises `TieconvError` where the Hub refuses."""
+    """Upload a planned push as a pull request or a commit. Raises `TieconvError` if the Hub refuses it."""
     from tieconv.sources.hub.push import upload
 
     if not planned.changes:

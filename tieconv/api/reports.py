@@ -1,4 +1,4 @@
-"""Where a report may be written, and writing it."""
+"""Write reports, and refuse paths inside a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from tieconv.text import shown
 
 
 def guard_report(path: str, models: Iterable[str]) -> None:
-    """Raise `DestinationError` where a report would replace a file of a model."""
+    """Raise `DestinationError` if a report would replace a file of a model."""
     resolved = place_of(path)
     for model in models:
         root = place_of(model)
         if os.path.isfile(resolved) and (resolved == root or resolved.startswith(os.path.join(root, ""))):
             raise DestinationError(
-                f"{shown(path)} is a file of the model {shown(model)}", "write it somewhere else", "out.in-model"
+                f"{shown(path)} is a file of the model {shown(model)}",
+                "write the report to another path",
+                "out.in-model",
             )
 
 
 def write_report(path: str, text: str) -> None:
-    """Write a report to ``path``. Raises `TieconvError` where that fails."""
+    """Write a report to ``path``. Raises `TieconvError` if that fails."""
     write_text(path, text)

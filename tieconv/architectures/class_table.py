@@ -1,15 +1,22 @@
-"""The shipped tables: one line a class, and only the line that is asked for is parsed.
+"""Read the shipped tables, which have one line for each class. Only the requested line is parsed.
 
 Keys of a class record (``data/transformers5.json``):
-``type`` model_type, ``prefix`` base_model_prefix, ``in`` and ``out`` the input and output embedding,
-``bias`` output biases, ``row`` whether they are rows, ``groups`` lists of role, canonical name, members and
-gated, ``renames`` pairs of file and memory name, ``levels`` and ``truth`` as in ``Family``, ``tying``,
-``means`` the flag's meaning in transformers 5, ``unflippable`` the reason why the tied names cannot be listed,
-``misfit`` true where a head of its own has another shape than the table that the tied one uses,
-``pieces`` the tensors whose rows together are the input embedding, where no single one is,
-``unlisted`` true where no auto mapping of transformers has the class, ``notes`` what the measurement could not do.
+
+- ``type``: model_type. ``prefix``: base_model_prefix.
+- ``in`` and ``out``: the input embedding and the output head.
+- ``bias``: output biases. ``row``: whether they are rows.
+- ``groups``: lists of role, canonical name, members and gated.
+- ``renames``: pairs of the names in the file and in memory.
+- ``levels``, ``truth`` and ``tying``: as in ``Family``.
+- ``means``: the flag's meaning in transformers 5.
+- ``unflippable``: why the tied names cannot be listed.
+- ``misfit``: true if an untied head has a different shape from the tied table.
+- ``pieces``: the tensors that together are the input embedding, if there are several.
+- ``unlisted``: true if no auto mapping of transformers has the class.
+- ``notes``: what the measurement could not do.
+
 Keys of a model_type record (``data/transformers4.json``): ``default`` and ``level`` of the flag, ``means``.
-The record named by the empty string is the header of its file.
+The record with the empty name is the header of its file.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ def record(version: int, name: str) -> Mapping[str, Any] | None:
 
 
 def composite(name: str) -> Mapping[str, Any] | None:
-    """Return the record of a class whose text part the config chooses, or ``None``."""
+    """Return the record of a class whose text part the config selects, or ``None``."""
     return _record("composites", name) if name else None
 
 
@@ -54,7 +61,7 @@ def _record(stem: str, name: str) -> Mapping[str, Any] | None:
 
 @cache
 def exceptions(table: str) -> Mapping[str, Any]:
-    """Return what holds of a few model types alone, by type: ``names`` or ``flag``, as the file explains them."""
+    """Return the exceptions of a few model types, by type. ``table`` is ``names`` or ``flag``."""
     by_type: Mapping[str, Any] = json.loads(data_text(__name__, "exceptions.json"))[table]
     return by_type
 
@@ -67,7 +74,7 @@ def measured_with(version: int) -> str:
 
 
 def main_class(model_type: str) -> str | None:
-    """Return the class that a config of this type most likely means where it names none."""
+    """Return the most likely class for a config of this type without a class."""
     header = record(5, "")
     assert header is not None
     name: str | None = header["types"].get(model_type)
@@ -86,7 +93,7 @@ def load(architecture: str) -> Family | None:
 
 
 def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) -> Family:
-    """Return the family that a record describes; ``part`` is the text part that the config chose."""
+    """Return the family of a record; ``part`` is the text part that the config selects."""
     row4 = record(4, raw["type"]) or {}
     text = row4 if part is None or part.usual else record(4, part.model_type) or {}
     meaning = text if part is None or part.architecture else row4

@@ -1,12 +1,19 @@
-"""Compose the record of a class whose text part the config chooses: its own row and the row of that part's class.
+"""Compose the record of a class whose text part the config selects, from the rows of both classes.
 
-Keys of a record in ``data/composites.json``: ``parts``, one object for each nested config that chooses a model, with
-``level`` (its path in the config), ``default`` (the model type that the class's own row was measured with), ``kind``
-(``causal``, ``seq2seq`` or both where the part is a language model with a head; ``body`` where the head belongs to the
-class), ``file`` and ``memory`` (the prefix of the part's names; ``file`` is null where they have none in the file),
-``role`` (``input`` where the part holds the input embedding alone, ``head`` where another part holds that).
-``measured`` has the record of each model type for which this composition is not what was measured.
-The header (the record named by the empty string) maps model types to classes and to the input embedding of the body.
+Keys of a record in ``data/composites.json``:
+
+- ``parts``: one object for each nested config that selects a model.
+- ``measured``: the record of each model type for which the composition differs from the measurement.
+
+Keys of a part:
+
+- ``level``: its path in the config.
+- ``default``: the model type with which the class was measured.
+- ``kind``: ``causal``, ``seq2seq`` or both for a language model with a head; ``body`` if the class has the head.
+- ``file`` and ``memory``: the prefix of the part's names. ``file`` is null if the file has no such names.
+- ``role``: ``input`` if the part has only the input embedding, ``head`` if another part has the embedding.
+
+The record with the empty name is the header. It maps model types to classes and to input embeddings of bodies.
 """
 
 from __future__ import annotations
@@ -23,9 +30,9 @@ Record = Mapping[str, Any]
 
 
 def load(architecture: str, config: Mapping[str, object]) -> Family | None:
-    """Return the family of a class in the table, with the text part that ``config`` chooses.
+    """Return the family of a class in the table, with the text part that ``config`` selects.
 
-    ``None`` where the table lacks the class, or the part that its config names.
+    ``None`` if the table lacks the class, or the part in its config.
     """
     own = table.record(5, architecture) if architecture else None
     composite = table.composite(architecture) if own is not None else None
@@ -47,7 +54,7 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
 
 
 def subject(architecture: str, config: Mapping[str, object]) -> str:
-    """Return what the table lacks: the class, or the class with the text part that its config chooses."""
+    """Return in words what the table lacks: the class, or the class with the selected text part."""
     composite = table.composite(architecture)
     chosen = ((part, _model_type(config, part)) for part in composite["parts"]) if composite is not None else ()
     unusual = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
@@ -63,14 +70,14 @@ def _part(part: Record, model_type: str) -> Part:
 
 
 def _model_type(config: Mapping[str, object], part: Record) -> str:
-    """The model type that a config names for a part; the usual one where it names none."""
+    """Return the model type of a part in the config, by default the usual one."""
     nested = config.get(part["level"])
     named = nested.get("model_type") if isinstance(nested, Mapping) else None
     return named if isinstance(named, str) and named else str(part["default"])
 
 
 def text_class(part: Record, model_type: str) -> str | None:
-    """Return the class that is built for a model type at this part; for a body the main class of the type."""
+    """Return the class of a model type at this part. For a body, it is the main class of the type."""
     if "body" in part["kind"]:
         return table.main_class(model_type)
     classes = table.composites()
@@ -78,7 +85,7 @@ def text_class(part: Record, model_type: str) -> str | None:
 
 
 def composed(own: Record, part: Record, model_type: str) -> Record | None:
-    """Return the record of a class with a part of ``model_type``; ``None`` where no row of that type is known."""
+    """Return the record of a class with a part of ``model_type``, or ``None`` if the table has no such row."""
     name = text_class(part, model_type)
     row = table.record(5, name) if name else None
     if part["file"] is None:
@@ -94,7 +101,7 @@ def composed(own: Record, part: Record, model_type: str) -> Record | None:
 
 
 def _with_model(own: Record, part: Record, row: Record) -> Record:
-    """The part is a language model of its own: its row, under the prefix; its config alone decides."""
+    """Return the record if the part is a language model: its row with the prefix. Only its config decides."""
 
     def name(old: str | None) -> str | None:
         return None if old is None else part["file"] + old
@@ -121,7 +128,7 @@ def _with_model(own: Record, part: Record, row: Record) -> Record:
 
 
 def _with_body(own: Record, part: Record, row: Record | None, embedding: str) -> Record:
-    """The part is a model without a head: the head and the flags are the class's, the tables have the part's names."""
+    """Return the record if the part has no head: the class has head and flags, the part has tables."""
     start = part["file"]
     tied_to = next((group[1].removeprefix(start) for group in own["groups"] if own["out"] in group[2]), None)
     fits = tied_to == embedding
@@ -143,7 +150,7 @@ def _with_body(own: Record, part: Record, row: Record | None, embedding: str) ->
 
 
 def _tables(row: Record | None, embedding: str) -> list[str]:
-    """The other tables of the body that its row ties to the input embedding, without the base model's prefix."""
+    """Return the other tables that the body ties to the input embedding, without the base model's prefix."""
     if row is None:
         return []
     start = f"{row['prefix']}."
@@ -153,9 +160,9 @@ def _tables(row: Record | None, embedding: str) -> list[str]:
 
 
 def _truth(own: Record, row: Record | None, fits: bool) -> str:
-    """The class's own truth, with the default of the part's config in place of that of its usual part.
+    """Return the truth of the class, with the default of the selected part's config.
 
-    E where the flag names a table that the part does not have: the class cannot be built.
+    The letter is E if the part lacks the table to tie: transformers then cannot build the class.
     """
     truth: str = own["truth"]
     if len(truth) == len(_STATES):

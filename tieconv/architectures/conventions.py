@@ -1,4 +1,4 @@
-"""The names of embeddings and heads in public projects, from `data/conventions.json`."""
+"""Read the names of embeddings and heads in public projects from `data/conventions.json`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tieconv.package_data import data_text
 
 @record
 class Ending:
-    """The end of a tensor's name, whole segments; ``tail`` are its last two."""
+    """The end of a tensor name in whole segments; ``tail`` is its last two segments."""
 
     pattern: re.Pattern[str]
     tail: str
 
     def matches(self, name: str) -> bool:
-        """Return whether ``name`` ends so."""
+        """Return whether ``name`` has this end."""
         return self.pattern.search(name) is not None
 
 
 @record
 class Pair:
-    """The names that a project gives the embedding and the head; ``marks`` are parts of names beside them."""
+    """A project's names for the embedding and the head; ``marks`` are parts of other names in its files."""
 
     project: str
     source: str
@@ -35,7 +35,7 @@ class Pair:
     marks: tuple[str, ...]
 
     def fits(self, embedding: str, head: str) -> bool:
-        """Return whether the two names are those of the project."""
+        """Return whether the project uses both names."""
         return self.embedding.matches(embedding) and self.head.matches(head)
 
 
@@ -62,7 +62,7 @@ def endings(kind: str) -> tuple[str, ...]:
 
 @cache
 def towers() -> frozenset[str]:
-    """Return the segments of paths to modules that have token tables of their own."""
+    """Return the path segments of modules with separate token tables."""
     return frozenset(_data()["elsewhere"])
 
 
@@ -72,7 +72,7 @@ def tail(name: str) -> str:
 
 
 def _ending(name: str) -> Ending:
-    """The name with any prefix before it; ``#`` is a number."""
+    """Return the pattern of a name with any prefix; ``#`` is a number."""
     literal = re.escape(name).replace(re.escape("#"), "[0-9]+")
     return Ending(re.compile(rf"(?:^|\.){literal}$"), tail(name))
 

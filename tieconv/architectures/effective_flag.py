@@ -1,4 +1,4 @@
-"""Whether transformers 5 ties, given what each level of the config says."""
+"""Decide whether transformers 5 ties, from the flag at each level of the config."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FLAG = "tie_word_embeddings"
 def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
     """Return whether the head is tied, and why in one sentence.
 
-    ``config_levels`` maps ``""`` (the top level) and dotted nested paths to the flag there; a missing path and
-    ``None`` both mean that the level does not declare it. A nested level other than the governing one has
-    no effect, and the sentence says so where it declares something.
+    ``config_levels`` maps ``""`` (the top level) and dotted nested paths to the flag. A missing path and ``None`` both
+    mean that the level does not declare the flag. Only one nested level has an effect. If another level declares the
+    flag, the sentence says that it is ignored.
     """
     if family.tying in _FIXED and family.knowledge is Knowledge.TABLE:
         return family.tying is Tying.ALWAYS, _FIXED[family.tying].format(family.architecture or "this class")
@@ -35,17 +35,17 @@ def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple
     row = 3 * _STATES.index(top)
     tied = family.truth[row + _STATES.index(nested)] == "T"
     strays = _strays(config_levels, family.levels[:1])
-    if len(set(family.truth[row : row + 3])) == 1:  # the nested value changes nothing here
+    if len(set(family.truth[row : row + 3])) == 1:  # the nested flag has no effect here
         unread = strays if nested is None or nested == tied else (family.levels[0], *strays)
         return tied, _because(family, tied, top, "", unread)
     return tied, _because(family, tied, nested, family.levels[0], strays)
 
 
 def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
-    """Return whether the flag ties the groups that it decides.
+    """Return whether the flag ties the gated groups.
 
-    Classes without a tied head have such groups too (an encoder-decoder without a head, say). The table's truth
-    is about the head; of a class whose head never ties only the top level is taken, and absent means tied.
+    Classes without a tied head have such groups too, for example an encoder-decoder without a head. The table's truth
+    is about the head. If the head never ties, only the top level decides, and an absent flag means tied.
     """
     if family.knowledge is not Knowledge.TABLE or not family.truth:
         return _guess(config_levels)[0]
@@ -55,7 +55,7 @@ def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
 
 
 def unbuildable(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
-    """Return whether transformers 5 cannot build the class: these flags name a table that its text part lacks."""
+    """Return whether transformers 5 cannot build the class, because the text part lacks the table to tie."""
     return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, config_levels) == "E"
 
 
@@ -67,7 +67,7 @@ def _letter(family: Family, config_levels: Mapping[str, bool | None]) -> str:
 
 
 def _strays(config_levels: Mapping[str, bool | None], read: tuple[str, ...]) -> tuple[str, ...]:
-    """Nested levels that declare a value which nothing reads."""
+    """Return the nested levels with a declared flag that transformers 5 does not read."""
     return tuple(path for path, value in config_levels.items() if path and value is not None and path not in read)
 
 
@@ -90,7 +90,7 @@ def _flag(level: str) -> str:
 
 
 def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
-    """For an unknown architecture: the outermost declared value; where nothing is declared, nobody knows."""
+    """Return the flag of an unknown architecture: the outermost declared value; without one, unknown."""
     for path in sorted(config_levels, key=lambda path: (path.count(".") + bool(path), path)):
         value = config_levels[path]
         if value is not None:

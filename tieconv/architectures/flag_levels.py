@@ -1,4 +1,4 @@
-"""What each transformers version makes of the config: which level it reads, and what it finds there."""
+"""Find the config level that each transformers version reads, and the tie flag at that level."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from tieconv.checkpoint.inspection import Inspection
 
 FLAG = "tie_word_embeddings"
 DERIVED_KEY = "scale_decoder_outputs"
-"""What transformers 5 scales logits by, where a config has it, in place of the flag."""
+"""The key that sets the scale of the logits in transformers 5, instead of the flag."""
 
 
 def text_config(inspection: Inspection) -> Mapping[str, object]:
-    """Return the language model's own config: the whole one, or the nested one that chooses the part with the head."""
+    """Return the config of the language model: the whole config, or the nested one of the part with the head."""
     config, level = inspection.checkpoint.config_values, inspection.family.text_level
     nested = config.get(level) if level else config
     return nested if isinstance(nested, Mapping) else {}
 
 
 def cannot_build(inspection: Inspection) -> bool:
-    """Return whether transformers 5 cannot build the class: the flag names a table that its text part does not have."""
+    """Return whether transformers 5 cannot build the class, because the text part lacks the table to tie."""
     by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
     flags = {path: None if value is None else bool(value) for path, value in by_level.items()}
     return unbuildable(inspection.family, flags)
 
 
 def levels(inspection: Inspection) -> dict[str, bool]:
-    """Return the flag at every level that a transformers version reads, where that level declares it."""
+    """Return the declared flag by level, for the levels that a transformers version reads."""
     by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
     read = sorted(set(levels_read(inspection.family)))
     return {level: bool(by_level[level]) for level in read if by_level.get(level) is not None}
 
 
 def levels_read(family: Family) -> Iterator[str]:
-    """Yield the levels, ``""`` for the top, at which a transformers version looks for the flag, some of them twice."""
+    """Yield the levels (``""`` for the top) that a transformers version reads, some of them twice."""
     if family.level_v4 is not None:
         yield family.level_v4
     rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
@@ -46,14 +46,14 @@ def levels_read(family: Family) -> Iterator[str]:
 
 
 def reading_v4(inspection: Inspection) -> bool | None:
-    """Return what transformers 4 makes of the config; ``None`` where it has no such model."""
+    """Return the tie flag that transformers 4 reads from the config; ``None`` if it lacks the class."""
     family, declared = inspection.family, levels(inspection)
     if family.default_v4 is None or family.level_v4 is None:
         return None
     path = f"{family.level_v4}.{FLAG}".lstrip(".")
     if declared and all(entry.path != path for entry in inspection.config.declared):
-        # Without an object at that level the whole config is the flat one of the text model.
+        # Without an object at that level, the whole config is the flat config of the text model.
         return inspection.config.effective
     if any(entry.path == path and entry.present and entry.value is None for entry in inspection.config.declared):
-        return False  # a null is no absence: it replaces the class's default
+        return False  # null differs from an absent key: it replaces the class's default
     return declared.get(family.level_v4, family.default_v4)

@@ -1,7 +1,7 @@
 """Guess the input embedding and the output head of an unknown architecture from names, shapes and shared storage.
 
-The names are data, `data/conventions.json`: pairs of public projects with a source each, and endings of single names
-by how surely they mean the tensor (counted over the classes of transformers).
+`data/conventions.json` has the names. Pairs are from public projects, each with its source. Endings of single names
+are in the order of their certainty, counted over the classes of transformers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tieconv.architectures.conventions import Pair, endings, pairs, tail, towers
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 Shared = Iterable[Collection[str]]
-"""Groups of names that are one tensor in the file."""
+"""Groups of names with shared storage in the file."""
 
 
 def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> tuple[str | None, str | None]:
-    """Return the names of the input embedding and of the output head; ``None`` where nothing looks like one.
+    """Return the names of the input embedding and of the output head, each ``None`` if no name fits.
 
-    ``vocabulary`` (tokens, from the config) breaks ties between tables; padded tables may be larger. A head has as
-    many rows, or columns, as the embedding has rows or the vocabulary has tokens.
+    ``vocabulary``, the number of tokens in the config, decides between several tables; padded tables may be larger. A
+    head has as many rows, or columns, as the embedding has rows or the vocabulary has tokens.
     """
     tables = {name: shape for name, shape in names.items() if len(shape) == 2}
     conventional = next(_conventional(names, tables), None)
@@ -36,14 +36,14 @@ def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> 
 
 
 def convention(embedding: str | None, head: str | None) -> str:
-    """Return the project that gives a pair these names; empty where none does."""
+    """Return the project that uses these two names, or an empty text."""
     if embedding is None or head is None:
         return ""
     return next((pair.project for pair in pairs() if pair.fits(embedding, head)), "")
 
 
 def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
-    """Return output biases beside a head, and logit-bias rows; the outer name of an aliased pair first."""
+    """Return the output biases of a head, and logit-bias rows; the outer name of an aliased pair is first."""
     stored = []
     if head is not None:
         outer = head.removesuffix(".decoder.weight") + ".bias"
@@ -54,7 +54,7 @@ def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
 
 
 def _conventional(names: Shapes, tables: Shapes) -> Iterator[tuple[str, str]]:
-    """The pairs of ``tables`` whose names a public project uses, with shapes that fit; the shortest names first."""
+    """Yield pairs of ``tables`` with the names of a public project and shapes that fit; the shortest first."""
     matrices: dict[str, list[str]] = {}
     for name in tables:
         if not _elsewhere(name):
@@ -78,7 +78,7 @@ def _elsewhere(name: str) -> bool:
 
 
 def _is_head(shape: Shape, embedding: Shape | None, vocabulary: int | None) -> bool:
-    """Whether a matrix has the vocabulary's rows, or is turned and has its columns."""
+    """Return whether a matrix has the rows of the vocabulary, or is the transpose of the embedding's shape."""
     sizes = {size for size in (vocabulary, embedding[0] if embedding else None) if size}
     return shape[0] in sizes or (embedding is not None and shape == embedding[::-1])
 
@@ -86,7 +86,7 @@ def _is_head(shape: Shape, embedding: Shape | None, vocabulary: int | None) -> b
 def _with_shared(
     names: Shapes, embedding: str | None, head: str | None, shared: Shared
 ) -> tuple[str | None, str | None]:
-    """The pair, where one of the two is one tensor with a name that says nothing, and both where neither is known."""
+    """Return the pair, completed by an unrecognised name with shared storage; both from one group if none is known."""
     for group in shared:
         tables = [name for name in names if name in group and len(names[name]) == 2 and not _elsewhere(name)]
         unnamed = [name for name in tables if _rank(name, "inputs") is None and _rank(name, "heads") is None]
@@ -100,7 +100,7 @@ def _with_shared(
 
 
 def _best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
-    """The surest candidate: by ending, then by fit to the vocabulary and shape, then the shortest path."""
+    """Return the best candidate: by fit to the vocabulary and shape, then by ending, then the shortest path."""
     ranked = []
     for name, shape in tables.items():
         if not name.endswith(".weight"):

@@ -1,4 +1,4 @@
-"""Find what is known of the architecture that a config names."""
+"""Find the family of the architecture in a config."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def find(
     names: Mapping[str, tuple[int, ...]] | None = None,
     shared: Iterable[Collection[str]] = (),
 ) -> Family:
-    """Return the family of a config: measured, else of a headless sibling, else guessed from tensor names.
+    """Return the family of a config: measured, else from a class of the same type, else guessed from tensor names.
 
-    ``names`` maps each tensor name of the file to its shape; without it an unknown architecture stays unknown.
-    ``shared`` are groups of names that are one tensor of the file.
+    ``names`` maps each tensor name of the file to its shape. Without it an unknown architecture stays unknown.
+    ``shared`` are groups of names with shared storage.
     """
     listed = _architectures(config)
     model_type = str(config.get("model_type") or "")
@@ -50,7 +50,7 @@ def find(
     architecture = listed[0] if listed else ""
     guessed = _guessed(architecture, model_type, names or {}, config, shared)
     if guessed.knowledge is Knowledge.NONE and sibling is not None and not names:
-        # A language-model class of a known type under a new name: most likely the same layout.
+        # A new class of a known type most likely has the same layout.
         return replace(sibling, architecture=architecture, knowledge=Knowledge.PATTERN)
     return guessed
 
@@ -63,11 +63,11 @@ def _architectures(config: Mapping[str, object]) -> tuple[str, ...]:
 
 
 _MOST_ARCHITECTURES = 64
-"""Entries of `architectures` that are looked up: transformers writes one."""
+"""Most entries of `architectures` that are looked up. transformers writes one."""
 
 
 def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
-    """The main language-model class of the config's type."""
+    """Return the family of the main language-model class of the config's type."""
     name = table.main_class(model_type)
     return compose.load(name, config) if name else None
 
@@ -79,10 +79,10 @@ def _headless(name: str) -> bool:
 
 
 def _without_head(architecture: str, sibling: Family) -> Family:
-    """The family of a class that shares the sibling's body and has no output embedding."""
+    """Return the family of a class with the sibling's body and no output head."""
     bare = "For" not in architecture and architecture.endswith("Model")
     start = sibling.prefix + "." if bare and sibling.prefix else ""
-    # An encoder alone has no tensor of the decoder.
+    # A class with only the encoder has no decoder tensor.
     half = "decoder." if architecture.endswith("EncoderModel") else None
 
     def rename(name: str) -> str:
@@ -141,8 +141,8 @@ def _guessed(
         groups=groups,
         renames=(),
         levels=(),
-        truth="FTF",  # transformers 5 reads an absent flag of an unknown class as false
-        default_v4=True,  # transformers 4: the base class of configs says true
+        truth="FTF",  # transformers 5: absent means false
+        default_v4=True,  # transformers 4: absent means true
         meaning_v4=FlagMeaning.STORAGE,
         meaning_v5=FlagMeaning.STORAGE,
         convention=pattern.convention(embedding, head),
@@ -150,7 +150,7 @@ def _guessed(
 
 
 def _vocabularies(config: Mapping[str, object]) -> Iterator[int]:
-    """Vocabulary sizes that the config names, outermost first."""
+    """Yield the vocabulary sizes in the config, outermost first."""
     for key in ("vocab_size", "padded_vocab_size"):
         size = config.get(key)
         if isinstance(size, int) and size > 0:

@@ -1,4 +1,4 @@
-"""A family whose input and output embedding the user named."""
+"""Change a family to the names of input embedding and output head that the user gave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tieconv.checkpoint.family import Family, Role, TieGroup, Tying
 
 
 def with_names(family: Family, embed: str | None, head: str | None) -> Family:
-    """Return ``family`` with the named tensors as its word-embedding pair; ``None`` leaves the family's own name."""
+    """Return ``family`` with the given names as its word-embedding pair; ``None`` keeps the family's name."""
     embedding = embed or family.input_embedding
     output = head or family.output_head
     others = tuple(group for group in family.groups if group.role is not Role.WORD_EMBEDDING)

@@ -1,4 +1,4 @@
-"""A tie flag under another name, which a config class puts before the usual one."""
+"""Find a tie flag under another name, which a config class prefers to the usual one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAME = "tie_embedding"
 
 
 def own_flag(config: Mapping[str, object]) -> str | None:
-    """Return the name of the flag that decides here instead of ``tie_word_embeddings``; ``None`` where that decides."""
+    """Return the key that decides instead of ``tie_word_embeddings``, or ``None``."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not isinstance(config.get(_NAME), bool):
         return None

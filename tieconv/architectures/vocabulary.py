@@ -1,4 +1,4 @@
-"""The vocabulary sizes of a config beside the rows that are stored for them."""
+"""Compare the vocabulary sizes of a config with the stored rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 
 _WITHOUT_TOKENS = frozenset({"type_vocab_size"})
-"""Sizes of tables that have no row for a token."""
+"""Sizes of tables without rows for tokens."""
 
 
 def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
     """Return every vocabulary size of the config by its dotted path.
 
-    Empty where another vocabulary (codes of audio, additional tokens) may have rows in the same table, and for a class
-    that no table knows.
+    Empty if another vocabulary (audio codes, additional tokens) may have rows in the same table. Also empty for a class
+    outside the architecture table.
     """
     sizes = dict(_sizes(inspection.checkpoint.config_values, "", 0))
     mixed = any(path.rpartition(".")[2] not in _USUAL for path in sizes)
@@ -28,20 +28,20 @@ def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
 
 
 def vocabulary_rows(inspection: Inspection) -> dict[str, int]:
-    """Return the rows of the stored embedding and head by name; a head that TIE010 reports is left out."""
+    """Return the rows of the stored embedding and head by name, without a head that TIE010 reports."""
     tensors = inspection.checkpoint.tensors
     head, embedding = inspection.head.output_head, inspection.head.input_embedding
-    # Classes that never tie can have rows for more than the tokens that they predict.
+    # Classes that never tie may have more rows than tokens that they predict.
     names = [embedding.name] if embedding and inspection.family.tying is not Tying.NEVER else []
     if head and head.stored and not _is_misshapen(inspection, head.name):
         names.append(head.name)
-    # Quantised codes are packed: their rows say nothing.
+    # Quantised codes are packed, so their shape does not give the number of rows.
     matrices = [name for name in names if len(tensors[name].shape) == 2 and tensors[name].elements]
     return {name: tensors[name].shape[0] for name in matrices if quantised_twin(name, tensors) is None}
 
 
 def sizes_disagree(inspection: Inspection) -> bool:
-    """Return whether a table has a number of rows that no vocabulary size of the config gives."""
+    """Return whether a table's number of rows differs from every vocabulary size in the config."""
     sizes = set(vocabulary_sizes(inspection).values())
     return bool(sizes) and any(rows not in sizes for rows in vocabulary_rows(inspection).values())
 
@@ -57,7 +57,7 @@ def _is_misshapen(inspection: Inspection, head: str) -> bool:
         canonical = next((name.name for name in tie.members if name.state is State.CANONICAL), tie.canonical)
         reference = tensors.get(canonical)
         if not tie.declared or reference is None or not reference.elements:
-            return False  # a placeholder says nothing of the head's rows
+            return False  # a placeholder does not give the number of rows
         return not fits(tensors[head], reference)
     return False
 

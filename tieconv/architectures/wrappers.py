@@ -1,4 +1,4 @@
-"""Names that a training wrapper left in a checkpoint: `module.` of DistributedDataParallel and its like."""
+"""Remove the prefixes of training wrappers from tensor names, such as `module.` of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ INSIDE = {
     "_fsdp_wrapped_module": "FullyShardedDataParallel",
     "_checkpoint_wrapped_module": "activation checkpointing",
 }
-"""Steps of a name that a wrapper adds at any depth, and the wrapper."""
+"""Segments that a wrapper adds to a name at any depth, and the wrapper."""
 
 LEADING = {"module": "DistributedDataParallel", "base_model.model": "PEFT"}
-"""How a name starts that a wrapper of the whole model adds, and the wrapper."""
+"""Prefixes that a wrapper of the whole model adds to a name, and the wrapper."""
 
 _ADAPTED = frozenset({"base_layer", "modules_to_save", "original_module"})
-"""Steps that PEFT adds around the modules that it replaced: without them the adapter would be lost."""
+"""Segments that PEFT adds to replaced modules. Without them the adapter would be lost."""
 
 
 def unwrapping(names: Collection[str]) -> dict[str, str]:
-    """Map each name that carries a wrapper's prefix to the name without it.
+    """Map each name with a wrapper's prefix to the name without the prefix.
 
-    Empty where there is none, where only some names start with a leading prefix, where two names would become one,
-    and for adapters that are not merged.
+    Empty without such names, if only some names have a leading prefix, or if two names would become one. Also empty for
+    adapters that are not merged.
     """
     if any(_is_adapted(name) for name in names):
         return {}
@@ -38,7 +38,7 @@ def unwrapping(names: Collection[str]) -> dict[str, str]:
 
 
 def wrappers_of(changed: Mapping[str, str]) -> list[str]:
-    """Return the wrappers whose prefixes `unwrapping` took away, in the order of their names in the file."""
+    """Return the wrappers whose prefixes `unwrapping` removed, in the order of the names in the file."""
     steps = dict.fromkeys(step for name in changed for step in name.split("."))
     inside = [INSIDE[step] for step in steps if step in INSIDE]
     starts = _leading(_inside(name) for name in changed)
@@ -46,7 +46,7 @@ def wrappers_of(changed: Mapping[str, str]) -> list[str]:
 
 
 def through_wrappers(family: Family, names: Collection[str]) -> Family | None:
-    """Return ``family`` under the wrapped names that the file uses; ``None`` where no wrapper hides its names."""
+    """Return ``family`` with the wrapped names in the file, or ``None`` if no wrapper hides its names."""
     played = [name for name in (family.input_embedding, family.output_head) if name]
     if not played or any(locate(family, name, names) for name in played):
         return None
@@ -83,7 +83,7 @@ def _inside(name: str) -> str:
 
 
 def _leading(names: Iterable[str]) -> list[str]:
-    """Return the leading prefixes that all ``names`` carry, the outermost first."""
+    """Return the leading prefixes of all ``names``, the outermost first."""
     rest, starts = list(names), list[str]()
     while True:
         start = next(

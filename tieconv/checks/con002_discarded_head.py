@@ -10,8 +10,8 @@ The loader prints nothing, the text stays fluent, and the trained values are los
 ## Example
 `"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
 
-    error CON002: mlx-lm 0.32: lm_head.weight is silently replaced by
-    model.embed_tokens.weight
+    error CON002: mlx-lm 0.32: the loader replaces lm_head.weight by
+    model.embed_tokens.weight without an error
 
 ## How to fix
 `tieconv set-tie false` declares the model untied at every level, so loaders use the stored head. For an FSMT whose

@@ -10,8 +10,8 @@ No finding for a loader does not mean that the loader works.
 ## Example
 A tied BERT, asked for mlx-lm:
 
-    note CON005: mlx-lm 0.32: what mlx-lm does with models of type bert is not
-    known
+    note CON005: mlx-lm 0.32: tieconv has no measurement of mlx-lm 0.32 for
+    models of type bert
 
 ## How to fix
 Load the model with that loader and compare its outputs.

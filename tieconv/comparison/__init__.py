@@ -1,4 +1,4 @@
-"""Two models compared: parameter by parameter as loaders see them, ties and layout seen through."""
+"""Compare two models parameter by parameter, as loaders read them, whatever their ties and layout are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["compare"]
 
 
 def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteReader) -> Comparison:
-    """What differs between two inspected models. Raises `UnreadableError` where bytes cannot be read."""
+    """Compare two inspected models. Raises `UnreadableError` if bytes cannot be read."""
     reader = Pair(reader_a, reader_b)
     relations = Relations(a.checkpoint, b.checkpoint, reader)
     pairs = tuple(loaded(a, b))
@@ -61,7 +61,7 @@ def _side(inspection: Inspection) -> Side:
 
 
 def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[int, tuple[TensorDifference, ...]]:
-    """How many parameters are equal in every loader, and those that are not."""
+    """Return the number of parameters that are equal in every loader, and the differences of the others."""
     equal, differing = 0, list[TensorDifference]()
     if not pairs:
         return 0, ()
@@ -75,11 +75,11 @@ def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[
 
 
 _Seen = tuple[str, Source | None, Source | None, Outcome]
-"""A loader, what it takes a parameter's values from in either model, and how these differ."""
+"""A loader, the stored tensors of a parameter in both models, and their difference."""
 
 
 def _outcomes(name: str, pairs: Sequence[tuple[View, View]], relations: Relations) -> list[_Seen]:
-    """What each loader sees of a parameter; nothing where it has none in either model."""
+    """Return the sources of a parameter in each loader that has it in one of the models."""
     seen: list[_Seen] = []
     for view_a, view_b in pairs:
         a, b = view_a.sources.get(name), view_b.sources.get(name)
@@ -94,7 +94,7 @@ def _outcomes(name: str, pairs: Sequence[tuple[View, View]], relations: Relation
 
 
 def _differences(name: str, seen: list[_Seen]) -> list[TensorDifference]:
-    """Return one difference for each pair of tensors that loaders take the parameter from."""
+    """Return one difference for each pair of tensors that loaders read for the parameter."""
     by_tensors: dict[object, TensorDifference] = {}
     for loader, a, b, outcome in seen:
         if outcome is None:
@@ -110,7 +110,7 @@ def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_i
     if a is not None and b is not None:
         return relations.between(a, b)
     source = a or b
-    assert source is not None  # the name comes from one of the two
+    assert source is not None  # one of the two models has the name
     if zero_is_absent and relations.is_zero(source.record, in_a=a is not None):
         return None
     return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), OnlyHere(source.record.shape, source.record.dtype)
@@ -148,12 +148,12 @@ def _notes(a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...]) -
     yield from untold(b)
     if first_types := type_may_change(a.checkpoint, b.checkpoint):
         yield (
-            f"a config names no dtype and tensors are of {', '.join(first_types)}: transformers 5 loads each "
-            "model in the type of the first tensor that it reads, which may not be the same in both"
+            f"a config has no dtype, and tensors have the types {', '.join(first_types)}. "
+            "transformers 5 loads each model in the type of the first tensor that it reads."
         )
     types = any(difference.path.rpartition(".")[2] in DTYPES for difference in config)
     if types and _dtypes(a.checkpoint) == _dtypes(b.checkpoint):
-        yield "the configs name different types to load as; the stored types are the same, and so are the values"
+        yield "the configs have different dtypes, but the stored types and values are the same"
 
 
 def _dtypes(checkpoint: Checkpoint) -> set[str]:

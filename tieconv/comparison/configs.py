@@ -1,4 +1,4 @@
-"""Two configs, value by value, and what each difference means."""
+"""Compare two configs value by value, and classify each difference."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG
 from tieconv.checkpoint.results.comparison import ConfigDifference, Weight
 
 COSMETIC = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "_attn_implementation_autoset"})
-"""Keys that say who wrote the config, from where: nothing is computed from them."""
+"""Keys about the origin of the config, which no computation uses."""
 
 DTYPES = frozenset({"dtype", "torch_dtype"})
-"""Both spellings of the type to load as; with equal stored types they decide the precision of computing alone."""
+"""Both names of the dtype. With equal stored types they decide only the precision of the computation."""
 
 _ABSENT = object()
 
 
 def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[ConfigDifference, ...]:
-    """Every value that differs, in the order of its path."""
+    """Return every value that differs, in the order of the paths."""
     values_a, values_b = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
     return tuple(
         ConfigDifference(
@@ -29,7 +29,7 @@ def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[C
 
 
 def _one_spelling(config: Mapping[str, object]) -> dict[str, object]:
-    """`torch_dtype` under the name that transformers 5 gives it."""
+    """Return the config with `torch_dtype` renamed to `dtype`, as in transformers 5."""
     return {"dtype" if key == "torch_dtype" and "dtype" not in config else key: value for key, value in config.items()}
 
 
@@ -42,7 +42,7 @@ def _flat(config: Mapping[str, object], start: str) -> Iterator[tuple[str, objec
 
 
 def _same(value_a: object, value_b: object) -> bool:
-    """Equal as JSON: true is not 1."""
+    """Return whether two values are equal as JSON: true is not 1."""
     if isinstance(value_a, list) and isinstance(value_b, list):
         return len(value_a) == len(value_b) and all(map(_same, value_a, value_b))
     return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))

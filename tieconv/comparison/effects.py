@@ -1,4 +1,4 @@
-"""What a change of a model comes to, tensor by tensor and value by value: a plan, found from its two ends."""
+"""Describe the change from one model to another, tensor by tensor and config value by config value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EQUAL = (State.IDENTICAL, State.ALIASED)
 
 @record
 class _Sides:
-    """The model before and after; which files stay; ``relations`` where bytes can be compared."""
+    """The model before and after, the unchanged files, and ``relations`` if bytes can be compared."""
 
     before: Inspection
     after: Inspection
@@ -35,10 +35,10 @@ def effects(
     *,
     compares: bool,
 ) -> tuple[Effect, ...]:
-    """What becomes of every tensor and config value. ``same_files`` are equal by their hashes.
+    """Return the effect on every tensor and config value. ``same_files`` have equal hashes.
 
-    Tensors in other files are compared byte for byte with ``compares``; without, they are said not to be. Raises
-    `UnreadableError` where bytes cannot be read.
+    With ``compares``, tensors in other files are compared byte for byte; else the effect says that they were not.
+    Raises `UnreadableError` if bytes cannot be read.
     """
     relations = Relations(before.checkpoint, after.checkpoint, Pair(*readers)) if compares else None
     sides = _Sides(before, after, same_files, relations)
@@ -77,7 +77,7 @@ def _noted(record: TensorRecord, note: str) -> str:
 
 
 def _twin(inspection: Inspection, name: str, stored: Collection[str]) -> str:
-    """The tensor of the same bytes that ``stored`` holds, where that was proved."""
+    """Return in words the tensor in ``stored`` with the same bytes, or an empty text if none is proved."""
     for tie in inspection.ties:
         equal = [member.name for member in tie.members if member.state in (State.CANONICAL, *_EQUAL)]
         twin = next((member_name for member_name in equal if member_name != name and member_name in stored), None)
@@ -98,7 +98,7 @@ def _zero(inspection: Inspection, name: str) -> str:
 
 
 def _changed(sides: _Sides, old: TensorRecord, new: TensorRecord) -> str | None:
-    """How a tensor differs; empty where it is proved that it does not, ``None`` where nothing was compared."""
+    """Return how a tensor differs; empty if it is proved equal, ``None`` if it was not compared."""
     if (old.dtype, old.shape) != (new.dtype, new.shape):
         return f"{list(old.shape)} {old.dtype} becomes {list(new.shape)} {new.dtype}"
     if old.range == new.range and old.range.file in sides.same_files:

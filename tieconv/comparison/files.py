@@ -1,4 +1,4 @@
-"""The other files of two model directories: tokenizer, generation config, card. They are told, not judged."""
+"""List differences of the other files: tokenizer, generation config, card. They do not decide the result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BLOCK = 1024 * 1024
 
 
 def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> tuple[FileDifference, ...]:
-    """Companions that are in one directory only or differ in a byte; nothing for lone files.
+    """Return files that only one directory has, or that differ; nothing for models of a single file.
 
-    Files on the Hub are compared by their hashes and not fetched.
+    Files on the Hub are compared by their hashes and are not downloaded.
     """
     if Layout.FILE in (a.layout, b.layout):
         return ()

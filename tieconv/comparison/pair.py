@@ -1,4 +1,4 @@
-"""Two models read as one, and how one tensor of the first relates to one of the second."""
+"""Read two models through one reader, and compare a tensor of the first with one of the second."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _CONTRASTS = {
 
 @dataclass
 class Pair:
-    """Reads ranges of either model: the file names of each start with its letter."""
+    """Reads ranges of both models. The file names of each start with its letter, A or B."""
 
     a: ByteReader
     b: ByteReader
     bytes_read: int = 0
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``span``; raises what the model's reader raises."""
+        """Fill ``buffer`` from ``span``. Raises the errors of the model's reader."""
         side, name = span.file[0], span.file[2:]
         reader = self.a if side == "A" else self.b
         reader.read_into(ByteRange(name, span.start, span.end), offset, buffer)
@@ -59,15 +59,15 @@ class Pair:
 
 
 Outcome = tuple[Contrast, OnlyHere | Shapes | ForwardScale | Values] | None
-"""How two tensors differ; ``None`` where they do not."""
+"""The difference of two tensors; ``None`` for equal tensors."""
 
 
 _REMEMBERED = 64 * 1024
-"""Bytes of a tensor from which on its relation is kept: reading a smaller one again costs less than a record of it."""
+"""Size in bytes from which a relation is cached. Smaller tensors are cheaper to read again."""
 
 
 MAX_SMALL_MEASURED = 10_000
-"""Tensors of less than `_REMEMBERED` bytes whose difference is measured: each takes a third of a millisecond."""
+"""Most tensors below `_REMEMBERED` bytes whose difference is measured. Each takes a third of a millisecond."""
 _UNMEASURED = (
     Contrast.DISTINCT,
     Values(
@@ -77,7 +77,7 @@ _UNMEASURED = (
 
 
 class Relations:
-    """Relations between tensors of two models; those of `_REMEMBERED` bytes and more are computed once."""
+    """Relations between tensors of two models; those of tensors of `_REMEMBERED` bytes or more are cached."""
 
     def __init__(self, a: Checkpoint, b: Checkpoint, reader: Pair) -> None:
         self.sides = (a, b)
@@ -87,7 +87,7 @@ class Relations:
         self.small_measured = 0
 
     def between(self, first: Source, second: Source) -> Outcome:
-        """Return how ``second`` of B differs from ``first`` of A. Equality is claimed after every byte was read."""
+        """Return how ``second`` of B differs from ``first`` of A. Equality is claimed only after reading every byte."""
         if max(first.record.range.size, second.record.range.size) < _REMEMBERED:
             return self._relate(first, second)
         key = (_position(first.record), _position(second.record), first.scale / second.scale)
@@ -96,7 +96,7 @@ class Relations:
         return self.known[key]
 
     def is_zero(self, record: TensorRecord, *, in_a: bool) -> bool:
-        """Whether every value of a tensor of model A, or else B, is zero."""
+        """Return whether every value of a tensor is zero; the tensor is in model A or else in B."""
         state, _ = bias_summary(self.reader, _of_side(record, "A" if in_a else "B"))
         return state is BiasState.ZERO
 
@@ -116,14 +116,14 @@ class Relations:
         return self._unmeasured(a, b) or self._contrast(a, b)
 
     def _unmeasured(self, a: TensorRecord, b: TensorRecord) -> Outcome:
-        """Return that the bytes differ, where enough small tensors were measured; ``None`` where it is measured."""
+        """Return only that the bytes differ, once enough small tensors were measured; else ``None``."""
         if max(a.range.size, b.range.size) >= _REMEMBERED or (a.dtype, a.shape) != (b.dtype, b.shape):
             return None
         self.small_measured += 1
         return _UNMEASURED if self.small_measured > MAX_SMALL_MEASURED else None
 
     def _same_file(self, first: TensorRecord, second: TensorRecord) -> bool:
-        """One range of one file, reached through two directories (hard links), or of two files of one hash."""
+        """Return whether both are one range of one file (hard links), or of two files with one hash."""
         spans = ((tensor.range.start, tensor.range.end, tensor.stride) for tensor in (first, second))
         if len(set(spans)) > 1:
             return False
@@ -133,7 +133,7 @@ class Relations:
         return first.range.file == second.range.file and self._same_hash(first.range.file)
 
     def _same_hash(self, name: str) -> bool:
-        """Whether a file on the Hub has the hash of the local one of its name, which costs no byte of it."""
+        """Return whether a file on the Hub has the hash of the local file, without a download."""
         if bool(self.sides[0].revision) is bool(self.sides[1].revision):
             return False
         if name not in self.hashes:
@@ -142,7 +142,7 @@ class Relations:
         return self.hashes[name]
 
     def _scaled(self, a: TensorRecord, b: TensorRecord, factor: float, same: bool) -> Outcome:
-        """Equal where B's values are A's times ``factor``, exactly: the forward pass of A applies it."""
+        """Return no difference if B's values are exactly A's times ``factor``, which A's forward pass applies."""
         if same:
             return Contrast.SCALED, ForwardScale(factor)
         relation = relate(self.reader, a, b)

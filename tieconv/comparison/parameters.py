@@ -1,4 +1,4 @@
-"""The parameters of a model under names that two models share, and the stored tensor of each."""
+"""Map the parameters of a model, under names that two models share, to their stored tensors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tieconv.checkpoint.inspection import Inspection
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a parameter's values come from; ``scale`` is what the forward pass multiplies them by."""
+    """The stored tensor of a parameter, and the ``scale`` by which the forward pass multiplies it."""
 
     record: TensorRecord
     scale: float = 1.0
 
 
 class ParameterNames:
-    """Map names in the file to parameter names: without the base model's prefix, a rename undone.
+    """Map names in the file to parameter names, without the base model's prefix and with renames undone.
 
-    Nothing is kept for each tensor: a model may have hundreds of thousands.
+    The object stores nothing for each tensor, because a model may have hundreds of thousands.
     """
 
     def __init__(self, inspection: Inspection) -> None:
@@ -40,7 +40,7 @@ class ParameterNames:
         return self._short(name) if self._changes else name
 
     def stored(self, parameter: str) -> TensorRecord | None:
-        """Return the tensor that the file holds for a parameter; ``None`` where it holds none."""
+        """Return the tensor that the file stores for a parameter, or ``None``."""
         if not self._changes:
             return self.tensors.get(parameter)
         if not self._stored:  # the prefix alone: most models, and asked for each tensor
@@ -68,7 +68,7 @@ class ParameterNames:
 
 
 class Sources:
-    """Map parameter names to what one loader takes their values from: the stored tensor, or what was set here."""
+    """Map parameter names to the sources in one loader: the stored tensor, or the source that was set."""
 
     def __init__(self, names: ParameterNames, unread: frozenset[str]) -> None:
         self.names = names
@@ -76,7 +76,7 @@ class Sources:
         self._unread = unread
 
     def get(self, parameter: str) -> Source | None:
-        """Return where the values come from; ``None`` where the loader has none."""
+        """Return the source of the values, or ``None`` if the loader has none."""
         if parameter in self.changed:
             return self.changed[parameter]
         record = self.names.stored(parameter)

@@ -1,4 +1,4 @@
-"""A model as one loader sees it: each parameter, and the stored tensor that it takes its values from."""
+"""Describe a model in one loader: each parameter, and the stored tensor with its values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.text import shown
 
 HEAD_BIAS = "head bias"
-"""The name under which every head bias is compared, whatever it is called."""
+"""The name under which every head bias is compared."""
 
 
 @record
 class View:
     """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
 
-    ``bias_unset``: a head bias that is absent does not start at zero. ``trouble`` says why the parameters that the
-    table tells are not the whole model; empty where they are. ``refused``: the loader makes no model of the file.
-    ``in_order`` are tables that differ and of which the one that is read last stays.
+    ``bias_unset``: an absent head bias does not start at zero. ``trouble`` says why the parameters in the table are not
+    the whole model, else it is empty. ``refused``: the loader fails. ``in_order`` are different tables; the loader
+    keeps the last one that it reads.
     """
 
     loader: str
@@ -34,7 +34,7 @@ class View:
 
 
 def views(inspection: Inspection) -> tuple[View, ...]:
-    """The model in transformers 5, and in 4 where that has its class."""
+    """Return the model in transformers 5, and in transformers 4 if that has its class."""
     key = ParameterNames(inspection)
     return tuple(_view(inspection, key, release) for release in releases(inspection))
 
@@ -52,7 +52,7 @@ def _view(inspection: Inspection, key: ParameterNames, release: str) -> View:
 
 
 def _trouble(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> str:
-    """What the loader stops at, or leaves without values; names as both models of a comparison have them."""
+    """Return why the loader fails, or what it leaves without values, with the names of the comparison."""
     refused = loaded.refused(Cause.CONFIG, Cause.NAMES)
     if refused is not None:
         return refused.sentence
@@ -61,7 +61,7 @@ def _trouble(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> str
 
 
 def _biases(inspection: Inspection) -> list[str]:
-    """The names of the head bias, the one beside the head's weight last."""
+    """Return the names of the head bias; the one next to the head's weight is last."""
     bias = inspection.head.output_bias
     names = [in_file(inspection, name) for name in inspection.family.output_biases]
     return names or ([bias.name] if bias is not None else [])
@@ -84,30 +84,30 @@ def _sources(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> Sou
 
 
 def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | None:
-    """The stored bias whose values reach the logits; of a class that has none, the one beside its head."""
+    """Return the stored bias that reaches the logits, else the one next to the head."""
     if inspection.family.output_biases or not biases:
         return loaded.source(biases[-1]) if biases else None
     return biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
 
 
 def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
-    """Whether a stored bias is all zero, and the class starts it at zero: it may as well be absent."""
+    """Return whether a stored bias is all zero, and the class starts an absent one at zero."""
     bias = inspection.head.output_bias
     zero = bias is not None and bias.name == name and bias.state is BiasState.ZERO
     return zero and not bias_unset(inspection.family)
 
 
 def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:
-    """Both models in each loader that makes a model of one of them; two files that it refuses differ in nothing."""
+    """Yield both models in each loader that loads at least one of them."""
     pairs = zip(views(a), views(b), strict=False)
     return ((view_a, view_b) for view_a, view_b in pairs if not (view_a.refused and view_b.refused))
 
 
 def untold(inspection: Inspection) -> Iterator[str]:
-    """Why what ties in this model may be more than is seen through."""
+    """Yield why this model may have ties that the comparison does not know."""
     if not inspection.family.trusted:
         label = inspection.family.architecture or "its architecture"
         yield (
-            f"{inspection.checkpoint.source}: the table does not know {label}, so tied names are guessed: "
-            "--embed and --head name them"
+            f"{inspection.checkpoint.source}: tieconv does not know {label} and guesses the tied names; "
+            "give them with --embed and --head"
         )

@@ -1,4 +1,4 @@
-"""What each loader will do with a model: predictions from evidence, one module a loader."""
+"""Predictions of what each loader does with a model, from the evidence alone: one module for each loader."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 _OF_GGUF = "llama.cpp"
-"""The loader that GGUF files are made for; of others nothing is said unless they alone are asked for."""
+"""The loader of GGUF files. Predictions for other loaders are left out unless the user selects only those."""
 
 
 def predict(inspection: Inspection, selection: Iterable[Consumer] | None = None) -> tuple[Prediction, ...]:
-    """What the selected loaders (``None``: all that are known) will do with the model. Pure: nothing is read."""
+    """Predict what the selected loaders do with the model; ``None`` selects all. Read no file."""
     if selection is None:
         from tieconv.loaders.registry import CONSUMERS
 

@@ -1,4 +1,4 @@
-"""What a consumer is: one loader at a range of its versions."""
+"""The type of a consumer: one loader with a range of its versions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Version = tuple[int, ...]
 
 @record
 class Consumer:
-    """A loader whose behaviour is the same from version ``since`` to below ``before`` (``None``: to the newest).
+    """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
-    ``load`` is pure; ``measured`` says that it is tested against the loader itself, ``cited`` what it follows.
+    ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source.
     """
 
     name: str

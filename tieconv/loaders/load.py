@@ -1,4 +1,4 @@
-"""What each release of a loader makes of a model: the one answer that predictions, plans and `diff` read."""
+"""How each release of a loader loads a model: predictions, plans and `diff` all use this answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.loaders.transformers.unclear4 import has_class_448 as has_class_448
 TRANSFORMERS = "transformers"
 TRANSFORMERS_5 = "5.x"
 TRANSFORMERS_4 = "4.57"
-"""The release of transformers 4 that plans and `diff` go by: its last."""
+"""The release of transformers 4 that plans and `diff` use: the last one."""
 
 TRANSFORMERS_448 = "4.48"
 
@@ -20,31 +20,31 @@ _COUNTED = (TRANSFORMERS_5, TRANSFORMERS_4)
 
 
 def load(inspection: Inspection, release: str, loader: str = TRANSFORMERS) -> Loaded:
-    """Return what a loader makes of the model, in the release that the registry calls so. Nothing is read."""
+    """Return the model as a loader loads it; ``release`` is the version in the registry. Read no file."""
     if (loader, release) == (TRANSFORMERS, TRANSFORMERS_5):
         return load5.load(inspection)
     if loader == TRANSFORMERS:
         return load4.load(inspection, release)
-    from tieconv.loaders.registry import consumer  # plans ask of transformers alone
+    from tieconv.loaders.registry import consumer  # plans ask about transformers only
 
     return consumer(loader, release).load(inspection)
 
 
 def releases(inspection: Inspection) -> tuple[str, ...]:
-    """Return the releases that have the model's class: transformers 5, and 4 where that is known to have it."""
+    """Return the releases that have the model's class: transformers 5, and 4 if the table says so."""
     family = inspection.family
     has_class = family.default_v4 is not None or not family.architecture
     return _COUNTED if has_class else _COUNTED[:1]
 
 
 def head_bias(inspection: Inspection) -> dict[str, Parameter]:
-    """Return the head bias that the logits get, by major version; the class has one."""
+    """Return the head bias that the logits get, by major version. The class must have a head bias."""
     name = inspection.family.output_biases[-1]
     models = ((release, load(inspection, release)) for release in releases(inspection))
     return {release.partition(".")[0]: model.parameters[model.names[name]] for release, model in models}
 
 
 def bias_unset(family: Family, *only: str) -> bool:
-    """Return whether one of the releases (``only`` these) gives an absent head bias no values at all."""
+    """Return whether a release leaves an absent head bias without values; ``only`` limits the releases."""
     tables = (f"transformers-{release.removesuffix('.x')}" for release in only or _COUNTED)
     return any(family.text_class in release_tables.names(table, "unset bias") for table in tables)

@@ -1,4 +1,4 @@
-"""What a loader makes of a model's files: whose values each parameter gets."""
+"""The result of loading: which stored tensor each parameter gets."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tieconv.checkpoint.value_type import record
 
 
 class Absence(StrEnum):
-    """What a parameter holds that gets no stored values."""
+    """The contents of a parameter that gets no stored values."""
 
     RANDOM = "random"  # random numbers
-    ZERO = "zero"  # zeros, as a head bias starts
-    MEMORY = "memory"  # whatever its memory held before
-    UNSET = "unset"  # nothing: it has no memory, and the loader moves no values into it
+    ZERO = "zero"  # zeros, the initial values of a bias
+    MEMORY = "memory"  # uninitialised memory
+    UNSET = "unset"  # no values at all
 
 
 class Cause(StrEnum):
-    """Why a loader makes no model of the files, or why nobody can say what it makes of them."""
+    """The kind of reason why a loader fails, or why tieconv makes no claim."""
 
-    FILES = "files"  # it does not find the weights
+    FILES = "files"  # the loader does not find the weights
     FLAG = "flag"  # the tie flag is not a boolean
     CONFIG = "config"
-    METADATA = "metadata"  # what a weight file says of itself
+    METADATA = "metadata"  # of a weight file
     NAMES = "names"
     SHAPES = "shapes"
-    UNKNOWN = "unknown"  # nothing is claimed
+    UNKNOWN = "unknown"  # tieconv makes no claim
 
 
 _OF_MODEL = (Cause.CONFIG, Cause.METADATA, Cause.NAMES, Cause.SHAPES)
@@ -34,7 +34,7 @@ _OF_MODEL = (Cause.CONFIG, Cause.METADATA, Cause.NAMES, Cause.SHAPES)
 
 @record
 class Refusal:
-    """Why a loader makes no model of the files: one sentence, and the tensors that it is about."""
+    """The reason why a loader fails: one sentence, and the tensors that the sentence is about."""
 
     cause: Cause
     sentence: str
@@ -45,8 +45,8 @@ class Refusal:
 class Parameter:
     """A parameter of the class after loading.
 
-    ``stored`` is the tensor whose values it gets, else ``absence`` says what it holds. ``parameter`` is the name of the
-    parameter that it is one with: its own, unless it is tied. The forward pass multiplies it by ``factor``.
+    ``stored`` is the tensor whose values it gets. Without one, ``absence`` says what it contains. ``parameter`` is the
+    name of the shared parameter if it is tied, else its own name. The forward pass multiplies it by ``factor``.
     """
 
     stored: str | None
@@ -57,16 +57,15 @@ class Parameter:
 
 @record
 class Loaded:
-    """One release's model. Names are those of the file, or those under which it would hold an absent tensor.
+    """The model in one release. Names are those in the file; an absent tensor has the name that it would have there.
 
-    ``names`` are the names of the architecture's groups, embedding, head and head biases, as the table spells them,
-    and the file's; ``parameters`` are these, as far as the release has them, in the order in which an answer lists
-    them. Any other stored tensor is a parameter of its own, unless it is one of the ``unread``, the stored names that
-    the release does not know. ``discarded`` are the stored names whose values no parameter gets. ``refusals`` say in
-    the release's own order why it makes no model, or why nothing is claimed. ``in_order`` are stored tables that
-    differ and of which the one that is read last stays. ``undecided`` are two stored tensors that are one parameter if
-    they are equal, and that were not compared; ``alternatives`` are then the models that are possible, where that may
-    not matter. ``remark`` is what else to say of the head, where it has values.
+    ``names`` maps each name in the architecture table to the name in the file. It covers the tied groups, the
+    embedding, the head and the head biases. ``parameters`` are the same tensors, in the order of an answer. Any other
+    stored tensor is a separate parameter, except for ``unread``: stored names that the release does not know.
+    ``discarded`` are stored names whose values no parameter gets. ``refusals`` say why the release fails, in its order,
+    or why tieconv makes no claim. ``in_order`` are different stored tables; the release keeps the last one that it
+    reads. ``undecided`` are two stored tensors that were not compared: they become one parameter if they are equal.
+    ``alternatives`` are then the possible models, if both give one answer. ``remark`` adds a fact about a loaded head.
     """
 
     loader: str
@@ -81,16 +80,16 @@ class Loaded:
     remark: str = ""
 
     def refused(self, *causes: Cause) -> Refusal | None:
-        """Return the first of the refusals for ``causes``; without these, for what the config and the weights hold."""
+        """Return the first refusal for ``causes``. The default causes are those of the config and the weights."""
         return next((refusal for refusal in self.refusals if refusal.cause in (causes or _OF_MODEL)), None)
 
     def source(self, name: str) -> str | None:
-        """Return the stored tensor whose values the parameter ``name`` gets; ``None`` for none."""
+        """Return the stored tensor whose values the parameter ``name`` gets, or ``None``."""
         parameter = self.parameters.get(name)
         return None if parameter is None else parameter.stored
 
     def holder(self, name: str) -> str | None:
-        """Return `source`, of two equal tensors that are one parameter the one that is kept."""
+        """Return `source`; if two equal tensors become one parameter, the tensor that the loader keeps."""
         return self.source(self.parameters[name].parameter)
 
     def tied(self, first: str, second: str) -> bool:
@@ -99,15 +98,15 @@ class Loaded:
 
     @property
     def unset(self) -> tuple[str, ...]:
-        """The names of parameters that are left without values."""
+        """The names of the parameters without values."""
         return tuple(name for name, parameter in self.parameters.items() if parameter.absence is Absence.UNSET)
 
 
 def stopped(loader: str, refusal: Refusal) -> Loaded:
-    """Return what a loader makes of files that it refuses, or of which nothing is claimed: no parameter."""
+    """Return a result without parameters, for a loader that fails or about which tieconv makes no claim."""
     return Loaded(loader, {}, {}, refusals=(refusal,))
 
 
 def unknown(sentence: str) -> Refusal:
-    """Return that nothing is claimed, because of ``sentence``."""
+    """Return the refusal of any claim, with ``sentence`` as the reason."""
     return Refusal(Cause.UNKNOWN, sentence)

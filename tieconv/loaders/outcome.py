@@ -1,4 +1,4 @@
-"""The answer that follows from a `Loaded`: one outcome, the tensors that it is about, and its reason in a sentence."""
+"""Derive the prediction from a `Loaded`: its outcome, its tensors, and the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tieconv.text import shown
 
 @record
 class Verdict:
-    """What a loader does with one model; the fields are those of `Prediction`."""
+    """The prediction for one loader; the fields are those of `Prediction`."""
 
     outcome: Outcome
     detail: str
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
-    """Return what becomes of the head, the embedding and the names tied to them in ``loaded``."""
+    """Return what ``loaded`` does with the head, the embedding and the names tied to them."""
     if loaded.refusals:
         return _refused(loaded)
     read = without_tensors(inspection, loaded.unread)
@@ -43,34 +43,34 @@ def _refused(loaded: Loaded) -> Verdict:
 
 
 def _of_alternatives(inspection: Inspection, loaded: Loaded) -> Verdict:
-    """The answer, where it is the same whether or not the tensors that were not compared are equal."""
+    """Return the answer if it does not depend on the tensors that were not compared, else unknown."""
     answers = [_of_parameters(inspection, alternative) for alternative in loaded.alternatives]
     if len({(answer.outcome, answer.dropped) for answer in answers}) == 1:
         return answers[0]
     first, second = map(shown, loaded.undecided or ("", ""))
-    return Verdict(Outcome.UNKNOWN, f"{second} was not compared with {first}")
+    return Verdict(Outcome.UNKNOWN, f"tieconv did not compare {second} with {first}")
 
 
 def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
     pair = head_pair(inspection)
     if pair is None:
-        return Verdict(Outcome.UNKNOWN, "the table does not name both the embedding and the head")
+        return Verdict(Outcome.UNKNOWN, "the architecture table does not name both the embedding and the head")
     tables = {pair.head, pair.embedding, *_word_members(inspection)}
     names = [name for name in loaded.parameters if name in tables]
     unset = [name for name in names if name in loaded.unset] or _unset_biases(inspection, loaded)
     if unset:
-        reason = f"a tied model reads {shown(loaded.parameters[unset[0]].parameter)} alone, which is not stored"
-        return Verdict(Outcome.ERROR, f"{listed(unset)} {_are(unset)} left without values: {reason}", tuple(unset))
+        reason = f"a tied model reads only {shown(loaded.parameters[unset[0]].parameter)}, which is not stored"
+        return Verdict(Outcome.ERROR, f"the loader leaves {listed(unset)} without values: {reason}", tuple(unset))
     dropped = dropped_biases(inspection, loaded)
     outcome, detail, tensors = _of_tables(inspection, loaded, pair, names)
-    unused = f"; {listed(dropped)} {_are(dropped)} not used" if dropped else ""
+    unused = f"; the loader does not use {listed(dropped)}" if dropped else ""
     return Verdict(outcome, detail + unused, tuple(tensors), dropped)
 
 
 def _of_tables(
     inspection: Inspection, loaded: Loaded, pair: Pair, names: Sequence[str]
 ) -> tuple[Outcome, str, Sequence[str]]:
-    """Outcome, reason and tensors of ``names``, those of the word embeddings and of the ``pair``."""
+    """Return outcome, reason and tensors for ``names``, those of the word embeddings and of the ``pair``."""
     random = [name for name in names if loaded.parameters[name].absence is Absence.RANDOM]
     if random:
         start = "starts" if len(random) == 1 else "start"
@@ -79,7 +79,7 @@ def _of_tables(
     left = [name for name in left if loaded.parameters[name].parameter == name]
     if left:
         keep = "keeps" if len(left) == 1 else "keep"
-        return Outcome.RANDOM, f"{listed(left)} {_are(left)} not stored and {keep} whatever the memory held", left
+        return Outcome.RANDOM, f"{listed(left)} {_are(left)} not stored and {keep} uninitialised memory", left
     lost = list(_lost(inspection, loaded, names))
     if lost:
         return Outcome.DISCARDED, _replaced(loaded, lost), lost
@@ -90,21 +90,18 @@ def _of_tables(
 def _of_pair(loaded: Loaded, pair: Pair) -> tuple[Outcome, str]:
     both = listed((pair.head, pair.embedding))
     if not loaded.tied(pair.head, pair.embedding):
-        return Outcome.UNTIED, f"{both} are loaded as two parameters"
-    holder = loaded.holder(pair.head)
-    if holder == pair.embedding:
-        return Outcome.TIED, f"{shown(pair.head)} is {shown(pair.embedding)}"
-    return Outcome.TIED, f"{both} are one parameter, from {shown(holder)}"
+        return Outcome.UNTIED, f"{both} are two parameters"
+    return Outcome.TIED, f"{both} are one parameter, with the values of {shown(loaded.holder(pair.head))}"
 
 
 def _replaced(loaded: Loaded, lost: Sequence[str]) -> str:
     if set(lost) <= set(loaded.in_order):
-        return f"{listed(loaded.in_order)} are loaded into one parameter, and the last one that is read stays"
-    return f"{listed(lost)} {_are(lost)} silently replaced by {shown(loaded.source(lost[0]))}"
+        return f"the loader reads {listed(loaded.in_order)} into one parameter and keeps the last one that it reads"
+    return f"the loader replaces {listed(lost)} by {shown(loaded.source(lost[0]))} without an error"
 
 
 def _lost(inspection: Inspection, loaded: Loaded, names: Sequence[str]) -> Iterator[str]:
-    """The stored names that get the values of another tensor, which are not proved to be the same."""
+    """Yield the stored names that get the values of another tensor, unless both are proved equal."""
     members = {member.name: member for group in groups(inspection) for member in group.members}
     for name in names:
         source = loaded.source(name)
@@ -130,7 +127,7 @@ def _word_members(inspection: Inspection) -> Iterator[str]:
 
 
 def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:
-    """Both names of a head bias of which one is stored, where neither gets values."""
+    """Return both names of a head bias if one is stored and neither gets values."""
     pair = bias_group(inspection)
     names = [member.name for member in pair.members] if pair is not None else []
     half = pair is not None and any(member.stored for member in pair.members)
@@ -138,7 +135,7 @@ def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:
 
 
 def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
-    """Return the stored head biases that have values and that no logit gets."""
+    """Return the stored head biases with non-zero values that no logit gets."""
     names = [in_file(inspection, name) for name in inspection.family.output_biases]
     if not any(name in loaded.parameters for name in names):
         return class_bias(inspection)
@@ -154,7 +151,7 @@ def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
 
 
 def _with_unread(inspection: Inspection, loaded: Loaded, answer: Verdict) -> Verdict:
-    """``answer`` with what becomes of the stored names that the loader does not know."""
+    """Return ``answer`` with the stored names that the loader does not know."""
     names = sorted(loaded.unread)
     if not names or answer.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
         return answer

@@ -1,4 +1,4 @@
-"""The loaders, in the order of the documentation."""
+"""All loaders, in the order of the documentation."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ CONSUMERS: tuple[Consumer, ...] = (
 
 
 def consumer(loader: str, release: str) -> Consumer:
-    """Return a loader at a release, by the names that `CONSUMERS` has for them; raises `KeyError`."""
+    """Return the consumer with this name and version. Raises `KeyError`."""
     return {(entry.name, entry.version): entry for entry in CONSUMERS}[loader, release]

@@ -1,7 +1,7 @@
-"""What was measured of each loader release, or read from its source: one JSON file a release in ``data/``.
+"""Tables of each loader release, measured or read from its source: one JSON file for each release in ``data/``.
 
-A file says with which release and how; ``about`` explains each entry of ``tables``: names of classes or model types,
-or names by model type. `fixtures/loaders.py` writes the files.
+``release`` and ``measured`` say with which release and how. ``about`` explains each entry of ``tables``. An entry lists
+classes or model types, or maps model types to names. `fixtures/loaders.py` writes the files.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def _tables(release: str) -> Mapping[str, Any]:
 
 @cache
 def names(release: str, table: str) -> frozenset[str]:
-    """Return the classes or model types of one table; none where the release has no such table."""
+    """Return the classes or model types in one table; the empty set if the release has no such table."""
     return frozenset(_tables(release).get(table, ()))
 
 
 def by_type(release: str, table: str) -> Mapping[str, Any]:
-    """Return what one table gives for each model type."""
+    """Return the values of one table by model type."""
     entries: Mapping[str, Any] = _tables(release)[table]
     return entries
 
 
 def kind(release: str, name: str) -> str | None:
-    """Return the table that lists a class; ``None`` where the source of its class was not read."""
+    """Return the name of the table that lists a class, or ``None`` if no table does."""
     lists = ((table, entry) for table, entry in _tables(release).items() if isinstance(entry, list))
     return next((table for table, entry in lists if name in entry), None)

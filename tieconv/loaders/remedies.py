@@ -1,4 +1,4 @@
-"""Which recommended commands would make a model that a chosen loader stops at."""
+"""Remove recommended commands whose result a chosen loader refuses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DROPS = ("retie", "dedup")
 def loadable(inspection: Inspection, chosen: Iterable[Consumer], findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Return ``findings`` without the commands that drop a copy which one of the ``chosen`` loaders needs.
 
-    The two would answer each other for ever: one drops the copy, the other writes it again. Where the copy is all that
-    is wrong it is a note.
+    Otherwise one command would drop the copy, and the next finding would recommend writing it again. A finding
+    without a command becomes a note, unless it is an error.
     """
     after = _without_copies(inspection)
     if after is None:
@@ -29,14 +29,14 @@ def loadable(inspection: Inspection, chosen: Iterable[Consumer], findings: tuple
 
 
 def _spared(finding: Finding, needing: list[Consumer]) -> Finding:
-    """The finding without its command; what a loader stops at stays an error."""
+    """Return the finding without its command, as a note; an error stays an error."""
     level = finding.level if finding.level is Level.ERROR else Level.NOTE
     who = " and ".join(f"{consumer.name} {consumer.version}" for consumer in needing)
     verb = "needs" if len(needing) == 1 else "need"
-    needed = (
-        f"{finding.message} {who} {verb} it." if finding.message[-1:] == "." else f"{finding.message}; {who} {verb} it"
-    )
-    return replace(finding, level=level, message=needed, remedy=None)
+    needs = f"{who} {verb} the copy"
+    ends = finding.message[-1:] == "."
+    message = f"{finding.message} {needs}." if ends else f"{finding.message}; {needs}"
+    return replace(finding, level=level, message=message, remedy=None)
 
 
 def _drops(finding: Finding) -> bool:
@@ -49,7 +49,7 @@ def _stops(consumer: Consumer, inspection: Inspection) -> bool:
 
 
 def _without_copies(inspection: Inspection) -> Inspection | None:
-    """The evidence that a model without the identical copies of its word embedding would give."""
+    """Return the evidence without the identical copies of the word embedding, or ``None`` if there are none."""
     tie = inspection.word_tie
     copies = {member.name for member in tie.members if member.state is State.IDENTICAL} if tie else set()
     return without_tensors(inspection, copies) if copies else None

@@ -1,7 +1,7 @@
-"""``safetensors.torch.load_model``: strict about names, and tied as the model object is.
+"""Predict ``safetensors.torch.load_model``: strict about names, and tied if the model object is tied.
 
-It loads one file into a model that transformers 5 built from the config: a tied model must find exactly one of its two
-names.
+It loads one file into a model that transformers 5 built from the config. For a tied model, the file must have exactly
+one of the two names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOADER = "load_model"
 
 
 def load(inspection: Inspection) -> Loaded:
-    """Return what `load_model` makes of the file and the class of the config."""
+    """Return the model of the config's class after `load_model` has read the file."""
     refusal = _without_config(inspection) or unclear_files(inspection) or unclear_class(inspection)
     refusal = refusal or _file_refused(inspection) or next(_names_refused(inspection), None)
     if refusal is not None:
@@ -36,11 +36,11 @@ def load(inspection: Inspection) -> Loaded:
 
 
 def _without_config(inspection: Inspection) -> Refusal | None:
-    """The answer where there is no config, which `load_model` does not need: it gets a model object."""
+    """Return the answer for a file without a config: `load_model` takes a model object instead."""
     checkpoint = inspection.checkpoint
     if checkpoint.config is not None or checkpoint.adapter is not None or checkpoint.format != SAFETENSORS:
         return None
-    return unknown("load_model needs no config: the model object that it fills decides which names it takes")
+    return unknown("load_model needs no config: the model object that you pass decides which names it accepts")
 
 
 def _file_refused(inspection: Inspection) -> Refusal | None:
@@ -48,13 +48,13 @@ def _file_refused(inspection: Inspection) -> Refusal | None:
     if checkpoint.format != SAFETENSORS:
         return Refusal(Cause.FILES, f"load_model reads safetensors files, not {shown(checkpoint.format)}")
     if head_pair(inspection) is None:
-        return unknown("the table does not name both the embedding and the head")
+        return unknown("the architecture table does not name both the embedding and the head")
     if checkpoint.layout is Layout.SHARDED and len(checkpoint.files) > 1:
-        sentence = "load_model reads one file, and the tensors of the other shards are missing from it"
+        sentence = "load_model reads only one file, and that file lacks the tensors of the other shards"
         return Refusal(Cause.FILES, sentence)
     misfit = misshapen(inspection)
     if misfit is not None:
-        sentence = f"{shown(misfit)} has another shape than the tensor that it is tied to"
+        sentence = f"{shown(misfit)} and the tensor that it is tied to have different shapes"
         return Refusal(Cause.SHAPES, sentence, (misfit,))
     return None
 
@@ -63,18 +63,18 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
     family, tensors = inspection.family, inspection.checkpoint.tensors
     renamed = next((stored for stored, memory in family.renames if stored != memory), None)
     if renamed is not None:
-        sentence = f"{shown(renamed)} has another name in the model, and load_model renames nothing"
+        sentence = f"the model has another name for {shown(renamed)}, and load_model does not rename tensors"
         yield Refusal(Cause.NAMES, sentence, (renamed,))
     for group in groups(inspection):
         stored = [name for name in group.names if name in tensors]
         if group.declared and len(stored) > 1:
-            sentence = f"{listed(stored)} are one parameter of the tied model, and load_model takes one name for it"
+            sentence = f"{listed(stored)} are one parameter of the tied model, and load_model accepts one name for it"
             yield Refusal(Cause.NAMES, sentence, tuple(stored))
         absent = [name for name in group.names if name not in stored]
         yield from _missing(absent if not group.declared else [] if stored else [group.names[0]])
     extra = () if family.output_biases else stored_bias(inspection)
     if extra:
-        yield Refusal(Cause.NAMES, f"{listed(extra)} is in the file and not in the model", extra)
+        yield Refusal(Cause.NAMES, f"the model class has no parameter {listed(extra)}", extra)
     grouped = {name for group in groups(inspection) for name in group.names}
     single = (family.input_embedding, family.output_head, *family.output_biases)
     yield from _missing([name for name in single if name and name not in grouped and name not in tensors])
@@ -82,8 +82,7 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
 
 def _missing(names: list[str]) -> Iterator[Refusal]:
     if names:
-        verb = "is" if len(names) == 1 else "are"
-        yield Refusal(Cause.NAMES, f"{listed(names)} {verb} missing from the file", tuple(names))
+        yield Refusal(Cause.NAMES, f"the file does not contain {listed(names)}", tuple(names))
 
 
 CONSUMERS = (

@@ -1,4 +1,4 @@
-"""Which loaders a user asked for: `vllm,transformers>=4.57`."""
+"""Select loaders by a specification such as `vllm,transformers>=4.57`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PART = re.compile(r"([A-Za-z][A-Za-z0-9._-]*?)\s*(?:(>=|<=|==|<|>|(?<=\s))\s*v?
 
 
 class UnknownConsumerError(TieconvError):
-    """No loader has that name, or none at that version is known."""
+    """tieconv knows no loader with that name, or no such version of it."""
 
 
 def select(spec: str) -> tuple[Consumer, ...]:
-    """Return the loaders that a specification names, in the order of the documentation.
+    """Return the loaders that a specification selects, in the order of the documentation.
 
-    Its parts, between commas, are a name (all known versions), `name>=V`, `name<=V`, `name==V`, `name V`, `name<V`,
-    `name>V`, or a name with the version as it is printed (`tensorrt-llm engine`). Each part adds to the others.
-    `all` is every loader. Raises `UnknownConsumerError`.
+    Commas separate its parts. A part is a name (all known versions), `name>=V`, `name<=V`, `name==V`, `name V`,
+    `name<V`, `name>V`, or a name with the printed version (`tensorrt-llm engine`). The result is the union of the
+    parts, and `all` selects every loader. Raises `UnknownConsumerError`.
     """
     from tieconv.loaders.registry import CONSUMERS
 
@@ -59,9 +59,9 @@ def _words(text: str) -> list[str]:
 
 
 def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
-    """Whether some version of the consumer's range satisfies the constraint; ``==5`` takes in every 5.y."""
-    wanted, since = _plain(wanted), _plain(consumer.since)
-    reaches = consumer.before is None or _plain(consumer.before) > wanted
+    """Return whether a version in the consumer's range satisfies the constraint; ``==5`` includes every 5.y."""
+    wanted, since = _without_zeros(wanted), _without_zeros(consumer.since)
+    reaches = consumer.before is None or _without_zeros(consumer.before) > wanted
     match sign:
         case "<":
             return since < wanted
@@ -72,8 +72,8 @@ def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
     return reaches
 
 
-def _plain(version: Version) -> Version:
-    """Without zeros at the end: 5.0 is 5."""
+def _without_zeros(version: Version) -> Version:
+    """Return the version without trailing zeros: 5.0 becomes 5."""
     while version and version[-1] == 0:
         version = version[:-1]
     return version

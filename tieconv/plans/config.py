@@ -86,9 +86,9 @@ def _guard_scale(inspection: Inspection) -> None:
     mistyped = next((entry for entry in present if entry.value is not False and not entry.value), None)
     if mistyped is not None and meanings != {FlagMeaning.STORAGE}:
         raise RefusedError(
-            f"{mistyped.path} is {shown(json.dumps(mistyped.value))}, by which transformers 5 scales the logits of "
-            f"{inspection.family.architecture} and transformers 4 does not, so no value means the same in both",
-            "write true or false by hand once you know which is meant",
+            f"{mistyped.path} is {shown(json.dumps(mistyped.value))}: transformers 5 then scales the logits of "
+            f"{inspection.family.architecture}, and transformers 4 does not",
+            "write true or false by hand, after you have found out which one is right",
             "flag.forward",
         )
 

@@ -55,8 +55,8 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     exponent = _half_log2(width) if isinstance(width, int) else None
     if exponent is None:
         refuse(
-            f"{label} multiplies its logits by d_model**-0.5 while the flag is true, "
-            f"and with d_model {shown(width)} that factor is no power of two, so the weights cannot take it up exactly",
+            f"{label} multiplies its logits by d_model**-0.5 while the flag is true; "
+            f"with d_model {shown(width)} the factor is not a power of two, so the head cannot take it exactly",
             hint,
             "flag.forward",
         )

@@ -80,8 +80,8 @@ def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
             refuse(caution.message, hint, caution.code, source=source)
     if inspection.checkpoint.special:
         refuse(
-            f"{source} holds {shown(inspection.checkpoint.special[0])}, which is no regular file of the model",
-            "move it out of the directory",
+            f"{source} contains {shown(inspection.checkpoint.special[0])}, which is not a regular file",
+            "move that file out of the directory",
             "path.not-regular",
         )
 

@@ -78,7 +78,7 @@ def _measure(kind: Kinship) -> str:
 def _leave_untied(evidence: Inspection) -> str:
     if not evidence.config.effective:
         return "the model is untied; nothing to change"
-    return f"keep both tables with: {command('untie', evidence.checkpoint.source)}"
+    return f"keep them untied with: {command('untie', evidence.checkpoint.source)}"
 
 
 def _refuse(findings: Findings, why: str, hint: str) -> NoReturn:

@@ -1,1 +1,1 @@
-"""What `check` finds, which rules there are, and how findings are mended or waived."""
+"""The findings of `check`, its rules, and how findings are fixed or waived."""

@@ -1,4 +1,4 @@
-"""The baseline: findings that are known and do not count."""
+"""Write the baseline: known findings that do not count."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
-    """Write what the gate reports to the baseline at ``path`` and return how many findings it then holds.
+    """Write the gate's findings to the baseline at ``path`` and return the number of its entries.
 
-    Raises `SettingsError` where a model could not be read.
+    Raises `SettingsError` if a model could not be read.
     """
     failed = next((model for model in report.models if model.failure is not None), None)
     if failed is not None and failed.failure is not None:
         raise SettingsError(
             f"{shown(path)} was not written: {failed.failure.message}",
-            "a baseline needs every model: leave this one out, or mend it",
+            "a baseline needs every model: leave this model out, or repair it",
             "baseline.unreadable-model",
         )
     old = load_baseline(path) if os.path.lexists(path) and os.path.getsize(path) else None

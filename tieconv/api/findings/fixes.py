@@ -1,4 +1,4 @@
-"""Safe remedies for what the gate found: shown, or applied."""
+"""Show or apply the safe fixes of findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
-    """The plans of the safe remedies of the findings that count; nothing is written."""
+    """Plan the safe fixes of the findings that count, and write nothing."""
     previews = [preview(model, report.counts, plan_action) for model in report.models]
     outcomes = tuple(outcome for _, outcomes in previews for outcome in outcomes)
     return replace(report, models=tuple(model for model, _ in previews)), outcomes
@@ -35,9 +35,9 @@ def fix(
     embed: str | None = None,
     head: str | None = None,
 ) -> CheckReport:
-    """Apply the safe remedies of the findings that count: to ``out`` (OUT/NAME for several models), or in place.
+    """Apply the safe fixes of the findings that count: to ``out`` (OUT/NAME for several models), or in place.
 
-    The report is that of the models as they then are. A write that fails is its model's failure.
+    Returns the report of the fixed models. A write that fails becomes the failure of its model.
     """
     places = {location: model.source for location, model in models.items()}
     outs = dict(zip(places, outputs(places, out), strict=True)) if out is not None else {}

@@ -1,4 +1,4 @@
-"""The gate: rules over many models."""
+"""Run the rules over many models."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def check(
     baseline: str | Path | None = None,
     jobs: int = 1,
 ) -> CheckReport:
-    """The findings of one or several models, those that do not count with their waivers.
+    """Check one or several models, and return their findings with the waivers.
 
-    ``select`` and ``ignore`` are rules and prefixes, ``fail_on`` is ``error``, ``warning`` (the default) or
-    ``note``; ``settings`` names a `tieconv.toml` or `pyproject.toml`, and none is looked for. With ``jobs`` above 1
-    processes share the models. A model that cannot be read is a row with its failure; raises `SettingsError` for a
-    rule, a settings file or a baseline that is none.
+    ``select`` and ``ignore`` are rules and prefixes. ``fail_on`` is ``error``, ``warning`` (the default) or ``note``.
+    ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`; without it, no settings file is read. ``jobs`` is
+    the number of processes. For a model that cannot be read, the row has the failure. Raises `SettingsError` for an
+    unknown rule, and for an invalid settings file or baseline.
     """
     from tieconv.gate.assemble import load_settings, make_policy
     from tieconv.gate.settings import Settings
@@ -67,9 +67,10 @@ def find_policy(
     baseline: str | None = None,
     without_baseline: bool = False,
 ) -> tuple[Policy, tuple[str, ...]]:
-    """Return the policy for ``models`` and the settings files that were passed over because they lie in one of them.
+    """Return the policy for ``models``, and the settings files that were ignored because a model contains them.
 
-    The settings are those of ``config``, none with ``no_config``, else the nearest at or above the working directory.
+    The settings are those of ``config``; none with ``no_config``. By default they are those in the working directory
+    or the closest parent directory.
     """
     from tieconv.gate.assemble import find_settings, load_settings, make_policy
     from tieconv.gate.settings import Settings
@@ -104,9 +105,9 @@ def run_gate(
     tick: Callable[[CheckedModel], object] = lambda _: None,
     resume: str | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
-    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one.
+    """Check models with a ready policy; also return them by absolute path. Calls ``tick`` with each model.
 
-    ``resume`` names the file of a run: models that it holds are not read again, the others are added.
+    ``resume`` is the path of a run file. Models in the file are not read again; the others are added.
     """
     from tieconv.gate.examine import check_models
     from tieconv.gate.run_file import RunFile
@@ -117,18 +118,18 @@ def run_gate(
 
 
 def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[[str], Inspection]:
-    """What gathers the evidence that the policy judges."""
+    """Return the function that collects the evidence for the policy."""
     return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
 
 
 def expand(
     models: Iterable[str], *, task: str | None = None, limit: int | None = None, recursive: bool = False
 ) -> tuple[str, ...]:
-    """Return the models that ``models`` stand for, each once.
+    """Expand patterns and directories to models, each once.
 
-    ``hf://org/*`` stands for an owner's models: of one ``task``, at most ``limit``, where that is asked. A local
-    pattern stands for what it matches, a directory without weights for the models below it; with ``recursive`` so does
-    a directory that is a model itself.
+    ``hf://org/*`` expands to the models of an owner; ``task`` and ``limit`` restrict them. A local pattern expands to
+    its matches, and a directory without weights to the models below it. With ``recursive`` a directory that is a model
+    also expands to the models below it.
     """
     from tieconv.gate.discover import models_of
     from tieconv.sources import is_hub

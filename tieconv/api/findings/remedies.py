@@ -1,4 +1,4 @@
-"""The plan of a remedy that a finding offers."""
+"""Plan the command that a finding recommends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
-    """The plan of a remedy. Raises `RefusedError` as the verb does."""
+    """Plan the command of a finding. Raises the `RefusedError` of that command."""
     if action.verb == "dedup" and is_graph(action.source):
         return _plan_graph_remedy(action.source)
     names = {"--from": "survivor"}
@@ -44,13 +44,13 @@ def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
             return plan_set_tie(flag, action.source, **options)
         case ["bias", verb]:
             return plan_bias(verb, action.source, **options)
-    raise ValueError(f"{action.verb!r} is no command with a plan")
+    raise ValueError(f"{action.verb!r} is not a command with a plan")
 
 
 def _plan_graph_remedy(source: str) -> PlannedGraphs:
-    """The plan of `dedup`, where it changes something; every bit that a session computes stays as it is."""
+    """Plan `dedup` of a graph, which keeps every bit of a session's results. Raises if there is nothing to do."""
     planned = plan_graph_dedup(source)
     if not any(matrix.done for matrix in planned.matrices):
         left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
-        raise RefusedError(f"it stays as it is: {shown(left)}")
+        raise RefusedError(f"dedup does not change the graph: {shown(left)}")
     return planned

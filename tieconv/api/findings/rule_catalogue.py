@@ -1,4 +1,4 @@
-"""The rules: all of them, some of them, one of them."""
+"""Look up rules."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def rules() -> tuple[Rule, ...]:
 
 
 def find_rule(word: str) -> Rule:
-    """Return the rule with this code or name. Raises `SettingsError` with those that look like it."""
+    """Return the rule with this code or name. Raises `SettingsError`, which suggests similar rules."""
     return known.find_rule(word)
 
 
 def select_rules(words: Sequence[str], select: Sequence[str] = ()) -> tuple[Rule, ...]:
-    """Return the rules that codes or their beginnings select; all where there are none. Raises `SettingsError`."""
+    """Return the rules that codes or code prefixes select; without any, all rules. Raises `SettingsError`."""
     selection = Selection((*selectors(words, "RULES"), *selectors(select, "--select")) or (ALL,))
     return tuple(rule for rule in rules() if selection.runs(rule.code))

@@ -1,1 +1,1 @@
-"""Plans that write a model, one module a subject."""
+"""Plan the commands that write a model, one module for each subject."""

@@ -1,4 +1,4 @@
-"""Plans that change the head bias alone."""
+"""Plan changes of the head bias only."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def plan_bias(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that changes the head bias and leaves the tie as it is.
+    """Plan a change of the head bias that keeps the tie.
 
-    ``action`` is ``zero`` (add an all-zero one), ``strip`` (remove an all-zero one), ``unify`` (make two copies one;
-    ``survivor``, ``bias`` or ``decoder``, where they differ) or ``resize`` (to ``rows`` entries, else to those of the
-    head). Raises `RefusedError` where trained values would be lost.
+    ``action`` is one of four. ``zero`` adds an all-zero bias. ``strip`` removes an all-zero bias. ``unify`` makes two
+    copies one; if they differ, ``survivor`` is ``bias`` or ``decoder``. ``resize`` changes the number of entries to
+    ``rows``, by default to the rows of the head. Raises `RefusedError` if trained values would be lost.
     """
 
     def resize(evidence: Inspection) -> Plan:

@@ -1,4 +1,4 @@
-"""From MODEL to a plan that can be carried out, whatever the plan is."""
+"""Make an executable plan from MODEL."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def planned_write(
     drop_other_formats: bool,
     fetch: bool,
 ) -> PlannedWrite:
-    """The plan that ``make`` makes of the evidence, and what it takes to carry it out.
+    """Make a plan from the evidence with ``make``, and return it with everything that `execute` needs.
 
-    Of a model on the Hub headers are read, and what a proof needs; it is fetched at once with ``fetch``, else when the
-    plan is carried out.
+    For a model on the Hub, it reads headers and the bytes that a proof needs. The download happens at once with
+    ``fetch``, else in `execute`.
     """
     from tieconv.planned import PlannedWrite
 

@@ -1,4 +1,4 @@
-"""The plan that makes config and tensors agree on the size of the vocabulary."""
+"""Plan a resize, after which config and tensors agree on the vocabulary size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tieconv.planned import PlannedWrite
 
 _ROWS = 4096
-"""Rows of a matrix that are added up at once."""
+"""Number of rows of a matrix that are summed at once."""
 
 
 def plan_resize(
@@ -32,11 +32,11 @@ def plan_resize(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """Return the plan that gives config, embedding, head and head bias one number of rows.
+    """Plan the same number of rows for config, embedding, head and head bias.
 
     ``to`` is ``"rows"`` (`vocab_size` follows the embedding), ``"config"`` (the tensors follow `vocab_size`) or a
-    number for both. New rows hold ``fill``: ``"zeros"`` or the ``"mean"`` of the rows that are there. Raises
-    `RefusedError` where a row would be cut off that a token of the tokenizer has, or where no tokenizer says so.
+    number for both. ``fill`` sets the new rows: ``"zeros"``, or the ``"mean"`` of the existing rows. Raises
+    `RefusedError` if it would remove a row that a token uses. Without a tokenizer, it removes no row.
     """
     if not isinstance(to, int) and to not in ("rows", "config") and not to.isdecimal():
         raise ValueError(f"to={to!r} is not rows, config or a number")
@@ -54,7 +54,7 @@ def plan_resize(
 
 
 def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
-    """The mean of the rows of a matrix, added up in float64 and rounded once."""
+    """Return the mean row of a matrix as bytes, summed in float64 and rounded once."""
     import numpy as np
 
     from tieconv.execute.contents.mean import floats, rounded

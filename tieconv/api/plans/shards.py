@@ -1,4 +1,4 @@
-"""The plan that rebuilds a shard index, for models whose index cannot be read as it is."""
+"""Plan a new shard index, also for a model whose index cannot be read."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def plan_reindex(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
+    """Plan to rebuild the shard index of safetensors or torch files from the headers of the shards.
 
-    ``prune`` leaves the weight files outside the index out. ``add_format`` names the format in safetensors metadata
-    that names none or another than loaders take, also of a model of one file, which has no index.
+    ``prune`` leaves out weight files that the index does not list. ``add_format`` writes the ``format`` entry of
+    safetensors metadata, if it is missing or loaders refuse it. It also works for a model of one file without an index.
 
-    ``strip_prefix`` takes the prefix of a training wrapper (`module.`, `_orig_mod.`) from every tensor name instead.
+    ``strip_prefix`` removes the prefix of a training wrapper (`module.`, `_orig_mod.`) from every tensor name instead.
 
-    Raises `RefusedError` for a model of one file else, and where one tensor stands in two shards with different bytes,
-    `UnreadableError` where a shard is missing.
+    Raises `RefusedError` for any other model of one file, and if two shards store one tensor with different bytes.
+    Raises `UnreadableError` if a shard is missing.
     """
     from tieconv.planned import PlannedWrite
 
@@ -80,7 +80,7 @@ def plan_reindex(
 
 
 def _evidence(checkpoint: Checkpoint, listing: Listing, files: HubFiles | FileSet) -> Inspection | None:
-    """What headers tell of the shards and the config beside them; ``None`` where there is no config that parses."""
+    """Return the evidence from the headers of the shards and the config; ``None`` without a valid config."""
     if CONFIG not in listing.top:
         return None
     try:
@@ -96,7 +96,7 @@ def _is_one_file(path: str | Path) -> bool:
 
 
 def _indexed(out: Path) -> Inspection:
-    """The evidence about a model whose index was written; `UnreadableError` where it still is not right."""
+    """Return the evidence about a model with a new index. Raises `UnreadableError` if the index is wrong."""
     evidence = inspect(out, depth=Depth.HEADER)
     faults = ("index.absent", "index.absent-tensor", "index.extra-tensor")
     fault = next((caution for caution in evidence.checkpoint.cautions if caution.code in faults), None)

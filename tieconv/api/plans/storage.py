@@ -1,4 +1,4 @@
-"""Plans that store the same tensors otherwise: once, or in another format."""
+"""Plan to store the same tensors once, or in another format."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def plan_dedup(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that stores every byte-identical group once, as far as loaders restore what is dropped.
+    """Plan to store each group of byte-identical tensors once, only where every loader restores the dropped names.
 
-    Raises `RefusedError` for a model of which nobody can say what it is.
+    Raises `RefusedError` if tieconv cannot tell which files are the model.
     """
     return planned_write(dedup.plan_dedup, path, Depth.FULL, embed, head, drop_other_formats, fetch)
 
@@ -41,10 +41,10 @@ def plan_convert(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that stores the model as ``to`` (``safetensors`` or ``torch``) in shards of at most that size.
+    """Plan to store the model as ``to`` (``safetensors`` or ``torch``) in shards of at most ``max_shard_size``.
 
-    Raises `RefusedError` where a file of the directory has the name of one to write, `ValueError` for a size that
-    is none.
+    The size is a number of bytes or a text such as ``5GB``. Raises `ValueError` for an invalid size. Raises
+    `RefusedError` if a file in the directory has the name of a file to write.
     """
     limit = max_shard_size if isinstance(max_shard_size, int) else parse_size(max_shard_size)
     maker = partial(convert.plan_convert, to=convert.Format(to), max_shard_size=limit)

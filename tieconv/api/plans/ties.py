@@ -1,4 +1,4 @@
-"""Plans that tie the embedding and the head, untie them, or set the flag."""
+"""Plan to tie the embedding and the head, to untie them, or to set the tie flag."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ def plan_retie(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that drops the redundant copies of tied tensors and sets the config to tied.
+    """Plan to drop the redundant copies of tied tensors and to set the config to tied.
 
-    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
-    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no
-    more nats a token, or measured to on a file of ``text``. ``fold_norm`` puts the factors of a head that holds a
-    folded norm back into the norm, where that is exact. Raises `RefusedError` where the function would change.
+    ``bias`` is ``keep``, ``zero`` or ``strip``. ``survivor`` is ``embed``, ``head`` or their ``mean``. ``force``
+    ties tensors that are not bit-equal. ``max_kl`` does so only if the change of the probabilities is at most
+    that many nats a token. A proof shows the limit, or a measurement on a file of ``text``. ``fold_norm`` moves the
+    factors of a folded norm from the head back into the norm, if that is exact. Raises `RefusedError` if the function
+    would change.
     """
     choice, chosen_survivor = BiasChoice(bias), Survivor(survivor) if survivor else None
     maker = partial(plans.plan_retie, bias=choice, survivor=chosen_survivor, force=force)
@@ -54,19 +55,19 @@ def plan_retie(
         if chosen_survivor is None:
             raise ValueError("max_kl needs a survivor")
         if not 0 <= max_kl < inf:
-            raise ValueError("max_kl is a number of nats, 0 or more")
+            raise ValueError("max_kl must be a number of nats, 0 or more")
         words = None if text is None else read_text(str(text))
         maker = partial(_within, partial(maker, force=True), str(chosen_survivor), max_kl, words)
-        fetch = True  # what it costs is computed from every number of both tables
+        fetch = True  # the cost needs every number of both tables
     if fold_norm:
         if chosen_survivor is not None:
-            raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
+            raise ValueError("fold_norm keeps the embedding: it takes no survivor")
         maker, fetch = partial(_unfolded, maker), True
     return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
 
 
 def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
-    """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
+    """Make a plan that moves a folded norm out of the head; with one table, make the ordinary plan."""
     from tieconv.analysis.model.subject import open_subject
     from tieconv.analysis.retie_cost.fold import unfold
 
@@ -81,7 +82,7 @@ def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
 
 
 def _digests(evidence: Inspection, files: ByteReader) -> tuple[Digest, ...]:
-    """What both tables hold before anything is computed from them, so that the write can tell whether it changed."""
+    """Return digests of both tables, so that the write can detect a change of the source."""
     ends = {end.name for end in (evidence.head.input_embedding, evidence.head.output_head) if end}
     tables = [record for name, record in evidence.checkpoint.tensors.items() if name in ends]
     reader, dense = readable(files, tables)
@@ -94,10 +95,10 @@ def _digests(evidence: Inspection, files: ByteReader) -> tuple[Digest, ...]:
 def _within(
     make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
 ) -> Plan:
-    """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
+    """Make the plan if its cost is at most ``max_kl``. Raises `RefusedError` otherwise."""
     from tieconv.analysis.retie_cost.kl_budget import check_kl_budget
 
-    plan = make(evidence)  # refuses at once what no budget allows
+    plan = make(evidence)  # raises first for models that no budget allows
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
@@ -115,9 +116,9 @@ def plan_untie(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that stores the head, and every other tied name, as a tensor of its own.
+    """Plan to store the head, and every other tied name, as a separate tensor.
 
-    ``keep_flag`` leaves the config tied. Raises `RefusedError` where the function would change.
+    ``keep_flag`` leaves the config tied. Raises `RefusedError` if the function would change.
     """
     maker = partial(plans.plan_untie, bias=BiasChoice(bias), keep_flag=keep_flag)
     return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
@@ -133,10 +134,10 @@ def plan_set_tie(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """The plan that writes ``tie_word_embeddings`` at every level of the config and touches no tensor.
+    """Plan to write ``tie_word_embeddings`` at every level of the config, and to change no tensor.
 
-    ``flag`` is ``true``, ``false`` or ``auto`` (what the tensors say). Raises `RefusedError` where a stored tensor
-    would be discarded or an absent one start random, unless ``force``, and where the flag changes the forward pass.
+    ``flag`` is ``true``, ``false`` or ``auto`` (from the stored tensors). Raises `RefusedError` if the flag changes the
+    forward pass. Without ``force``, also raises it if a loader would discard a stored tensor or start one at random.
     """
     maker = partial(set_tie.plan_set_tie, flag=set_tie.Flag(flag), force=force)
     return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)

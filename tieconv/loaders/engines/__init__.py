@@ -1,1 +1,1 @@
-"""Loaders of inference engines, one module each: what they do with the embedding, the head and its bias."""
+"""Loaders of inference engines, one module each: how they load the embedding, the head and its bias."""

@@ -1,7 +1,7 @@
-"""llama.cpp: `convert_hf_to_gguf.py` writes ``output.weight`` where a head is stored, and no tie flag at all.
+"""Predict llama.cpp: `convert_hf_to_gguf.py` writes ``output.weight`` for a stored head, and no tie flag.
 
-An architecture `ties` (the head is the embedding exactly where ``output.weight`` is absent), `needs` an output, or
-always takes the `embedding`. Some converter classes leave a stored head out.
+An architecture `ties`: it uses the embedding as the head if ``output.weight`` is absent. Other architectures `need` an
+output, or always use the `embedding`. Some converter classes skip a stored head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def load(inspection: Inspection) -> Loaded:
-    """Return what becomes of the model once converted and loaded; of a GGUF file, once loaded."""
+    """Return the model after conversion and loading; a GGUF file is only loaded."""
     refusal = _gguf(inspection) or by_pattern(inspection, _CONVERTER, (SAFETENSORS, TORCH), *_PATTERNS, indexed=True)
     known = refusal or known_pair(inspection, _LOADER, "llama.cpp")
     if isinstance(known, Refusal):
@@ -36,8 +36,8 @@ def load(inspection: Inspection) -> Loaded:
         return stopped(_LOADER, refusal)
     model = PairModel(_LOADER, inspection, pair, has_bias="bias" in kind)
     if written:
-        return model.untied(remark=f"{shown(pair.head)} becomes output.weight, whatever the flag says")
-    return model.tied(pair.embedding, remark="token_embd.weight is used for both")
+        return model.untied(remark=f"the converter writes {shown(pair.head)} as output.weight, with any tie flag")
+    return model.tied(pair.embedding, remark="llama.cpp uses token_embd.weight for both")
 
 
 def _gguf(inspection: Inspection) -> Refusal | None:
@@ -45,22 +45,22 @@ def _gguf(inspection: Inspection) -> Refusal | None:
         return None
     if not inspection.checkpoint.tensors:
         return unknown("the file holds no tensors")
-    return unknown("which architectures accept a missing output.weight depends on the build that loads the file")
+    return unknown("the llama.cpp build that loads the file decides whether output.weight may be missing")
 
 
 def _names_refused(inspection: Inspection, kind: str, pair: Pair, *, read: bool, left_out: bool) -> Refusal | None:
-    """The refusal of a name: the head may be ``read`` as an output, or ``left_out`` by the converter."""
+    """Return the refusal of a name. The loader may have ``read`` the head, or the converter ``left_out`` it."""
     bias = stored_bias(inspection)
     if not pair.has_embedding:
-        sentence = f"{shown(pair.embedding)} is not stored, and token_embd.weight is required"
+        sentence = f"{shown(pair.embedding)} is not stored, and the architecture needs a token_embd.weight"
         return Refusal(Cause.NAMES, sentence, (pair.embedding,))
     if bias and "bias" not in kind:
-        return Refusal(Cause.NAMES, f"{listed(bias)} becomes a tensor that the architecture does not read", bias)
+        return Refusal(Cause.NAMES, f"the architecture has no tensor for {listed(bias)}", bias)
     if not read and kind.startswith("needs"):
         sentence = f"{shown(pair.head)} is not stored, and the architecture needs an output.weight"
         return Refusal(Cause.NAMES, sentence, (pair.head,))
     if not read and pair.has_head and not left_out:
-        sentence = f"{shown(pair.head)} becomes a tensor that the architecture does not read"
+        sentence = f"the architecture has no tensor for {shown(pair.head)}"
         return Refusal(Cause.NAMES, sentence, (pair.head,))
     return None
 

@@ -1,7 +1,7 @@
-"""mlx-lm: each model's file has its own default of the flag, and loading is strict about names.
+"""Predict mlx-lm: the source file of each model type has a default flag, and loading is strict about names.
 
-A type goes by the `flag` (with a default, or `required`), and `drops` a stored head while tied or stops at it; it has
-its `own` head in any case; or it always takes the `embedding`.
+A type follows the `flag` (with a default, or `required`). While tied, it `drops` a stored head or refuses it. Other
+types always have their `own` head, or always use the `embedding`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LOADER = "mlx-lm"
 
 
 def load(inspection: Inspection) -> Loaded:
-    """Return what mlx-lm's own model makes of the head and the embedding."""
+    """Return the head and the embedding in mlx-lm's model."""
     model_type = inspection.family.model_type
     file = release_tables.by_type("mlx-lm", "same file").get(model_type, model_type)
     refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), "model*.safetensors")
-    known = refusal or known_pair(inspection, _LOADER, "mlx-lm", file)
+    known = refusal or known_pair(inspection, f"{_LOADER} 0.32", "mlx-lm", file)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     kind, pair = known
@@ -38,7 +38,7 @@ def load(inspection: Inspection) -> Loaded:
 
 
 def _is_tied(inspection: Inspection, kind: str) -> bool | None:
-    """Whether the head is the embedding; ``None`` where the config lacks a flag that the model requires."""
+    """Return whether the head is the embedding; ``None`` if the config lacks a flag that the model requires."""
     if not kind.startswith("flag"):
         return kind == "embedding"
     values = inspection.checkpoint.config_values
@@ -52,19 +52,19 @@ def _names_refused(inspection: Inspection, kind: str, pair: Pair, tied: bool | N
     if not pair.has_embedding:
         return _missing(pair.embedding)
     if bias and "bias" not in kind:
-        return Refusal(Cause.NAMES, f"{listed(bias)} is not in the model", bias)
+        return Refusal(Cause.NAMES, f"the model class has no parameter {listed(bias)}", bias)
     if tied is None:
-        return Refusal(Cause.CONFIG, "the config has no tie_word_embeddings, and the model requires it")
+        return Refusal(Cause.CONFIG, "the config has no tie_word_embeddings, and the model class requires it")
     if not tied and not pair.has_head:
         return _missing(pair.head)
     if tied and pair.has_head and "drops" not in kind:
-        sentence = f"{shown(pair.head)} is not in the model, which takes the embedding for the head"
+        sentence = f"the model class has no parameter {shown(pair.head)}: it uses the embedding as the head"
         return Refusal(Cause.NAMES, sentence, (pair.head,))
     return None
 
 
 def _missing(name: str) -> Refusal:
-    return Refusal(Cause.NAMES, f"{shown(name)} is missing from the file", (name,))
+    return Refusal(Cause.NAMES, f"the file does not contain {shown(name)}", (name,))
 
 
 CONSUMERS = (

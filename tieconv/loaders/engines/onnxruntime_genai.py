@@ -1,4 +1,4 @@
-"""The model builder of onnxruntime-genai: loads with transformers, then shares the head's matrix where tied."""
+"""Predict the model builder of onnxruntime-genai: it loads with transformers, then shares a tied head's matrix."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tieconv.loaders.transformers import load5
 
 
 def load(inspection: Inspection) -> Loaded:
-    """Return what the exported graph uses, with transformers 5 beside the builder and no extra options."""
+    """Return what the exported graph uses, for transformers 5 and a builder without extra options."""
     loaded = load5.load(inspection)
     if inspection.checkpoint.config is None or not inspection.family.architecture:
         return loaded
-    known = known_pair(inspection, "the builder", "onnxruntime-genai")
+    known = known_pair(inspection, "onnxruntime-genai", "onnxruntime-genai")
     if isinstance(known, Refusal):
         return stopped(loaded.loader, known)
     shares = inspection.checkpoint.config_values.get(FLAG) is True
@@ -26,7 +26,7 @@ def load(inspection: Inspection) -> Loaded:
 
 
 def _shared(loaded: Loaded, pair: Pair) -> Loaded:
-    """Where both were loaded, the graph gathers from the head's matrix."""
+    """Return the model in which the embedding reads the head's matrix, if both were loaded."""
     stored = loaded.source(pair.head) is not None and loaded.source(pair.embedding) is not None
     if not stored or loaded.tied(pair.head, pair.embedding):
         return loaded

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: its engine builder ties whatever is missing, its PyTorch backend goes by the flag."""
+"""Predict TensorRT-LLM: its engine builder ties a missing name, its PyTorch backend follows the tie flag."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tieconv.loaders.loaded import Loaded, Refusal, stopped, unknown
 
 _LOADER = "TensorRT-LLM"
 _PATTERNS = ("*.safetensors", "*.bin", "*.pth")
-_UNKNOWN_BIAS = "what becomes of a head bias is not known"
+_UNKNOWN_BIAS = f"tieconv has no measurement of {_LOADER} for a head bias"
 
 
 def engine(inspection: Inspection) -> Loaded:
-    """`ModelWeightsLoader`: both names where both are stored, else the one for both, without a word."""
+    """Return the model of `ModelWeightsLoader`: if only one name is stored, it is used for both without a message."""
     known = _pair(inspection)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
@@ -26,23 +26,23 @@ def engine(inspection: Inspection) -> Loaded:
     if known.has_head and known.has_embedding:
         return model.untied()
     if not known.has_head and not known.has_embedding:
-        return stopped(_LOADER, unknown("what becomes of a model without either name is not known"))
-    return model.tied(known.head if known.has_head else known.embedding, remark="the flag does not decide it")
+        return stopped(_LOADER, unknown(f"tieconv has no measurement of {_LOADER} for a model with neither name"))
+    return model.tied(known.head if known.has_head else known.embedding, remark="the tie flag has no effect")
 
 
 def pytorch(inspection: Inspection) -> Loaded:
-    """`DecoderModelForCausalLM`: a tied head is the embedding, and a stored one is skipped."""
+    """Return the model of `DecoderModelForCausalLM`: a tied head is the embedding, and a stored head is skipped."""
     known = _pair(inspection)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     tied = inspection.config.effective
     if flags_agree(inspection) is None:
-        sentence = "the flag is absent, and which default holds depends on the transformers beside it"
+        sentence = "the config sets no tie flag or different ones, so the installed transformers decides"
         return stopped(_LOADER, unknown(sentence))
     if class_bias(inspection):
         return stopped(_LOADER, unknown(_UNKNOWN_BIAS))
     if not known.has_embedding or (not tied and not known.has_head):
-        return stopped(_LOADER, unknown("what becomes of a name that is not stored is not known"))
+        return stopped(_LOADER, unknown(f"tieconv has no measurement of {_LOADER} for a tensor that is not stored"))
     model = PairModel(_LOADER, inspection, known)
     return model.tied(known.embedding) if tied else model.untied()
 

@@ -1,4 +1,4 @@
-"""text-generation-inference: the flag says under which name the head is looked for."""
+"""Predict text-generation-inference: the tie flag decides under which name it looks for the head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOADER = "text-generation-inference"
 
 
 def load(inspection: Inspection) -> Loaded:
-    """Return what the flash model of the architecture makes of the head and the embedding."""
+    """Return the head and the embedding in the flash model of the architecture."""
     refusal = by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), "*.safetensors", "*.bin")
     known = refusal or known_pair(inspection, _LOADER, _LOADER)
     if isinstance(known, Refusal):
@@ -30,16 +30,16 @@ def load(inspection: Inspection) -> Loaded:
 
 def _refused(inspection: Inspection, pair: Pair) -> Refusal | None:
     if flags_agree(inspection) is None:
-        return unknown("the flag is absent, and which default holds depends on the transformers beside it")
+        return unknown("the config sets no tie flag or different ones, so the installed transformers decides")
     if class_bias(inspection):
-        return unknown("what becomes of a head bias is not known")
+        return unknown(f"tieconv has no measurement of {_LOADER} for a head bias")
     if not pair.has_embedding:
         return _missing(pair.embedding)
     return None if inspection.config.effective or pair.has_head else _missing(pair.head)
 
 
 def _missing(name: str) -> Refusal:
-    return Refusal(Cause.NAMES, f"{shown(name)} does not exist", (name,))
+    return Refusal(Cause.NAMES, f"the file does not contain {shown(name)}", (name,))
 
 
 CONSUMERS = (

@@ -1,10 +1,10 @@
-"""vLLM: before 0.29 the flag alone decides, from 0.29 on a stored head is loaded first and compared.
+"""Predict vLLM: before 0.29 only the tie flag decides; from 0.29 on, vLLM first loads and compares a stored head.
 
-A class `ties` by the flag; one that `skips` leaves a stored head out while tied, the others load both names into one
-tensor; one that `demands` a value of the flag asserts it. A weight that the file lacks stays uninitialised without a
-word: the check for missing weights leaves out every layer with an embedding method.
+A class `ties` by the flag. If it `skips`, it ignores a stored head while tied; other classes load both names into one
+tensor. If it `demands` a value of the flag, it asserts that value. An absent weight stays uninitialised without a
+message: the check for missing weights ignores every layer with an embedding method.
 
-A file named `consolidated*.safetensors`, in whatever folder, makes the newer ones load Mistral's own format
+If any folder has a file named `consolidated*.safetensors`, newer releases load Mistral's own format
 (transformers_utils/repo_utils.py, is_mistral_model_repo; model_loader/default_loader.py, _prepare_weights).
 """
 
@@ -27,7 +27,7 @@ _PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def load(inspection: Inspection, *, release: str) -> Loaded:
-    """Return what vLLM's own class of the architecture makes of the head and the embedding."""
+    """Return the head and the embedding in vLLM's class of the architecture."""
     refusal = _native(inspection) or by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), *_PATTERNS, indexed=True)
     known = refusal or known_pair(inspection, f"vLLM {release}", f"vllm-{release}")
     if isinstance(known, Refusal):
@@ -43,26 +43,25 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
 
 
 def _native(inspection: Inspection) -> Refusal | None:
-    """Which weights are read where some lie in Mistral's own format: under names and settings that are not HF's."""
+    """Return the refusal for a model with files in Mistral's own format, which has other names and settings."""
     checkpoint = inspection.checkpoint
     if not checkpoint.native or checkpoint.layout is Layout.FILE:
         return None
     name, read = shown(checkpoint.native), shown(checkpoint.entry or checkpoint.files[0].name)
     if checkpoint.native in {file.name for file in checkpoint.files}:
-        format_ = f"{name} is of Mistral's own format, which vLLM reads with params.json"
-        return unknown(f"{format_}; what it ties there is not known")
+        return unknown(f"{name} has Mistral's own format, and tieconv has no measurement of its ties in vLLM")
     return unknown(
-        f"{name} is there too: vLLM takes the model for one of Mistral's own format and its weights from "
-        f"consolidated*.safetensors, older releases from {read}, as all do with --load-format hf --config-format hf"
+        f"{name} exists, so vLLM loads Mistral's own format and reads only consolidated*.safetensors. "
+        f"Older releases read {read}, as do all releases with --load-format hf --config-format hf."
     )
 
 
 def _flag_refused(inspection: Inspection, kind: str, release: str) -> Refusal | None:
     tied = inspection.config.effective
     if release == "0.28" and reading_v4(inspection) not in (None, tied):
-        return unknown("the flag is absent, and which default holds depends on the transformers beside it")
+        return unknown("transformers 4 and 5 read the tie flag differently, and vLLM 0.28 uses the installed one")
     if "demands" in kind and tied is kind.startswith("demands false"):
-        sentence = f"its class asserts that tie_word_embeddings is {'false' if tied else 'true'}"
+        sentence = f"vLLM's class requires tie_word_embeddings to be {'false' if tied else 'true'}"
         return Refusal(Cause.CONFIG, sentence)
     return None
 
@@ -76,12 +75,12 @@ def _tied_028(model: PairModel, *, skips: bool) -> Loaded:
 
 def _tied_033(model: PairModel) -> Loaded:
     pair = model.pair
-    # Only a head of this name, in safetensors files, is looked for.
+    # vLLM looks only for a head of this name, in safetensors files.
     sought = model.inspection.checkpoint.format == SAFETENSORS and pair.head.endswith("lm_head.weight")
     if pair.has_head and sought and not pair.same:
         return model.untied(if_differ=True)
     if pair.has_head and not pair.has_embedding:
-        sentence = f"{shown(pair.head)} is skipped as tied, and {shown(pair.embedding)} is not stored"
+        sentence = f"vLLM skips {shown(pair.head)} in a tied model, and {shown(pair.embedding)} is not stored"
         return stopped(_LOADER, Refusal(Cause.NAMES, sentence, (pair.embedding, pair.head)))
     return model.tied(pair.embedding)
 

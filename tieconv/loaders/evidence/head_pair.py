@@ -1,4 +1,4 @@
-"""The embedding, the head and its bias as a model's files hold them."""
+"""The embedding, the head and its bias in the files of a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tieconv.text import shown
 
 @record
 class Pair:
-    """The input embedding and the head, by their names in the file, and whether the file holds them.
+    """The input embedding and the head, by their names in the file, and whether the file stores them.
 
-    ``same`` says whether the stored two hold the same values, ``None`` where that was not compared or is not to be.
+    ``same`` says whether both stored tensors have the same values; ``None`` if they were not compared.
     """
 
     embedding: str
@@ -27,7 +27,7 @@ class Pair:
 
 
 def head_pair(inspection: Inspection) -> Pair | None:
-    """Return the embedding and the head; ``None`` where the table does not name both."""
+    """Return the embedding and the head, or ``None`` if the table does not name both."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     if family.input_embedding is None or family.output_head is None:
         return None
@@ -38,7 +38,7 @@ def head_pair(inspection: Inspection) -> Pair | None:
 
 
 def in_file(inspection: Inspection, name: str) -> str:
-    """Return the name under which the file holds a tensor, or would hold it."""
+    """Return the name that a tensor has, or would have, in the file."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     return locate(family, name, tensors) or spelled(family, name, tensors)
 
@@ -54,7 +54,7 @@ def _same_values(inspection: Inspection, embedding: str, head: str) -> bool | No
 
 
 def same(member: Member) -> bool | None:
-    """Return whether a stored member holds the values of its group's reference as far as any logit can tell."""
+    """Return whether a stored member gives the same logits as its group's reference; ``None`` if unknown."""
     match member.state:
         case State.CANONICAL | State.ALIASED | State.IDENTICAL:
             return True
@@ -67,7 +67,7 @@ def same(member: Member) -> bool | None:
 
 
 def class_bias(inspection: Inspection) -> tuple[str, ...]:
-    """Return the stored head bias, where its values may matter: it is not all zero."""
+    """Return the stored head bias unless it is all zero."""
     bias = inspection.head.output_bias
     if bias is None or bias.state in (BiasState.ABSENT, BiasState.ZERO):
         return ()
@@ -75,13 +75,13 @@ def class_bias(inspection: Inspection) -> tuple[str, ...]:
 
 
 def stored_bias(inspection: Inspection) -> tuple[str, ...]:
-    """Return the stored head bias, whatever it holds."""
+    """Return the stored head bias, zero or not."""
     bias = inspection.head.output_bias
     return () if bias is None or bias.state is BiasState.ABSENT else (bias.name,)
 
 
 def flags_agree(inspection: Inspection) -> bool | None:
-    """Return the flag where every level of the config that could hold one declares the same value; else ``None``."""
+    """Return the tie flag if every level of the config declares the same value, else ``None``."""
     values = [entry.value for entry in inspection.config.declared]
     for flag in (True, False):
         if values and all(value is flag for value in values):

@@ -1,4 +1,4 @@
-"""The `Loaded` of a loader that knows an embedding and a head alone: two parameters, or one."""
+"""Build the `Loaded` of a loader that knows only an embedding and a head: two parameters, or one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.loaders.loaded import Absence, Loaded, Parameter
 
 @record
 class PairModel:
-    """What one loader makes of a model; ``absence`` is what a parameter holds that is not stored.
+    """The model in one loader. ``absence`` says what a parameter contains if it is not stored.
 
     ``has_bias`` says that the loader's class has the head bias of the architecture.
     """
@@ -24,12 +24,12 @@ class PairModel:
     absence: Absence = Absence.RANDOM
 
     def untied(self, *, remark: str = "", if_differ: bool = False) -> Loaded:
-        """Return the head and the embedding as two parameters; ``if_differ``: where equal tensors become one."""
+        """Return the head and the embedding as two parameters; ``if_differ``: equal tensors become one."""
         names = (self.pair.head, self.pair.embedding)
         return self._loaded({name: self._parameter(name) for name in names}, remark, compare=if_differ)
 
     def tied(self, source: str, *, remark: str = "", in_order: bool = False) -> Loaded:
-        """Return one parameter, which gets the tensor ``source``; ``in_order``: of two stored ones the last."""
+        """Return one parameter with the tensor ``source``; ``in_order``: the last of two stored tensors wins."""
         parameter = self._parameter(source)
         return self._loaded(
             dict.fromkeys((self.pair.head, self.pair.embedding), parameter), remark, compare=True, in_order=in_order

@@ -1,4 +1,4 @@
-"""The tie groups of an architecture as a loader meets them, the ones without a stored name included."""
+"""List the tied groups of an architecture for a loader, also those without a stored name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tieconv.loaders.loaded import Absence, Parameter
 
 @record
 class Group:
-    """Names that the class can make one parameter: those of the table, and what the file holds for each."""
+    """Names that the class can make one parameter: those in the table, and the member of the file for each."""
 
     role: Role
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Group:
 def groups(inspection: Inspection) -> Iterator[Group]:
     """Yield every group of the architecture, in the order of the table."""
     checkpoint = inspection.checkpoint
-    # The ties of a graph are its own, whatever the table says of the class.
+    # A graph has its own ties, which may differ from those of the class.
     tensors = checkpoint.tensors if checkpoint.format != "onnx" else {}
     ties = iter(inspection.ties)
     gated = next((tie.declared for tie in inspection.ties if tie.gated), inspection.config.effective)
@@ -45,7 +45,7 @@ def groups(inspection: Inspection) -> Iterator[Group]:
 
 
 def file_names(inspection: Inspection) -> dict[str, str]:
-    """Return the names of the architecture's groups, embedding, head and head biases, and the file's for each."""
+    """Map each name of the architecture's groups, embedding, head and head biases to its name in the file."""
     family = inspection.family
     names = {
         name: member.name
@@ -59,7 +59,7 @@ def file_names(inspection: Inspection) -> dict[str, str]:
 
 
 def before_ties(inspection: Inspection, release: str) -> dict[str, Parameter]:
-    """Return every parameter of the architecture's names before anything is tied."""
+    """Return the parameters by their names in the file, before any tie."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     biases = {name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for name in group.names}
     biases.update(family.output_biases)
@@ -73,14 +73,14 @@ def before_ties(inspection: Inspection, release: str) -> dict[str, Parameter]:
 
 
 def discarded(inspection: Inspection, parameters: Mapping[str, Parameter], unread: Iterable[str]) -> tuple[str, ...]:
-    """Return the stored names whose values none of ``parameters`` gets, those that are ``unread`` among them."""
+    """Return the stored names, also the ``unread`` ones, whose values none of ``parameters`` gets."""
     used = {parameter.stored for parameter in parameters.values()}
     stored = [name for name in parameters if name in inspection.checkpoint.tensors]
     return tuple(name for name in (*stored, *sorted(unread)) if name not in used)
 
 
 def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> float:
-    """Return what the forward pass multiplies the head by: 1 where the flag is about storage alone."""
+    """Return the factor of the head in the forward pass; 1 if the flag decides only about storage."""
     if meaning is FlagMeaning.STORAGE:
         return 1.0
     config = text_config(inspection)
@@ -93,7 +93,7 @@ def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> 
 
 
 def misshapen(inspection: Inspection) -> str | None:
-    """Return a stored name that does not fit its group's first one: loaders refuse it."""
+    """Return a stored name whose shape does not fit the first one of its group. Loaders refuse such a model."""
     tensors, two_sizes = inspection.checkpoint.tensors, two_vocabularies(inspection)
     for group in groups(inspection):
         stored = [member.name for member in group.members if member.stored]
@@ -105,7 +105,7 @@ def misshapen(inspection: Inspection) -> str | None:
 
 
 def two_vocabularies(inspection: Inspection) -> bool:
-    """Return whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
+    """Return whether the config gives the encoder a separate vocabulary, as FSMT's can."""
     if inspection.family.text_type not in release_tables.names("transformers-5", "two vocabularies"):
         return False
     config = text_config(inspection)
@@ -114,11 +114,11 @@ def two_vocabularies(inspection: Inspection) -> bool:
 
 
 def bias_group(inspection: Inspection) -> Group | None:
-    """Return the pair of names of the head bias, where the class has one."""
+    """Return the group of the two names of the head bias, or ``None``."""
     return next((group for group in groups(inspection) if group.role is Role.OUTPUT_BIAS), None)
 
 
 def is_zero(inspection: Inspection, name: str) -> bool:
-    """Return whether the bias that the inspection looked at is this one, and all zero."""
+    """Return whether ``name`` is the head bias of the inspection and is all zero."""
     bias = inspection.head.output_bias
     return bias is not None and bias.name == name and bias.state is BiasState.ZERO

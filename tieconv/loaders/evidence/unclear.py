@@ -1,11 +1,11 @@
-"""Why a loader does not get as far as the tensors of a model, or why nobody can say what it makes of them."""
+"""Say why a loader does not reach the tensors of a model, or why tieconv makes no claim about them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from tieconv.architectures.flag_levels import text_config
-from tieconv.checkpoint.family import Knowledge, Tying
+from tieconv.checkpoint.family import Family, Knowledge, Tying
 from tieconv.checkpoint.files.cautions import BLOCKING
 from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
@@ -19,36 +19,35 @@ SAFETENSORS, TORCH = "safetensors", "torch"
 
 
 def unclear_files(inspection: Inspection, *clear: str) -> Refusal | None:
-    """Return why it is not clear which files are the model; ``None`` where it is.
+    """Return why tieconv cannot tell which files are the model, or ``None``.
 
-    ``clear`` are codes of cautions that leave this loader no doubt. Which shards are the model is clear without an
-    index too.
+    ``clear`` are codes of cautions that do not matter to this loader. A missing index never matters.
     """
     checkpoint = inspection.checkpoint
     if checkpoint.format == "gguf":
-        return unknown("a GGUF file is made for llama.cpp and the programs built on it")
+        return unknown("GGUF files are for llama.cpp and the programs that use it")
     if checkpoint.adapter is not None:
-        return unknown("an adapter alone is loaded onto its base model")
+        return unknown("the model is an adapter, and its base model decides")
     codes = BLOCKING.keys() - {"index.absent", *clear}
     blocking = next((caution for caution in checkpoint.cautions if caution.code in codes), None)
     if blocking is not None:
-        return unknown(f"which files are the model is not clear: {shown(blocking.message)}")
+        return unknown(f"tieconv cannot tell which files are the model: {shown(blocking.message)}")
     if checkpoint.config is None:
-        return Refusal(Cause.FILES, "there is no config.json beside the weights")
+        return Refusal(Cause.FILES, "there is no config.json next to the weights")
     return None
 
 
 def unclear_class(inspection: Inspection) -> Refusal | None:
-    """Return why it is not clear what the class makes of its tensors; ``None`` where it is."""
+    """Return why tieconv cannot tell how the class uses its tensors, or ``None``."""
     family = inspection.family
     if family.tying is Tying.HEADLESS or (family.knowledge is Knowledge.TABLE and family.output_head is None):
         return unknown("the architecture has no output head by design")
     if family.knowledge is not Knowledge.TABLE:
-        return unknown("the architecture is not in the measured table")
+        return unknown(f"tieconv has no measurement of {_class_name(family)}")
     if family.pieces:
-        return unknown("its input embedding is several tensors in the file")
+        return unknown("the file stores the input embedding as several tensors")
     if _halves_separate(inspection):
-        return unknown("share_encoder_decoder_embeddings is false, and which tables are one then was not measured")
+        return unknown("share_encoder_decoder_embeddings is false, and tieconv has no measurement of that")
     tables = (name for name in (family.input_embedding, family.output_head) if name)
     quantised = next((name for name in tables if _is_quantised(inspection, name)), None)
     if quantised is not None:
@@ -57,21 +56,21 @@ def unclear_class(inspection: Inspection) -> Refusal | None:
 
 
 def wrong_format(inspection: Inspection, loader: str, formats: Collection[str]) -> Refusal | None:
-    """Return why the loader does not look for files of this format; ``None`` where it reads them."""
+    """Return why the loader does not read files of this format, or ``None``."""
     checkpoint = inspection.checkpoint
     if checkpoint.format not in formats:
         return Refusal(Cause.FILES, f"{loader} reads {' and '.join(formats)} files, not {shown(checkpoint.format)}")
     if checkpoint.layout is Layout.FILE:
-        return unknown(f"{loader} loads a model's directory, not a lone file")
+        return unknown(f"{loader} loads a model directory, not a single file")
     return None
 
 
 def known_pair(
     inspection: Inspection, loader: str, release: str, model_type: str | None = None
 ) -> tuple[str, Pair] | Refusal:
-    """Return the table of ``release`` that lists the model's class, or its ``model_type``, and the embedding and head.
+    """Return the table of ``release`` that lists the model's class or ``model_type``, and the embedding and head.
 
-    The refusal says that nobody read what the loader does with the class.
+    The refusal says that tieconv has no data about the loader and the class.
     """
     family = inspection.family
     kind = release_tables.kind(release, family.architecture if model_type is None else model_type)
@@ -79,16 +78,20 @@ def known_pair(
     if kind is not None and pair is not None:
         return kind, pair
     if model_type is None:
-        subject = shown(family.architecture) or "a model whose config names no class"
+        subject = _class_name(family)
     elif family.model_type:
         subject = f"models of type {shown(family.model_type)}"
     else:
-        subject = "a model whose config names no type"
-    return unknown(f"what {loader} does with {subject} is not known")
+        subject = "a config without a model type"
+    return unknown(f"tieconv has no measurement of {loader} for {subject}")
+
+
+def _class_name(family: Family) -> str:
+    return shown(family.architecture) or "a config without a class"
 
 
 def _halves_separate(inspection: Inspection) -> bool:
-    """Whether the config gives the encoder and the decoder a table each, as Marian's can."""
+    """Return whether the config gives the encoder and the decoder separate tables, as Marian's can."""
     shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
     return not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart")
 

@@ -1,4 +1,4 @@
-"""Whether a loader finds the weights of a directory that takes every file whose name matches a pattern."""
+"""Say whether a loader that reads every file with a matching name finds the weights of a directory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tieconv.text import shown
 def by_pattern(
     inspection: Inspection, loader: str, formats: Collection[str], *patterns: str, indexed: bool = False
 ) -> Refusal | None:
-    """Return why the loader does not get as far as the tensors, or may read others; ``None`` where it reads these.
+    """Return why the loader does not reach the tensors, or may read other files; ``None`` if it reads these.
 
-    ``indexed`` says that it leaves out what an index of the usual name does not name.
+    ``indexed`` says that it skips files that an index of the usual name does not list.
     """
     refusal = unclear_files(inspection)
     if refusal is None and is_directory(inspection, formats):
@@ -34,13 +34,13 @@ def is_directory(inspection: Inspection, formats: Collection[str]) -> bool:
 
 
 def _prefixed_again(inspection: Inspection, loader: str) -> Refusal | None:
-    """The refusal for names with the base model's prefix once more than the table has it."""
+    """Return the refusal for a name that has the prefix of the base model twice, or ``None``."""
     start, pair = f"{inspection.family.prefix}.", head_pair(inspection)
     names = (pair.embedding, pair.head) if pair is not None else ()
     doubled = next((name for name in names if name.startswith((start + start, "."))), None)
     if doubled is None:
         return None
-    return unknown(f"{shown(doubled)} has the prefix twice, and what {loader} makes of that was not read")
+    return unknown(f"{shown(doubled)} has the prefix twice, and tieconv has no measurement of {loader} for that")
 
 
 def _matched(inspection: Inspection, loader: str, patterns: Sequence[str]) -> Refusal | None:
@@ -49,11 +49,11 @@ def _matched(inspection: Inspection, loader: str, patterns: Sequence[str]) -> Re
     missed = [name for name in names if not _matches(name, patterns)]
     sought = f"{loader} looks for {listed(patterns)}"
     if missed == names:
-        return Refusal(Cause.FILES, f"{sought}, and finds no weights: the directory holds {shown(names[0])}")
+        return Refusal(Cause.FILES, f"{sought} and finds no weights: the directory contains {shown(names[0])}")
     if missed:
-        return unknown(f"{sought}, which leaves {shown(missed[0])} out")
+        return unknown(f"{sought} and does not read {shown(missed[0])}")
     if checkpoint.entry is None and not checkpoint.complete:
-        return unknown("a shard that the names of the others count is not there")
+        return unknown("a shard is missing: the names of the other shards count it")
     return None
 
 
@@ -62,7 +62,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _doubled(inspection: Inspection, loader: str, patterns: Sequence[str], indexed: bool) -> Refusal | None:
-    """The refusal where a file that the model does not use, and the loader does, may hold another embedding or head."""
+    """Return the refusal if the loader also reads an unused file that may hold another embedding or head."""
     checkpoint, pair = inspection.checkpoint, head_pair(inspection)
     if pair is None or (indexed and checkpoint.index is not None and checkpoint.entry in OPENED):
         return None
@@ -71,5 +71,5 @@ def _doubled(inspection: Inspection, loader: str, patterns: Sequence[str], index
         names = {tensor.name for tensor in file.tensors} & {pair.embedding, pair.head}
         doubled = next((name for name in sorted(names) if (name, file.name) not in equal), None)
         if doubled is not None and _matches(file.name, patterns):
-            return unknown(f"{shown(file.name)} holds {shown(doubled)} too, and {loader} reads that file as well")
+            return unknown(f"{shown(file.name)} also contains {shown(doubled)}, and {loader} reads both files")
     return None

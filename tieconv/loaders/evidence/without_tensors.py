@@ -1,4 +1,4 @@
-"""An inspection as a loader sees it that does not know some of the stored names."""
+"""Reduce an inspection to the stored names that a loader knows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _tie(tie: Tie, unread: Collection[str], family: Family, stored: Collection[s
 
 
 def _member(member: Member, family: Family, stored: Collection[str]) -> Member:
-    """The name as the loader misses it: the one of the table."""
+    """Return the absent member under its name in the table, by which the loader misses it."""
     by_memory = {memory: name for name, memory in family.renames}
     names = _names(family)
     name = member.loads_as if member.loads_as in names else by_memory.get(member.name, member.name)
@@ -65,7 +65,7 @@ def _names(family: Family) -> list[str]:
 
 
 def _referred(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """The members with a reference among them again: the first stored one, to which only equal ones are known."""
+    """Return the members with a new reference, the first stored one. Only relations to equal members stay known."""
     stored = [index for index, member in enumerate(members) if member.stored]
     if not stored or any(members[index].state is State.CANONICAL for index in stored):
         return members

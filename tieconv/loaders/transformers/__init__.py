@@ -1,1 +1,1 @@
-"""How transformers 4 and 5 take tensors and tie them."""
+"""Predict how transformers 4 and 5 load and tie tensors."""

@@ -1,4 +1,4 @@
-"""What transformers 4 makes of a model: it ties by the flag alone, under the embedding's name, whatever is stored.
+"""Predict transformers 4: it ties by the flag alone, under the embedding's name, whatever is stored.
 
 From `tie_weights` and `_load_pretrained_model` of transformers 4.48.3 and 4.57.6.
 """
@@ -63,7 +63,7 @@ def load(inspection: Inspection, version: str) -> Loaded:
 
 
 def _unindexed(inspection: Inspection) -> frozenset[str]:
-    """Tensors that a shard holds and the index does not name, which transformers 4 does not read."""
+    """Return the tensors in shards that the index does not list. transformers 4 does not read them."""
     cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
     return frozenset(name for caution in cautions for name in caution.tensors)
 
@@ -71,7 +71,7 @@ def _unindexed(inspection: Inspection) -> frozenset[str]:
 def _tie(
     inspection: Inspection, group: Group, parameters: dict[str, Parameter], version: str
 ) -> tuple[str, str] | None:
-    """Give the names of one group their values; return a stored pair that was not compared and becomes one."""
+    """Set the values of one group's names. Return a stored pair that becomes one parameter and was not compared."""
     if group.role is Role.OUTPUT_BIAS:
         _tie_biases(inspection, group, parameters, version)
         return None
@@ -100,7 +100,7 @@ def _not_compared(base: Member, member: Member) -> tuple[str, str] | None:
 
 
 def is_tied(inspection: Inspection, group: Group) -> bool:
-    """Return whether a group is tied. The flag decides over the head of every class."""
+    """Return whether a group is tied. For the head, the flag decides in every class."""
     family, flag = inspection.family, reading_v4(inspection)
     if flag is None or family.tying is Tying.NEVER:
         return group.declared
@@ -108,9 +108,9 @@ def is_tied(inspection: Inspection, group: Group) -> bool:
 
 
 def last_read(inspection: Inspection, known_names: Sequence[str], names: Sequence[str]) -> int | None:
-    """Return the index of the stored table, not of the head, that comes last in the files.
+    """Return the index of the stored table, not of the head, that is last in the files.
 
-    ``known_names`` are those of ``names`` in the table of architectures.
+    ``known_names`` are the names of the same tensors in the architecture table.
     """
     order = {name: index for index, name in enumerate(inspection.checkpoint.tensors)}
     head = inspection.family.output_head
@@ -119,7 +119,7 @@ def last_read(inspection: Inspection, known_names: Sequence[str], names: Sequenc
 
 
 def _in_order(inspection: Inspection, version: str) -> tuple[str, ...]:
-    """The stored tables, not all equal, of which the one that is read last stays."""
+    """Return the stored tables, not all equal, if the last one that is read stays."""
     head = inspection.head.output_head
     for tie in inspection.ties if last_wins(inspection.family, version) else ():
         stored = [member for member in tie.stored_members if head is None or member.name != head.name]
@@ -129,10 +129,10 @@ def _in_order(inspection: Inspection, version: str) -> tuple[str, ...]:
 
 
 def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Parameter], version: str) -> None:
-    """Both names of the head bias have the values that reach the logits.
+    """Give both names of the head bias the values that reach the logits.
 
-    4.48 sets the head's whole module to zero where it counts a name of it as missing; a missing embedding turns that
-    off. Measured, with torch 2.13.
+    Release 4.48 sets the whole head module to zero if one of its names counts as missing. With a missing embedding it
+    does not. Measured with torch 2.13.
     """
     outer, inner = group.members[0], group.members[-1]
     prefers_inner = inspection.family.text_type in release_tables.names(f"transformers-{version}", "inner bias")
@@ -154,7 +154,7 @@ def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Para
 
 
 def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:
-    """Why it makes no model, in its own order; ``read`` is the inspection without the names that it does not know."""
+    """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
     files = by_name(read, configured=version != "4.48")
     if files is not None:
         yield files
@@ -169,8 +169,8 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
 def _metadata(inspection: Inspection) -> Iterator[Refusal]:
     for file in inspection.checkpoint.files if inspection.checkpoint.format == SAFETENSORS else ():
         if file.refused_format is not None:
-            entry = f"the format {shown(file.refused_format)}" if file.refused_format else "no format"
-            sentence = f"the metadata of {shown(file.name)} names {entry}, which transformers 4 refuses"
+            entry = f"the format {shown(file.refused_format)}" if file.refused_format else 'no "format" entry'
+            sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
             yield Refusal(Cause.METADATA, sentence)
 
 
@@ -178,17 +178,17 @@ def _corrupt_names(inspection: Inspection, version: str) -> Iterator[Refusal]:
     family = inspection.family
     name = corrupt(family, inspection.checkpoint.tensors, version)
     if name is not None:
-        stored = f"{shown(name)} is stored and no name starts with {shown(f'{family.prefix}.')}"
-        yield Refusal(Cause.NAMES, f"{stored}: transformers 4 takes that for a corrupted file", (name,))
+        stored = f"it has {shown(name)}, and none of its names starts with {shown(f'{family.prefix}.')}"
+        yield Refusal(Cause.NAMES, f"transformers 4 treats the file as corrupted: {stored}", (name,))
 
 
 def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:
     family = inspection.family
     nested = "text_config" in inspection.checkpoint.config_values
     if nested and family.model_type in release_tables.names(f"transformers-{version}", "flat config"):
-        sentence = f"the config of {shown(family.model_type)} has no text_config in transformers {version}"
+        sentence = f"the {shown(family.model_type)} config of transformers {version} has no text_config"
         yield Refusal(Cause.CONFIG, sentence)
     misfit = None if family.misfit and not reading_v4(inspection) else misshapen(read)
     if misfit is not None:
-        sentence = f"{shown(misfit)} has another shape than the tensor that it is tied to"
+        sentence = f"{shown(misfit)} and the tensor that it is tied to have different shapes"
         yield Refusal(Cause.SHAPES, sentence, (misfit,))

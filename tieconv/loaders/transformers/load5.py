@@ -1,4 +1,4 @@
-"""What transformers 5 makes of a model: each declared pair is tied in turn, by which of the two the file holds.
+"""Predict transformers 5: it ties each declared pair in turn, depending on which of the two the file stores.
 
 From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 """
@@ -48,23 +48,23 @@ from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _COARSER = {"F16": 1 << 13, "BF16": 1 << 16}
-"""float32 steps in one step of a narrower type: copies that lie further apart stay apart when they are rounded."""
+"""float32 steps in one step of a narrower type: copies with a larger difference stay different after rounding."""
 
 Guesses = Mapping[tuple[str, str], bool]
 
 
 class _UndecidedError(Exception):
-    """Whether two tensors are equal once loaded does not follow from what was compared."""
+    """The comparison does not decide whether two tensors are equal after loading."""
 
 
 def load(inspection: Inspection) -> Loaded:
-    """Return the model in transformers 5; ``alternatives`` where stored tensors were not compared."""
+    """Return the model in transformers 5, with ``alternatives`` if stored tensors were not compared."""
     loaded = _load(inspection, {})
     return loaded if loaded.undecided is None else replace(loaded, alternatives=tuple(_settled(inspection, loaded, {})))
 
 
 def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterator[Loaded]:
-    """The models with each stored pair that was not compared taken as different, and as equal."""
+    """Yield the possible models: each pair that was not compared is assumed different, then equal."""
     if loaded.undecided is None:
         yield loaded
         return
@@ -74,7 +74,7 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
 
 
 def _load(inspection: Inspection, guesses: Guesses) -> Loaded:
-    """The model. ``guesses`` says of stored pairs that were not compared whether they are equal; else not."""
+    """Return the model. ``guesses`` decides about pairs that were not compared; without a guess they differ."""
     unknown_names = unread(inspection.family, inspection.checkpoint.tensors)
     read = without_tensors(inspection, unknown_names)
     family, parameters = read.family, before_ties(read, RELEASE)
@@ -98,7 +98,7 @@ def _load(inspection: Inspection, guesses: Guesses) -> Loaded:
 def _tie(
     inspection: Inspection, group: Group, parameters: dict[str, Parameter], guesses: Guesses
 ) -> tuple[str, str] | None:
-    """Tie the names of one group; return the first stored pair of which nobody knows whether it is equal."""
+    """Tie the names of one group. Return the first stored pair that was not compared, or ``None``."""
     names = {name: member.name for name, member in zip(group.names, group.members, strict=True)}
     stored = [member.stored for member in group.members]
     undecided = None
@@ -139,7 +139,7 @@ def _compared(inspection: Inspection, first: Member, second: Member) -> bool:
 
 
 def _as_reference(inspection: Inspection, member: Member) -> bool:
-    """Whether a stored member equals the group's reference by value, in the type that the model is loaded in."""
+    """Return whether a stored member equals the group's reference by value, in the dtype of the loaded model."""
     dtype = load_dtype(inspection)
     match member.relation:
         case Canonical() | Aliased() | Identical():
@@ -169,14 +169,14 @@ def _may_round_to_equal(inspection: Inspection, member: Member, figures: RowFigu
 
 
 def load_dtype(inspection: Inspection) -> str | None:
-    """Return the type that ``dtype="auto"`` loads in; ``None`` where the config names none."""
+    """Return the dtype that ``dtype="auto"`` gives, or ``None`` if the config has none."""
     values = inspection.checkpoint.config_values
     named = values.get("dtype") or values.get("torch_dtype")
     return _DTYPES.get(str(named).removeprefix("torch."))
 
 
 def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
-    """Why it makes no model, in its own order; ``read`` is the inspection without the names that it does not know."""
+    """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
     files = by_name(inspection)
     if files is not None:
         yield files
@@ -185,7 +185,9 @@ def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
     yield from unclear_names(inspection)
     misfit = None if read.family.misfit else misshapen(read)
     if misfit is not None:
-        yield Refusal(Cause.SHAPES, f"{shown(misfit)} has another shape than the tensor that it is tied to", (misfit,))
+        yield Refusal(
+            Cause.SHAPES, f"{shown(misfit)} and the tensor that it is tied to have different shapes", (misfit,)
+        )
 
 
 def _config_refusals(inspection: Inspection) -> Iterator[Refusal]:
@@ -193,13 +195,13 @@ def _config_refusals(inspection: Inspection) -> Iterator[Refusal]:
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
         entry.value is True for entry in declared
     ):
-        yield Refusal(Cause.CONFIG, f"the config of {shown(family.model_type)} refuses {FLAG} true")
+        yield Refusal(Cause.CONFIG, f"the {shown(family.model_type)} config of transformers 5 refuses {FLAG} true")
     if cannot_build(inspection):
-        sentence = f"{_whole(family)} cannot be built with {FLAG} true: its embedding has another name"
+        sentence = f"transformers 5 cannot build {_whole(family)} with {FLAG} true: its embedding has another name"
         yield Refusal(Cause.CONFIG, sentence)
 
 
 def _whole(family: Family) -> str:
-    """The class and its text part."""
+    """Return the class with its text part, in words."""
     part = shown(family.part.model_type) if family.part is not None else "its text part"
     return f"{shown(family.architecture)} with a {part} text part"

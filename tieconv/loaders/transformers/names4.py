@@ -1,7 +1,7 @@
-"""By which names transformers 4 finds what the table, measured on transformers 5, calls by one name.
+"""Find which stored names transformers 4 reads. The table has the names of transformers 5.
 
-From `_load_pretrained_model` and `_get_key_renaming_mapping` of transformers 4.48.3 and 4.57.6. Measured with both:
-each class of the table that they have, its embedding and its head stored under every name that `locate` takes.
+From `_load_pretrained_model` and `_get_key_renaming_mapping` of transformers 4.48.3 and 4.57.6. Measured with both
+releases and each of their classes in the table. Embedding and head were stored under every name that `locate` accepts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tieconv.loaders import release_tables
 
 
 def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:
-    """Return the stored names of the table's tensors that transformers ``version``, `4.48` or `4.57`, does not know."""
+    """Return the stored names that transformers ``version`` (`4.48` or `4.57`) does not know."""
     reader = _Reader(family, stored, version)
     located = ((name, locate(family, name, stored)) for name in known_names(family))
     return frozenset(spelled for name, spelled in located if spelled is not None and not reader.reads(name, spelled))
 
 
 def corrupt(family: Family, stored: Collection[str], version: str) -> str | None:
-    """Return a stored name at which transformers 4 stops: one of the head's, in a file that has the prefix nowhere."""
+    """Return a stored name of the head for which transformers 4 refuses a file without any prefix, or ``None``."""
     reader = _Reader(family, stored, version)
     if not reader.adds_prefix:
         return None
@@ -30,7 +30,7 @@ def corrupt(family: Family, stored: Collection[str], version: str) -> str | None
 
 
 class _Reader:
-    """How one release takes the names of one file: as they are, with the prefix added, or with it taken away."""
+    """Reads the names of one file as one release does: unchanged, with the prefix added, or with it removed."""
 
     def __init__(self, family: Family, stored: Collection[str], version: str) -> None:
         release = f"transformers-{version}"
@@ -38,7 +38,7 @@ class _Reader:
         in_memory = family.model_type in release_tables.names(release, "names in memory")
         self.memory = dict(family.renames) if in_memory else {}
         self.start = f"{prefix}."
-        # Without the dot, as its source has it.
+        # Without the dot, as in its source.
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in stored)
         expected = bool(prefix) and any(
             self.memory.get(name, name).startswith(self.start) for name in known_names(family)

@@ -1,7 +1,7 @@
-"""How transformers 5 takes names and ties them, beyond what the table says.
+"""Find which stored names transformers 5 reads, and in which order it ties them.
 
-From `PreTrainedModel.tie_weights` and `rename_source_key` of transformers 5.23.0. Measured with it: every class of the
-table that can be built, every set of its tied names stored, under each flag, and every spelling of its names.
+From `PreTrainedModel.tie_weights` and `rename_source_key` of transformers 5.23.0. Measured with every class of the
+table that can be built. Every set of tied names was stored, with each flag and every spelling.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tieconv.loaders import release_tables
 RELEASE = "transformers-5"
 
 _PASSAGE = frozenset(("language_model", "model", "transformer"))
-"""Parts of a name that this loader's renamings add and take away."""
+"""Parts of a name that the renamings of transformers 5 add and remove."""
 
 
 def unread(family: Family, stored: Collection[str]) -> frozenset[str]:
@@ -25,16 +25,16 @@ def unread(family: Family, stored: Collection[str]) -> frozenset[str]:
 
 
 def _not_taken(family: Family) -> Sequence[str]:
-    """Names that `locate` takes and this loader does not."""
+    """Return the names that `locate` accepts and transformers 5 does not."""
     names: Sequence[str] = release_tables.by_type(RELEASE, "unread names").get(family.model_type, ())
     return names
 
 
 def mistakable(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
-    """Return a name of the table that is not stored, and a stored one that the loader may take for it.
+    """Return a table name that is not stored, and a stored name that transformers 5 may rename to it.
 
-    Renamings follow each other there, so more spellings are read than `locate` knows: those that end as the name
-    does and are made of parts that the loader adds and takes away.
+    It applies several renamings in turn, and so reads more spellings than `locate` knows. Such a spelling ends like
+    the name and has only parts that the renamings add and remove.
     """
     names = known_names(family, Role.WORD_EMBEDDING)
     located = {name: locate(family, name, stored) for name in names}
@@ -53,12 +53,12 @@ def mistakable(family: Family, stored: Collection[str]) -> tuple[str, str] | Non
 
 
 def _tails(*names: str) -> list[list[str]]:
-    """The last two parts of each name."""
+    """Return the last two parts of each name."""
     return [name.split(".")[-2:] for name in names]
 
 
 def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:
-    """Return stored names, more than one, that the loader takes for the same tensor; empty where there are none."""
+    """Return the stored names, two or more, that the loader reads as one tensor; else an empty tuple."""
     not_taken = _not_taken(family)
     names = known_names(family, Role.WORD_EMBEDDING)
     for name in names:
@@ -69,16 +69,16 @@ def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:
 
 
 def _outer(family: Family) -> Iterator[str]:
-    """Names of a head that is renamed which this loader is known not to take: the prefix added or taken away."""
+    """Yield names of a renamed head that transformers 5 does not accept: with the prefix added or removed."""
     head, start = family.output_head, f"{family.prefix}."
     if head is not None and head in dict(family.renames):
         yield from (start + head, head.removeprefix(start))
 
 
 def in_order(family: Family, names: Sequence[str]) -> list[str]:
-    """Return the names but for the first in the order in which they are tied to it.
+    """Return the names without the first, in the order in which the loader ties them to the first.
 
-    What a class declares comes before what its body does.
+    Ties that the class declares precede those of its base model.
     """
     start = f"{family.text_start}{family.text_prefix}."
     head_first = family.text_type in release_tables.names(RELEASE, "head first")
@@ -92,7 +92,7 @@ def in_order(family: Family, names: Sequence[str]) -> list[str]:
 
 
 def steps(family: Family, names: Sequence[str], stored: Sequence[bool]) -> Iterator[tuple[str, str, bool]]:
-    """Yield each pair that is tied: whose parameter is taken, by which name, and whether only where they are equal."""
+    """Yield each tied pair: the source, the target, and whether the tie holds only for equal values."""
     missing = {name for name, is_stored in zip(names, stored, strict=True) if not is_stored}
     source, targets = names[0], in_order(family, names)
     for index, target in enumerate(targets):

@@ -1,17 +1,17 @@
-"""Which file of a model's directory transformers opens, and whether it gets past the index."""
+"""Find the file of a model directory that transformers opens, and whether it can read the index."""
 
 from __future__ import annotations
 
 from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint
 
 NAMEABLE = (".safetensors", ".safetensors.index.json")
-"""How a name ends that the config may give under `transformers_weights`."""
+"""The suffixes that the config may use under `transformers_weights`."""
 
 
 def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
-    """Return the file of a directory that transformers opens, weights or their index; ``None`` where it finds none.
+    """Return the file of a directory that transformers opens, weights or index, or ``None``.
 
-    ``configured`` says that this version takes the name that the config gives under `transformers_weights`.
+    ``configured`` says that this version follows `transformers_weights` in the config.
     """
     files = {*checkpoint.states, *checkpoint.companions}
     named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
@@ -21,5 +21,5 @@ def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
 
 
 def stops_at_index(checkpoint: Checkpoint) -> bool:
-    """Return whether the index lacks what transformers reads of it."""
+    """Return whether the index lacks the metadata that transformers reads."""
     return checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict)

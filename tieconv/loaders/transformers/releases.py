@@ -1,7 +1,7 @@
 """The releases of transformers.
 
-transformers 4 ties by the flag alone, under the embedding's name, whatever the file holds. transformers 5 ties by what
-the file holds, keeps a head that differs, and warns.
+transformers 4 ties by the flag alone, under the embedding's name. transformers 5 also looks at the stored tensors: it
+keeps a head that differs, and warns.
 """
 
 from __future__ import annotations

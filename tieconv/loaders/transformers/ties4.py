@@ -1,7 +1,7 @@
-"""Whose values each name of a tie group has after transformers 4 has loaded a file.
+"""Map each tied parameter to the stored tensor that transformers 4 loads into it.
 
-Measured with 4.48.3 and 4.57.6: every class of the table that they have, every set of names of its word embeddings
-stored, each filled with a number of its own, the flag true, false and absent.
+Measured with 4.48.3 and 4.57.6 and each of their classes in the table. Every set of names of the word embeddings was
+stored, each tensor filled with a different number. The flag was true, false and absent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tieconv.checkpoint.family import Family
 from tieconv.loaders import release_tables
 
 NO_VALUES = -1
-"""The name is left without values: the loader moved nothing into its memory."""
+"""The parameter has no values: the loader moved nothing into its memory."""
 
 
 def _of_type(family: Family, version: str, table: str) -> bool:
@@ -20,7 +20,7 @@ def _of_type(family: Family, version: str, table: str) -> bool:
 
 
 def last_wins(family: Family, version: str) -> bool:
-    """Return whether several stored tables become one, that which is read last."""
+    """Return whether several stored tables become one parameter, with the table that is read last."""
     return _of_type(family, version, "last table wins")
 
 
@@ -37,17 +37,17 @@ def sources(
     tied: bool,
     last_table: int | None = None,
 ) -> tuple[int | None, ...]:
-    """Return for each of ``names`` the index of the name whose stored values it has, ``None`` where they are random.
+    """Return for each of ``names`` the index of the name whose stored values it gets, ``None`` for random values.
 
-    ``names`` are those of the table, the canonical one first; ``last_table`` is the index of the table, not of the
-    head, that comes last in the file.
+    ``names`` are those in the architecture table, the canonical one first. ``last_table`` is the index of the last
+    table in the file; the head does not count.
     """
     own = _own(family, names, stored, version, last_table)
     tied = (tied or _of_type(family, version, "always tied")) and not _of_type(family, version, "never tied")
     if not tied and _of_type(family, version, "head is decoder's table"):
         return _decoder_is_head(names, own, version)
     if not tied or not any(stored):
-        # Of this class, whose tie no flag undoes, only what is missing is taken from the shared table.
+        # This class ignores the flag and takes only missing names from the shared table.
         alone = not _gives_its_table(family, version)
         fills = _of_type(family, version, "fills what is missing") and stored[0] and alone
         return tuple(0 if fills and index is None else index for index in own)
@@ -56,7 +56,7 @@ def sources(
 
 
 def source_name(family: Family, names: Sequence[str], version: str) -> str:
-    """Return the one of ``names`` whose values the others have where they are tied."""
+    """Return the one of ``names`` whose values the tied names get."""
     start = family.text_start + release_tables.by_type(f"transformers-{version}", "tied to").get(
         family.text_type, names[0]
     )
@@ -66,7 +66,7 @@ def source_name(family: Family, names: Sequence[str], version: str) -> str:
 def _own(
     family: Family, names: Sequence[str], stored: Sequence[bool], version: str, last_table: int | None
 ) -> list[int | None]:
-    """The sources before anything is tied: each name its own, but for a module that several names share."""
+    """Return the sources before any tie: each name itself, except for a module that several names share."""
     own: list[int | None] = [index if is_stored else None for index, is_stored in enumerate(stored)]
     if not _of_type(family, version, "one table") and not _gives_its_table(family, version):
         return own
@@ -79,7 +79,7 @@ def _own(
 
 
 def _base(family: Family, names: Sequence[str], own: list[int | None], version: str) -> int | None:
-    """The index whose values tied names have."""
+    """Return the index of the name whose values the tied names get."""
     source = own[names.index(source_name(family, names, version))]
     if source is not None:
         return source
@@ -98,7 +98,7 @@ def _base(family: Family, names: Sequence[str], own: list[int | None], version: 
 
 
 def _decoder_is_head(names: Sequence[str], own: list[int | None], version: str) -> tuple[int | None, ...]:
-    """The decoder has one parameter for its table and for the head, and it is the head's."""
+    """Return the sources if the decoder's table and the head are one parameter, with the head's values."""
     decoder = [index for index, name in enumerate(names) if "decoder" in name.split(".")]
     head = next(own[index] for index in decoder if names[index].endswith("output_projection.weight"))
     if head is None and version == "4.57" and any(own[index] is not None for index in decoder):

@@ -1,4 +1,4 @@
-"""Where nobody can say what transformers 4 makes of a model."""
+"""Say when tieconv makes no claim about transformers 4."""
 
 from __future__ import annotations
 
@@ -16,59 +16,61 @@ from tieconv.text import shown
 
 
 def unmeasured_448(family: Family) -> bool:
-    """Return whether a class was not measured with transformers 4.48, which may have its type."""
+    """Return whether a class was not measured with transformers 4.48, although that release may have its type."""
     return family.unlisted or (family.part is not None and not family.part.usual)
 
 
 def has_class_448(family: Family) -> bool:
-    """Return whether transformers 4.48 has the class, and it was measured."""
+    """Return whether transformers 4.48 has the class and the class was measured."""
     return not unmeasured_448(family) and family.model_type in release_tables.names("transformers-4.48", "types")
 
 
 def ties_alone(inspection: Inspection, version: str) -> bool:
-    """Return whether the flag ties the head, which it does not in transformers 5."""
+    """Return whether the flag ties the head in this release and not in transformers 5."""
     listed = inspection.family.text_class in release_tables.names(f"transformers-{version}", "head tied here alone")
     return listed and bool(reading_v4(inspection))
 
 
 def unclear_model(inspection: Inspection, version: str) -> Iterator[Refusal]:
-    """Yield why it is not known what the release makes of such a model, whatever its names are."""
+    """Yield why tieconv cannot tell how the release loads such a model, whatever its names are."""
     family = inspection.family
     for file in inspection.checkpoint.files if inspection.checkpoint.format == SAFETENSORS else ():
         framework = (file.metadata or {}).get("format")
         if framework in ("tf", "flax"):
-            yield unknown(f"{shown(file.name)} was written by {framework}, and transformers 4 needs that to read it")
+            yield unknown(
+                f"{shown(file.name)} was written by {framework}, and transformers 4 needs {framework} to read it"
+            )
     if reading_v4(inspection) is None or (version == "4.48" and not has_class_448(family)):
         yield unknown(_not_known(family, version))
     if head_pair(inspection) is None:
-        yield unknown("the table does not name both the embedding and the head")
+        yield unknown("the architecture table does not name both the embedding and the head")
     if _listed(family.model_type, version, "not understood"):
-        yield unknown(f"what transformers {version} does with {shown(family.architecture)} is not clear")
+        yield unknown(f"tieconv cannot explain how transformers {version} loads {shown(family.architecture)}")
 
 
 def unclear_vocabularies(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield that tying tables of two vocabularies was not measured."""
+    """Yield a refusal for tied tables of two vocabularies, which were not measured."""
     if reading_v4(inspection) and two_vocabularies(inspection):
-        yield unknown("encoder and decoder have vocabularies of their own, and tying them was not measured")
+        yield unknown("encoder and decoder have separate vocabularies, and tieconv has no measurement of tying them")
 
 
 def unclear_tables(inspection: Inspection, version: str) -> Iterator[Refusal]:
-    """Yield where the answer hangs on what was not compared, or was not measured."""
+    """Yield why the answer depends on tensors that were not compared, or on a case that was not measured."""
     if ties_alone(inspection, version) or (reading_v4(inspection) and cannot_build(inspection)):
-        yield unknown("its head is tied in transformers 4 and not in 5, and was not compared with the embedding")
+        yield unknown("only transformers 4 ties the head, and tieconv did not compare it with the embedding")
     if version == "4.48" and _lacks_tables(inspection):
-        yield unknown("what transformers 4.48 does where one of these tables is missing was not understood")
+        yield unknown("tieconv cannot explain how transformers 4.48 loads these tables if one is missing")
 
 
 def _not_known(family: Family, version: str) -> str:
     if version == "4.48" and unmeasured_448(family):
-        part = f" on {shown(family.part.model_type)}" if family.part is not None else ""
-        return f"what transformers 4.48 does with {shown(family.architecture)}{part} was not measured"
+        part = f" with a text part of type {shown(family.part.model_type)}" if family.part is not None else ""
+        return f"tieconv has no measurement of transformers 4.48 for {shown(family.architecture)}{part}"
     return f"transformers {version} has no model of type {shown(family.model_type)}"
 
 
 def _lacks_tables(inspection: Inspection) -> bool:
-    """Whether encoder and decoder tables that BART and its kin share on construction are partly missing."""
+    """Return whether some of the tables are missing that BART-like classes share on construction."""
     pair = head_pair(inspection)
     tied = bool(reading_v4(inspection)) and inspection.family.tying is not Tying.NEVER
     tables = [group.members for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]

@@ -1,4 +1,4 @@
-"""Where transformers 5 refuses a flag, and where nobody can say what it makes of a model's names."""
+"""Say when transformers 5 refuses a flag, and when tieconv makes no claim about names."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tieconv.text import shown
 
 
 def flag_refusals(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield the refusal of a flag that is neither true nor false, at a level that is read."""
+    """Yield the refusal of a flag that is neither true nor false, at a level that transformers 5 reads."""
     family = inspection.family
     levels = [f"{level}.{FLAG}".lstrip(".") for level in ("", *family.levels)]
     for entry in inspection.config.declared:
         if entry.path not in levels or not entry.present or isinstance(entry.value, bool):
             continue
         if entry.path == FLAG and family.model_type not in release_tables.names(RELEASE, "takes any flag"):
-            sentence = f"{entry.path} in the config is neither true nor false, which transformers 5 refuses"
+            sentence = f"transformers 5 refuses the config: {entry.path} is neither true nor false"
             yield Refusal(Cause.FLAG, sentence)
         elif family.tying is Tying.CAN:
             yield unknown(f"{shown(entry.path)} in the config is neither true nor false")
 
 
 def unclear_names(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield why it is not clear which tensor a name is."""
+    """Yield why tieconv cannot tell which parameter gets a stored tensor."""
     family, stored = inspection.family, inspection.checkpoint.tensors
     doubled = twice(family, stored)
     if doubled:
-        yield unknown(f"{listed(doubled)} are names of one tensor, of which one is taken")
+        yield unknown(f"{listed(doubled)} are names of one parameter, and transformers 5 reads only one of them")
     mistaken = mistakable(family, stored)
     if mistaken is not None:
         missing, name = map(shown, mistaken)
-        yield unknown(f"{missing} is not stored, and {name} may be taken for it: renamings follow each other there")
+        yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
 
 
 def remark(inspection: Inspection) -> str:
-    """Return what else a head means that is a parameter of its own."""
+    """Return a remark about a head that is a separate parameter; often empty."""
     pair = head_pair(inspection)
     head = "" if pair is None else pair.head
     tie = next((tie for tie in inspection.ties if any(member.name == head for member in tie.members)), None)
     if tie is not None and tie.declared:
-        return "they count as tied, but their values differ, which is warned of"
-    return "the logits are not scaled" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""
+        return "the config says tied, but their values differ, so transformers 5 warns"
+    return "transformers 5 does not scale the logits" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""

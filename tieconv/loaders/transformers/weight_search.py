@@ -1,4 +1,4 @@
-"""Whether transformers finds the weights of a directory: by the names that it knows."""
+"""Say whether transformers finds the weights of a directory by the file names that it knows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _READABLE = (SAFETENSORS, TORCH)
 
 
 def by_name(inspection: Inspection, *, configured: bool = True) -> Refusal | None:
-    """Return why transformers does not get as far as the tensors; ``None`` where it does.
+    """Return why transformers does not reach the tensors, or ``None``.
 
-    ``configured`` says that this version takes the name that the config gives under `transformers_weights`.
+    ``configured`` says that this version follows `transformers_weights` in the config.
     """
-    # It opens one file of a directory and looks at no other.
+    # It opens one file of a directory and ignores the others.
     refusal = unclear_files(inspection, TWO_FORMATS, "layout.ambiguous") or _opened(inspection, configured)
     return refusal or unclear_class(inspection) or wrong_format(inspection, "transformers", _READABLE)
 
@@ -30,16 +30,16 @@ def _opened(inspection: Inspection, configured: bool) -> Refusal | None:
         return None
     named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
     if named is not None and not str(named).endswith(NAMEABLE):
-        sentence = f"{WEIGHTS_KEY} in the config names {shown(named)}, neither a safetensors file nor an index"
+        sentence = f"the config sets {WEIGHTS_KEY} to {shown(named)}, which is not a safetensors file or an index"
         return Refusal(Cause.FILES, sentence)
     file = opened(checkpoint, configured=configured)
     if file is None:
         sought = shown(named) if named is not None else "model.safetensors or its index"
         stored = shown(checkpoint.entry or checkpoint.files[0].name)
-        sentence = f"transformers looks for {sought}, and finds no weights: the directory holds {stored}"
+        sentence = f"transformers looks for {sought} and finds no weights: the directory contains {stored}"
         return Refusal(Cause.FILES, sentence)
     if file != checkpoint.entry:
-        return unknown(f"transformers opens {shown(file)}, which is not what was read here")
+        return unknown(f"transformers opens {shown(file)}, and tieconv read other files")
     if stops_at_index(checkpoint):
-        return Refusal(Cause.FILES, f"{shown(file)} has no metadata, and transformers stops there")
+        return Refusal(Cause.FILES, f"transformers fails to load {shown(file)}: the index has no metadata")
     return None

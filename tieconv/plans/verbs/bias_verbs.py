@@ -191,8 +191,8 @@ def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, comm
     if (len(record.shape) != 1 and not is_row) or BITS.get(record.dtype, 1) % 8 or record.stride is not None:
         refuse(
             f"{shown(record.name)} has shape {list(record.shape)} and dtype {shown(record.dtype)}, "
-            "which is no list of one number a row",
-            "change it by hand",
+            "and a head bias has one number for each row",
+            "change the bias by hand",
             "bias.shape",
         )
     before = record.shape[-1]

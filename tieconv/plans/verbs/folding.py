@@ -57,15 +57,15 @@ def _passed_over(inspection: Inspection, fold: NormFold) -> Iterator[Note]:
     for release in releases(inspection):
         if load(inspection, release).source(fold.head) != fold.head:
             yield Note(
-                f"transformers {release.partition('.')[0]} passed over {shown(fold.head)} because the config says "
-                f"tied: it ran the embedding under a norm without those factors {REVIEW_FIRST}"
+                f"the config says tied, so transformers {release.partition('.')[0]} ignored {shown(fold.head)}: "
+                f"it used the embedding, with a norm without those factors {REVIEW_FIRST}"
             )
 
 
 def _note(fold: NormFold, norms: str) -> str:
     if not fold.rounded:
-        return f"the factors of the head went into {norms}: every product is exact, so the function is the same"
+        return f"retie moves the factors of the head into {norms}: every product is exact, so the function is the same"
     return (
-        f"the factors of the head went into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
-        f"{shown(fold.head)} had been rounded, and logits change by that rounding, which is undone"
+        f"retie moves the factors of the head into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
+        f"{shown(fold.head)} had been rounded, and the logits change by that rounding"
     )

@@ -129,9 +129,9 @@ def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> No
     if (first.dtype, first.shape) == (second.dtype, second.shape) and equal(first, second):
         return
     raise RefusedError(
-        f"{shown(first.name)} stands in {shown(first.range.file)} and in {shown(second.range.file)} with different "
+        f"{shown(first.range.file)} and {shown(second.range.file)} store {shown(first.name)} with different "
         "bytes, so no index is right",
-        "move the shard that is not meant out of the directory",
+        "move the wrong shard out of the directory",
         "reindex.repeated",
     )
 
@@ -161,7 +161,7 @@ def _carried(checkpoint: Checkpoint) -> _Carried:
     lost: list[str] = []
     metadata = value.get("metadata", {})
     if not isinstance(metadata, Mapping):
-        lost.append("metadata, which is no object")
+        lost.append("metadata, which is not an object")
         metadata = {}
     rest = {key: entry for key, entry in value.items() if key not in ("weight_map", "metadata")}
     entries = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
@@ -235,7 +235,7 @@ def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
             yield f"the old index cannot be read, so its metadata is not carried over: {caution.message}"
         elif caution.code == INDEX_ODD:
             extent = "what else it holds" if carried.lost else "all that it holds beside the map"
-            yield f"the old index is no strict JSON, {extent} is carried over: {caution.message}"
+            yield f"the old index is not strict JSON, but {extent} is carried over: {caution.message}"
     if carried.lost:
         yield f"not carried over from the old index: {', '.join(carried.lost)}"
 

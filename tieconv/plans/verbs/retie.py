@@ -219,8 +219,8 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
         refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
     if member.relation.shape_differs:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
-    apart = "they are apart and may stay so"  # with the flag false, untie would change nothing
-    hint = f"leave them apart with: {again(inspection, 'untie')}" if inspection.config.effective else apart
+    untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
+    hint = f"keep them untied with: {again(inspection, 'untie')}" if inspection.config.effective else untied
     if not exponent:
         hint += f"; or choose the survivor: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
     refuse(sentence, hint, "retie.not-equal")
