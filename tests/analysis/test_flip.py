@@ -81,11 +81,7 @@ def test_the_hint_of_a_refusal_is_not_refused(apart: Path, tmp_path: Path) -> No
     """No survivor is offered where --force would be refused as well; leaving them apart works."""
     edit(apart, CHANGES["equal"])
     told = run("retie", apart, "-o", tmp_path / "out").stderr
-<<<<<<< HEAD
     assert f"keep them untied with: tieconv untie {apart}" in told and "--force" not in told
-=======
-    assert f"leave them apart with: tieconv untie {apart}" in told and "--force" not in told
->>>>>>> L6
     ok("untie", apart, "-o", tmp_path / "out")
 
 
