@@ -130,7 +130,7 @@ def test_a_format_that_no_loader_takes(named: str, model, tmp_path: Path) -> Non
     before = stamped(folder, FILE, {"note": "x", "format": named})
     result = run("check --fix --in-place", folder)
     assert result.exit_code == 1 and (folder / FILE).read_bytes() == before
-    assert f"names the format {shown(named)}: transformers 4 refuses the file" in " ".join(result.stdout.split())
+    assert f"has the format {shown(named)}. transformers 4 refuses the file." in " ".join(result.stdout.split())
     ok("reindex --add-format", folder, "-o", tmp_path / "out")
     assert only_the_format_differs(before, (tmp_path / "out" / FILE).read_bytes())
     assert ok("check --for transformers", tmp_path / "out").exit_code == 0
@@ -180,4 +180,4 @@ def test_torch_files_name_no_format(model, tmp_path: Path) -> None:
 
 def test_without_the_option_one_file_has_no_index(model) -> None:
     """As before: there is nothing to index."""
-    assert "one file, which needs no index" in refused("reindex", model("llama-tied"))
+    assert "is a single file and needs no index" in refused("reindex", model("llama-tied"))

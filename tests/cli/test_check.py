@@ -179,7 +179,7 @@ def test_settings_that_are_wrong_stop_the_gate(models: Path, tmp_path: Path) -> 
     assert "no [tool.tieconv]" in refused(f"check --config {ROOT / 'pyproject.toml'}", models / "t5")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    assert "no regular file" in refused(f"check --config {fifo}", models / "t5")
+    assert "not a regular file" in refused(f"check --config {fifo}", models / "t5")
 
 
 def test_an_unused_ignore_is_told(models: Path, tmp_path: Path) -> None:
