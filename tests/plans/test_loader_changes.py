@@ -88,7 +88,7 @@ def test_a_bias_that_transformers_5_did_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "names", "told"),
     [
-        (BERT, (OUTER_BIAS, INNER_BIAS), "which transformers 4 read until now"),
+        (BERT, (OUTER_BIAS, INNER_BIAS), "which transformers 4 reads"),
         (ROBERTA, ("lm_head.bias", "lm_head.decoder.bias"), "which no version of transformers reads"),
     ],
     ids=["bert", "roberta"],
