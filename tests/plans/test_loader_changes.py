@@ -101,7 +101,7 @@ def test_who_read_the_bias_that_is_lost(
     tensors = {name: vector(seed=seed) for seed, name in enumerate(names)} | {f"{prefix}.x.weight": vector(4)}
     model = save(tmp_path / "m", flagged(config, True), tensors)
     plan = api.plan_bias("unify", model, survivor="decoder").plan
-    assert plan.notes[0].startswith(f"the values of {names[0]} are lost, {told}")
+    assert plan.notes[0].startswith(f"bias unify discards the values of {names[0]}, {told}")
     assert (REVIEW_FIRST in plan.notes[0]) is ("no version" not in told)
 
 

@@ -68,7 +68,7 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     return [
         Loss(
             f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true, "
-            "transformers 4 silently discards it, and transformers 5 warns",
+            "transformers 4 silently discards it and transformers 5 keeps it",
             hint,
             "set-tie.discards",
             (member.name,),

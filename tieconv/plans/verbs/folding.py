@@ -64,8 +64,8 @@ def _passed_over(inspection: Inspection, fold: NormFold) -> Iterator[Note]:
 
 def _note(fold: NormFold, norms: str) -> str:
     if not fold.rounded:
-        return f"retie moves the factors of the head into {norms}: every product is exact, so the logits stay the same"
+        return f"retie moves the head factors into {norms}: every product is exact, so the logits stay the same"
     return (
-        f"retie moves the factors of the head into {norms}: rounding changes the logits in "
-        f"{fold.rounded:,} of {fold.elements:,} elements of {shown(fold.head)}"
+        f"retie moves the head factors into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
+        f"{shown(fold.head)} were rounded, so the logits change"
     )

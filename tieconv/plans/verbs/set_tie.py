@@ -87,8 +87,8 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
     meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     if meanings != {FlagMeaning.STORAGE}:
         refuse(
-            f"{family.architecture} multiplies its logits by d_model**-0.5 only while the flag is true, "
-            "so the flag alone would change its outputs",
+            f"some transformers versions multiply the logits of {family.architecture} by d_model**-0.5 if the flag is "
+            "true, so its outputs would change",
             f"run tieconv {verb}, which rewrites the head if that is exact",
             "flag.forward",
         )
