@@ -320,4 +320,4 @@ def test_a_magnitude_is_told_as_inspect_tells_it(model) -> None:
 def test_the_group_lists_whole_sentences() -> None:
     """No command's line ends in an ellipsis."""
     text = ok("bias --help").stdout
-    assert "..." not in text.partition("Commands:")[2] and "zero end cut off." in text
+    assert "..." not in text.partition("Commands:")[2] and "cut off zeros at the end." in " ".join(text.split())

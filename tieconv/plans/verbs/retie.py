@@ -212,7 +212,7 @@ def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, differing
 
 
 def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
-    sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
+    sentence = f"{shown(member.name)} is not a byte-identical copy of {shown(reference.name)}: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (
             f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass would multiply "
