@@ -148,7 +148,7 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
     """Return the plan that gives every stored head bias ``rows`` entries; ``None`` means the rows of the head.
 
     It adds zeros at the end. It cuts off the end only if ``is_zero`` proves every value there zero. Raises
-    `RefusedError` if the bias is absent, has another shape than one row, or would lose a nonzero value.
+    `RefusedError` if the bias is absent, has more than one row, or would lose a nonzero value.
     """
     guard_head(inspection, "bias resize")
     stored = _stored_biases(inspection)

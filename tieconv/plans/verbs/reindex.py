@@ -245,11 +245,6 @@ def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
     if strays:
         listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
         more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
-        fate = (
-            "left out"
-            if prune
-            else "kept (--prune leaves them out)"
-            if len(strays) > 1
-            else "kept (--prune leaves it out)"
-        )
+        pronoun = "it" if len(strays) == 1 else "them"
+        fate = "left out" if prune else f"kept (--prune leaves {pronoun} out)"
         yield f"outside the index: {listed}{more}; {fate}"
