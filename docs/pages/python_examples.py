@@ -175,7 +175,7 @@ True
 ...     print(error.code)
 ...     print(error.hint)
 retie.not-equal
-keep them untied with: tieconv.plan_untie('diverged'); or choose the survivor: \
+keep them untied with: tieconv.plan_untie('diverged'); or choose the values to keep: \
 tieconv.plan_retie('diverged', survivor='embed', force=True) (or survivor='head')
 """,
     "SettingsError": """\

@@ -59,7 +59,9 @@ def test_refusals(trio: tuple[Path, Path, Path]) -> None:
     """--second alone, a tied reference, an untied subject, a reference that is not there."""
     tied, untied, second = trio
     assert "--against" in refused("analyze", tied, "--second", second)
-    assert "stores one table, but a reference must be untied" in refused("analyze", untied.parent / "tied", "--against", tied)
+    assert "stores one table, but a reference must be untied" in refused(
+        "analyze", untied.parent / "tied", "--against", tied
+    )
     assert "two tables" in refused("analyze", untied, "--against", second)
     assert refused("analyze", tied, "--against", tied / "none")
 

@@ -219,7 +219,9 @@ def test_an_export_of_two_formats_has_a_way_out(tmp_path: Path, monkeypatch: pyt
     torch.save({"lm_head.weight": torch.zeros(8, 4)}, model / "pytorch_model.bin")
     monkeypatch.chdir(tmp_path)
     result = run("export", "my model", "--dry-run")
-    assert result.exit_code == 2 and result.stderr.startswith("error: my model: the directory holds weights as safetensors and as torch")
+    assert result.exit_code == 2 and result.stderr.startswith(
+        "error: my model: the directory holds weights as safetensors and as torch"
+    )
     hint = result.stderr.splitlines()[-1]
     done = shell(hint[hint.index("tieconv") :], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def test_what_is_declared_apart_stays(model) -> None:
     configure(folder, tie_word_embeddings=False)
     document = plan("dedup", folder)
     assert operations(document) == {}
-    assert document["notes"] == [f"kept: {H}, LlamaForCausalLM reads it as a tensor of its own while the flag is false"]
+    assert document["notes"] == [f"kept: {H}, LlamaForCausalLM reads it as a separate tensor while the flag is false"]
 
 
 def test_a_duplicate_that_is_no_tie_stays(model) -> None:

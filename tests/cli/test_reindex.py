@@ -155,7 +155,7 @@ def test_strays_come_along_or_are_left_out(folder: Path, tmp_path: Path) -> None
     before = snapshot(folder)
     index(folder, **{NAMES[0]: None})
     document = plan("reindex", folder, "-o", tmp_path / "kept")
-    assert "outside the index: consolidated.safetensors; comes along" in document["notes"][0]
+    assert "outside the index: consolidated.safetensors; kept" in document["notes"][0]
     assert (tmp_path / "kept" / "consolidated.safetensors").exists()
     document = plan("reindex --prune", folder, "-o", tmp_path / "pruned")
     assert document["files_removed"] == ["consolidated.safetensors"]
@@ -243,7 +243,7 @@ def test_what_a_strict_reader_refuses_is_carried_over(folder: Path, tmp_path: Pa
     rebuilt = json.loads(written)
     assert rebuilt["weight_map"] == json.loads(ORIGINAL)["weight_map"]
     assert rebuilt["metadata"]["total_size"] == json.loads(ORIGINAL)["metadata"]["total_size"]
-    assert len(document["notes"]) == 1 and "all that it holds beside the map is carried over" in document["notes"][0]
+    assert len(document["notes"]) == 1 and "reindex keeps all entries besides the map" in document["notes"][0]
     assert tieconv.inspect(tmp_path / "out").checkpoint.cautions == ()
 
 
@@ -256,7 +256,7 @@ def test_what_no_strict_reader_takes_is_named(folder: Path, value: str) -> None:
     (folder / INDEX).write_text(f'{{"metadata": {metadata}, "weight_map": {entries}}}')
     notes = plan("reindex --in-place", folder)["notes"]
     assert json.loads((folder / INDEX).read_text())["metadata"] == {"even": 2, "total_size": total}
-    assert any("not carried over" in note and "metadata.odd" in note for note in notes)
+    assert any("reindex drops" in note and "metadata.odd" in note for note in notes)
 
 
 def test_other_commands_point_here(folder: Path) -> None:
@@ -271,7 +271,7 @@ def test_an_unreadable_index_is_said_to_be_lost(folder: Path) -> None:
     """Text that is no JSON: one line says that its metadata is not carried over."""
     (folder / INDEX).write_text(ORIGINAL[:-30])
     (note,) = plan("reindex", folder)["notes"]
-    assert "its metadata is not carried over" in note
+    assert "its metadata is lost" in note
 
 
 def test_a_malformed_shard_is_unreadable(folder: Path) -> None:

@@ -121,7 +121,7 @@ def test_strays_come_along_or_are_left_out(folder: Path, tmp_path: Path) -> None
     torch.save({"w": torch.zeros(1)}, folder / "consolidated.00.pth")
     torch.save({"step": 1}, folder / "optimizer.pt")
     document = plan("reindex", folder, "-o", tmp_path / "kept")
-    assert "outside the index: consolidated.00.pth; comes along" in document["notes"][0]
+    assert "outside the index: consolidated.00.pth; kept" in document["notes"][0]
     document = plan("reindex --prune", folder, "-o", tmp_path / "pruned")
     assert document["files_removed"] == ["consolidated.00.pth"]
     assert not (tmp_path / "pruned" / "consolidated.00.pth").exists()

@@ -39,7 +39,7 @@ def test_the_mean_is_written(model: Copy, tmp_path: Path, name: str, form: str) 
         folder = tmp_path / "torch"
     before = stored(folder)
     result = ok("retie --from mean --force", folder, "-o", out)
-    assert "become their mean" in result.stderr and "review first" in result.stderr
+    assert "by their mean (" in result.stderr and "review first" in result.stderr
     after = stored(out)
     assert bits_equal(after[EMBED], halfway(before))
     assert after.keys() == before.keys() - {HEAD}
@@ -92,7 +92,7 @@ def _shorter(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_cast, "which the mean should have is not said"),
+        (_cast, "the dtype of their mean is not clear"),
         (_codes, "I8"),
         (_doubled, "no sensible mean: it is 2.0 times as large"),
         (_shorter, "shape"),
@@ -122,7 +122,7 @@ def test_a_strided_head_is_refused(model: Copy, tmp_path: Path) -> None:
     values = torch.load(file, weights_only=True)
     values[HEAD] = values[HEAD].t().contiguous().t()
     torch.save(values, file)
-    assert "row after row" in refused("retie --from mean --force", tmp_path / "torch", "-o", tmp_path / "out")
+    assert "as contiguous rows" in refused("retie --from mean --force", tmp_path / "torch", "-o", tmp_path / "out")
     ok("convert --to safetensors", tmp_path / "torch", "-o", tmp_path / "dense")
     ok("retie --from mean --force", tmp_path / "dense", "-o", tmp_path / "out")
     assert bits_equal(tensors(tmp_path / "out")[EMBED], halfway(values))

@@ -94,7 +94,7 @@ def test_every_level_is_written(model, tmp_path: Path) -> None:
     [
         ("llama-diverged", "true", "transformers 4 silently discards it"),
         ("llama-untied", "true", "transformers 4 silently discards it"),
-        ("llama-tied", "false", "lm_head.weight is not stored: with the flag false it would start random"),
+        ("llama-tied", "false", "lm_head.weight is not stored: with the flag false, it would start random"),
         ("llama-headless-config", "false", "would start random"),
         ("bart", "false", "model.encoder.embed_tokens.weight is not stored"),
         ("bert-mlm", "false", "would start random"),
@@ -136,14 +136,14 @@ def test_a_flag_that_scales_logits_is_refused(model, force: str) -> None:
             }
         ),
     )
-    assert "multiplies its logits" in refused(f"set-tie false{force}", folder)
+    assert "multiply the logits" in refused(f"set-tie false{force}", folder)
     assert "tieconv untie" in run(f"set-tie false{force}", folder).stderr
 
 
 def test_t5_with_its_own_head_cannot_be_tied_by_the_flag(model, tmp_path: Path) -> None:
     """After `untie` the head is scaled: the flag alone would scale it twice."""
     ok("untie", model("t5"), "-o", tmp_path / "untied")
-    assert "multiplies its logits" in refused("set-tie true", tmp_path / "untied")
+    assert "multiply the logits" in refused("set-tie true", tmp_path / "untied")
     for flag in ("false", "auto"):
         assert operations(plan(f"set-tie {flag}", tmp_path / "untied")) == {}
 
@@ -184,7 +184,7 @@ def sign_of_zero(stored) -> None:
     [
         (cast, "equal after a cast"),
         (sign_of_zero, "sign of zeros"),
-        (lambda stored: stored.update({H: stored.pop(E)}), "is absent and another name of its group is stored"),
+        (lambda stored: stored.update({H: stored.pop(E)}), "is absent, but another name of its group is stored"),
         (lambda stored: stored.update({H: stored[E][:100].clone()}), "the shapes are [100, 32] and [192, 32]"),
         (lambda stored: stored.pop(E), "neither"),
     ],
@@ -200,14 +200,14 @@ def test_auto_refuses_a_group_of_which_some_are_apart(model) -> None:
     """BART with a head of its own and no encoder embedding fits neither value."""
     folder = model("bart")
     edit(folder, lambda stored: stored.update({H: torch.randn(160, 32)}))
-    assert "is absent while another name is stored apart" in refused("set-tie auto", folder)
+    assert "is absent, but another name is stored separately" in refused("set-tie auto", folder)
 
 
 def test_an_inverted_tie_is_not_declared(model) -> None:
     """With the canonical name absent transformers 4 finds nothing to tie to (C08)."""
     folder = model("llama-tied")
     edit(folder, lambda stored: stored.update({H: stored.pop(E)}))
-    assert "transformers 4 finds the tied values under that name alone" in refused("set-tie true", folder)
+    assert "transformers 4 reads the tied values only from that name" in refused("set-tie true", folder)
 
 
 def test_a_copy_that_stays_is_told(model) -> None:

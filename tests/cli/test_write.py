@@ -422,7 +422,8 @@ def test_two_vocabularies_are_not_copied(tmp_path: Path) -> None:
         settings = FSMTConfig(langs=["en", "de"], src_vocab_size=rows, tgt_vocab_size=64, **sizes)
         folder = tmp_path / str(rows)
         FSMTForConditionalGeneration(settings).save_pretrained(folder)
-    assert "has 80 rows by the config's src_vocab_size" in refused("untie", folder)
+    sentence = refused("untie", folder)
+    assert "the config's src_vocab_size gives" in sentence and "80 rows" in sentence
     ok("untie", tmp_path / "64", "-o", tmp_path / "out")
 
 

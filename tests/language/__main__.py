@@ -67,6 +67,7 @@ FINISHED: tuple[str, ...] = (
     "tieconv/opened.py",
     "tieconv/package_data.py",
     "tieconv/planned.py",
+    "tieconv/plans/verbs/",
     "tieconv/python_terms.py",
     "tieconv/reference/",
     "tieconv/reporters/",

@@ -88,7 +88,7 @@ def test_a_bias_that_transformers_5_did_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "names", "told"),
     [
-        (BERT, (OUTER_BIAS, INNER_BIAS), "which transformers 4 read until now"),
+        (BERT, (OUTER_BIAS, INNER_BIAS), "which transformers 4 reads"),
         (ROBERTA, ("lm_head.bias", "lm_head.decoder.bias"), "which no version of transformers reads"),
     ],
     ids=["bert", "roberta"],
@@ -101,7 +101,7 @@ def test_who_read_the_bias_that_is_lost(
     tensors = {name: vector(seed=seed) for seed, name in enumerate(names)} | {f"{prefix}.x.weight": vector(4)}
     model = save(tmp_path / "m", flagged(config, True), tensors)
     plan = api.plan_bias("unify", model, survivor="decoder").plan
-    assert plan.notes[0].startswith(f"the values of {names[0]} are lost, {told}")
+    assert plan.notes[0].startswith(f"bias unify discards the values of {names[0]}, {told}")
     assert (REVIEW_FIRST in plan.notes[0]) is ("no version" not in told)
 
 

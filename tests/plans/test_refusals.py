@@ -183,7 +183,7 @@ def test_force_does_not_rescale(survivor: str, tmp_path: Path) -> None:
     assert refusal(tieconv.plan_retie, path, survivor=survivor, force=True).code == "flag.forward"
     equal = {"shared.weight": matrix(), "lm_head.weight": matrix()}
     path = save(tmp_path / "n", {**flagged(T5, False), "d_model": 4}, equal)
-    assert "would change them" in refusal(tieconv.plan_retie, path).message
+    assert "would multiply the logits" in refusal(tieconv.plan_retie, path).message
 
 
 def test_a_second_head_shard_gets_a_name_of_its_own(tmp_path: Path) -> None:

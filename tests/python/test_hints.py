@@ -24,9 +24,9 @@ COMMANDS = {name: main.get_command(click.Context(main), name) for name in main.l
 EVIL = "it's $HOME \x1b"
 
 SPOKEN = {
-    "compare the two copies: tieconv inspect m/x --json; or choose the survivor: tieconv retie 'm x' --from embed "
-    "--force (or --from head)": "compare the two copies: tieconv.inspect('m/x'); or choose the survivor: "
-    "tieconv.plan_retie('m x', survivor='embed', force=True) (or survivor='head')",
+    "compare the two copies: tieconv inspect m/x --json; or choose the values to keep: tieconv retie 'm x' "
+    "--from embed --force (or --from head)": "compare the two copies: tieconv.inspect('m/x'); "
+    "or choose the values to keep: tieconv.plan_retie('m x', survivor='embed', force=True) (or survivor='head')",
     "choose: tieconv retie X --from embed|head --force": "choose: tieconv.plan_retie(X, survivor='embed', force=True) "
     "(or survivor='head')",
     "add --drop-other-formats to leave out the other": "add drop_other_formats=True to leave out the other",

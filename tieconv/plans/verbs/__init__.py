@@ -1,1 +1,1 @@
-"""One planner a verb."""
+"""One module for each command that plans a change."""

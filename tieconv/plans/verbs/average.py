@@ -1,4 +1,4 @@
-"""Re-tying to the mean: one table whose elements are the means of those of two."""
+"""Re-tie to the mean: replace two tables by one table with the mean of each pair of elements."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tieconv.plans.meaning import Note
 from tieconv.text import shown
 
 _ALIKE = frozenset({State.NEAR, State.DISTINCT})
-"""States in which a mean may mean something: one is no transpose, multiple or cast of the other."""
+"""States that allow a mean: neither table is a transpose, multiple or cast of the other."""
 
 
 def merge(
     edits: Edits, inspection: Inspection, tie: Tie, reference: Member, differing: list[Member]
 ) -> tuple[Note, ...]:
-    """Store the mean of the input embedding and the head under the canonical name; the note says what is lost.
+    """Store the mean of input embedding and head under the canonical name. Return a note on the lost values.
 
-    Raises `RefusedError` where a mean is doubtful: more than two tables that differ, two types, a multiple, a strided
-    view. Whether the elements are finite shows when they are read.
+    Raises `RefusedError` when the mean is unclear: more than two different tables, two dtypes, a multiple, or a
+    strided view. The executor checks that the elements are finite when it reads them.
     """
     _guard_pair(inspection, tie, reference, differing)
     first, second = (inspection.checkpoint.tensors[member.name] for member in (reference, differing[0]))
@@ -37,12 +37,15 @@ def merge(
             edits.drop_equal(member.name, reference.name, because)
     edits.average(tie.canonical, first, second)
     lost = " and ".join(sorted(map(shown, (first.name, second.name))))
-    text = f"{lost} become their mean ({is_apart(differing[0])}) {REVIEW_FIRST}"
+    text = f"retie replaces {lost} by their mean ({is_apart(differing[0])}) {REVIEW_FIRST}"
     return (Note(text, (first.name, second.name)),)
 
 
 def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: list[Member]) -> None:
-    """One end differs, and the other is the reference or, like an encoder's own table, equal to it."""
+    """Refuse unless exactly one of embedding and head differs.
+
+    The other one is the reference, or equals the reference, such as an encoder's separate table.
+    """
     view = inspection.head
     ends = {part.name for part in (view.input_embedding, view.output_head) if part}
     equal = {member.name for member in tie.members} - {differing[0].name}
@@ -50,27 +53,27 @@ def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: 
         return
     names = ", ".join(shown(member.name) for member in (reference, *differing))
     refuse(
-        f"{names} differ, and a mean is that of one input embedding and one head",
-        f"choose whose values survive: {_command(inspection)} --from embed|head --force",
+        f"{names} differ, but retie averages only one input embedding and one head",
+        f"choose the values to keep: {_command(inspection)} --from embed|head --force",
         "mean.pair",
     )
 
 
 def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRecord, differing: Member) -> None:
     names = f"{shown(first.name)} and {shown(second.name)}"
-    one_of_them = f"choose whose values survive: {_command(inspection)} --from embed|head --force"
+    one_of_them = f"choose the values to keep: {_command(inspection)} --from embed|head --force"
     if first.dtype != second.dtype:
         refuse(
-            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: which the mean should have is not said",
+            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: the dtype of their mean is not clear",
             one_of_them,
             "mean.dtype",
         )
     if differing.state not in _ALIKE:
-        refuse(f"{names} have no sensible mean: {is_apart(differing)}", one_of_them, "mean.state")
+        refuse(f"{names} have no useful mean: {is_apart(differing)}", one_of_them, "mean.state")
     if first.stride is not None or second.stride is not None:
         refuse(
-            f"{names} are not both stored row after row",
-            f"store them so first: {again(inspection, 'convert', '-o OUT --to safetensors')}",
+            f"{names} are not both stored as contiguous rows",
+            f"write contiguous tensors first: {again(inspection, 'convert', '-o OUT --to safetensors')}",
             "mean.stride",
         )
 

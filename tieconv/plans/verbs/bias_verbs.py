@@ -1,4 +1,4 @@
-"""The head bias on its own: added, removed, made one, made as long as the head. The tie stays as it is."""
+"""Plan changes of the head bias alone: add, remove, unify or resize it. The tie does not change."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from tieconv.plans.meaning import Note, Notes
 from tieconv.text import count, shown
 
 IsZero = Callable[[TensorRecord], bool]
-"""A proof: whether every value of the record is zero."""
+"""Prove whether every value of the record is zero."""
 
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
 
 
 class BiasSurvivor(StrEnum):
-    """Whose values `bias unify` keeps where two copies differ."""
+    """The values that `bias unify` keeps when two copies differ."""
 
     BIAS = "bias"  # the outer name, which transformers 4 reads
     DECODER = "decoder"  # the inner name, which transformers 5 reads
 
 
 def plan_bias_zero(inspection: Inspection) -> Plan:
-    """The plan that adds an all-zero head bias where there is none. Raises `RefusedError`."""
+    """Return the plan that adds an all-zero head bias if the model has none. Raises `RefusedError`."""
     guard_head(inspection, "bias zero")
     head = inspection.head
     like = head.output_head if head.output_head and head.output_head.shape else head.input_embedding
     if like and like.dtype and like.dtype not in FLOATS:
         refuse(
-            f"{shown(like.name)} has dtype {shown(like.dtype)}: a bias of that type would need scales",
+            f"{shown(like.name)} has dtype {shown(like.dtype)}, and a bias of that dtype needs scales",
             "work on the unquantised checkpoint and quantise again",
             "bias.dtype",
         )
@@ -54,7 +54,7 @@ def plan_bias_zero(inspection: Inspection) -> Plan:
 
 
 def plan_bias_strip(inspection: Inspection) -> Plan:
-    """The plan that removes an all-zero head bias. Raises `RefusedError` for one that is not."""
+    """Return the plan that removes an all-zero head bias. Raises `RefusedError` if a value is not zero."""
     guard_head(inspection, "bias strip")
     edits = Edits(inspection.checkpoint)
     notes = biases.apply(edits, inspection, BiasChoice.STRIP, tied=inspection.config.effective)
@@ -62,10 +62,10 @@ def plan_bias_strip(inspection: Inspection) -> Plan:
 
 
 def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None) -> Plan:
-    """The plan that gives both names of a head bias one value, and stores the names that loaders read.
+    """Return the plan that gives both names of a head bias the same values.
 
-    A tied model keeps the canonical name, an untied one both. Raises `RefusedError` where the copies differ and no
-    ``survivor`` is given, and for a class whose bias has one name.
+    A tied model stores the canonical name, and an untied model stores both names. Raises `RefusedError` if the copies
+    differ without a ``survivor``, or if the bias of the class has only one name.
     """
     guard_head(inspection, "bias unify")
     tie = _pair(inspection)
@@ -78,7 +78,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
             refuse(
                 f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; "
                 f"{_readers(inspection)}",
-                f"say whose values survive: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
+                f"choose the values to keep: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
                 "bias.copies-differ",
             )
         source, notes = _choose(inspection, tie, survivor)
@@ -87,10 +87,10 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
 
 
 def _pair(inspection: Inspection) -> Tie:
-    """The bias group, of which at least one name is stored."""
+    """Return the tied group of the bias; at least one of its names is stored."""
     label = inspection.family.architecture or "this architecture"
     if not any(group.role is Role.OUTPUT_BIAS for group in inspection.family.groups):
-        refuse(f"{label} has no head bias with two names", inspect_hint(inspection), "bias.no-pair")
+        refuse(f"the head bias of {label} does not have two names", inspect_hint(inspection), "bias.no-pair")
     tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
     if tie is None:
         refuse(
@@ -106,20 +106,21 @@ def _is_inner(name: str) -> bool:
 
 
 def _readers(inspection: Inspection) -> str:
-    """Which version reads which name."""
+    """Return the name that each transformers version reads, as a clause."""
     read = {version: bias.stored for version, bias in sorted(head_bias(inspection).items())}
     return ", ".join(f"transformers {version} reads {shown(name)}" for version, name in read.items() if name)
 
 
 def _choose(inspection: Inspection, tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[Note, ...]]:
-    """The name whose values stay, and what that changes. Of two copies that differ, both are stored."""
+    """Return the name whose values stay, and a note on the lost values. Both names are stored."""
     inner = survivor is BiasSurvivor.DECODER
     source = next(member.name for member in tie.members if _is_inner(member.name) is inner)
     lost = next(member.name for member in tie.members if member.name != source)
     read = [f"transformers {version}" for version, bias in head_bias(inspection).items() if bias.stored == lost]
-    who = f"which {' and '.join(read)} read until now" if read else "which no version of transformers reads"
+    readers = f"{' and '.join(read)} {'reads' if len(read) == 1 else 'read'}"
+    who = f"which {readers}" if read else "which no version of transformers reads"
     review = f" {REVIEW_FIRST}" if read else ""
-    return source, (Note(f"the values of {shown(lost)} are lost, {who}{review}", (lost,)),)
+    return source, (Note(f"bias unify discards the values of {shown(lost)}, {who}{review}", (lost,)),)
 
 
 def _store(edits: Edits, inspection: Inspection, tie: Tie, source: str, differing: bool) -> None:
@@ -144,10 +145,10 @@ def _store(edits: Edits, inspection: Inspection, tie: Tie, source: str, differin
 
 
 def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) -> Plan:
-    """The plan that gives every stored head bias ``rows`` entries (those of the head where ``None``).
+    """Return the plan that gives every stored head bias ``rows`` entries; ``None`` means the rows of the head.
 
-    Zeros are added at the end; an end is cut off only where ``is_zero`` proves it all zero. Raises `RefusedError`
-    for a bias that is absent, that has no rows, or whose end is not zero.
+    It adds zeros at the end. It cuts off the end only if ``is_zero`` proves every value there zero. Raises
+    `RefusedError` if the bias is absent, has more than one row, or would lose a nonzero value.
     """
     guard_head(inspection, "bias resize")
     stored = _stored_biases(inspection)
@@ -160,18 +161,22 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
     own = head_rows(inspection)
     target = own if rows is None else rows
     if target is None:
-        refuse(f"{shown(inspection.checkpoint.source)} stores no head to size a bias by", "give --rows N", "bias.size")
+        refuse(
+            f"{shown(inspection.checkpoint.source)} stores no head, so the length of the bias is unknown",
+            "give --rows N",
+            "bias.size",
+        )
     edits = Edits(inspection.checkpoint)
     for record in stored:
         _resize(edits, record, target, is_zero, again(inspection, "bias resize"))
     notes: tuple[str, ...] = ()
     if own is not None and own != target:
-        notes = (f"the head has {count(own, 'row')}: a bias of {target:,} does not load beside it",)
+        notes = (f"the head has {count(own, 'row')}, so a bias of {target:,} does not load with it",)
     return _plan("bias resize", inspection, edits, notes, {"rows": None if rows is None else str(rows)})
 
 
 def head_rows(inspection: Inspection) -> int | None:
-    """Rows of the head, or of the embedding that it is tied to; ``None`` where neither is stored."""
+    """Return the rows of the head, or of the embedding if no head is stored; ``None`` if neither is stored."""
     for part in (inspection.head.output_head, inspection.head.input_embedding):
         if part is not None and part.shape:
             return part.shape[0]
@@ -191,7 +196,7 @@ def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, comm
     if (len(record.shape) != 1 and not is_row) or BITS.get(record.dtype, 1) % 8 or record.stride is not None:
         refuse(
             f"{shown(record.name)} has shape {list(record.shape)} and dtype {shown(record.dtype)}, "
-            "and a head bias has one number for each row",
+            "but a head bias has one number for each row",
             "change the bias by hand",
             "bias.shape",
         )
@@ -200,7 +205,7 @@ def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, comm
         return
     if rows < before and not is_zero(tail(record, rows)):
         refuse(
-            f"{shown(record.name)} is not all zero from row {rows:,} on: cutting it to {count(rows, 'row')} "
+            f"{shown(record.name)} has nonzero values from row {rows:,} on: cutting it to {count(rows, 'row')} "
             f"loses trained values",
             f"{command} --rows {before}",
             "bias.nonzero",
@@ -209,7 +214,7 @@ def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, comm
 
 
 def tail(record: TensorRecord, rows: int) -> TensorRecord:
-    """What lies behind the first ``rows`` entries of a bias, as a record of its own."""
+    """Return the entries of a bias after the first ``rows`` as a separate record."""
     width = BITS[record.dtype] // 8
     span = ByteRange(record.range.file, record.range.start + rows * width, record.range.end)
     return TensorRecord(record.name, record.dtype, (record.shape[-1] - rows,), span)
@@ -222,7 +227,7 @@ def _plan(
     notes: Notes,
     options: dict[str, str | None] | None = None,
 ) -> Plan:
-    """The plan of ``edits``; the config and what ties stay as they are."""
+    """Return the plan of ``edits``; the config and the ties do not change."""
     promises = Promises(
         inspection.config.effective, tuple(kept_promise(edits, tie) for tie in still_stored(inspection.ties, edits))
     )

@@ -1,4 +1,4 @@
-"""The same tensors in another format, or in shards of another size."""
+"""Plan the same tensors in another format, or in shards of another size."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tieconv.plans.verbs.shard_split import Storages, dense, split_shards, wides
 from tieconv.text import count, shown, size
 
 SHARD_SIZE = 5_000_000_000
-"""Bytes of a shard where the user names no other number; huggingface_hub's own."""
+"""Default number of bytes in a shard; huggingface_hub has the same default."""
 
 
 class Format(StrEnum):
-    """What `convert` writes."""
+    """The format that `convert` writes."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
@@ -37,11 +37,11 @@ _FILES = {Format.SAFETENSORS: ("model", ".safetensors"), Format.TORCH: ("pytorch
 
 
 def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD_SIZE) -> Plan:
-    """The plan that stores the model as ``to``, in shards of at most ``max_shard_size`` tensor bytes.
+    """Return the plan that stores the model as ``to``, in shards of at most ``max_shard_size`` tensor bytes.
 
-    A tensor that is larger gets a shard of its own. Names that share one storage become one tensor where loaders
-    restore the others, else tensors of their own. Raises `RefusedError` where nobody can say what the model is and
-    where a file of the directory has the name of one to write.
+    A larger tensor gets a separate shard. Names that share one storage become one tensor if loaders restore the
+    other names. Otherwise each name becomes a separate tensor. Raises `RefusedError` if the layout is ambiguous.
+    Also raises it if another file in the directory has the name of an output file.
     """
     guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
     checkpoint = inspection.checkpoint
@@ -59,10 +59,10 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
 
 
 def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
-    """What a training checkpoint holds beside the model, and is not written."""
+    """Yield a note on the training state that `convert` does not write."""
     for caution in checkpoint.cautions:
         if caution.code == TRAINING:
-            yield f"{caution.message}: only the model is written, and nothing of its training"
+            yield f"{caution.message}: convert writes only the model, not the training state"
 
 
 def _weights(
@@ -82,9 +82,9 @@ def _weights(
 
 
 def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
-    """What the source files say of themselves, in every file to write; where they disagree the first counts."""
+    """Return the metadata for every output file, and notes; if source files disagree, the first value counts."""
     if checkpoint.format != to:
-        # transformers 4 refuses a safetensors file without it; torch needs none.
+        # transformers 4 cannot load a safetensors file without this entry; a torch file needs no metadata.
         return ({"format": "pt"} if to is Format.SAFETENSORS else None), ()
     present = [file.metadata for file in checkpoint.files if file.metadata is not None]
     if not present:
@@ -94,7 +94,8 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
     for metadata in present:
         disagreeing += [key for key, value in metadata.items() if merged.setdefault(key, value) != value]
     notes = (
-        f"the files disagree on the metadata entry {shown(key)}: the first is kept" for key in sorted(set(disagreeing))
+        f"the files disagree on the metadata entry {shown(key)}: convert keeps the first value"
+        for key in sorted(set(disagreeing))
     )
     return merged, tuple(notes)
 
@@ -110,7 +111,7 @@ def _index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...], to: Forma
 
 
 def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Of names that are one tensor of one storage: those that loaders restore, and what becomes of the others."""
+    """Map each name that loaders restore to the stored name; return it with notes on the other shared names."""
     tensors = inspection.checkpoint.tensors
     restored = {name: group.needed[0][0] for group in shared_groups(inspection) for name in group.restored}
     dropped = {name: source for name, source in restored.items() if _same_bytes(tensors[name], tensors[source])}
@@ -122,8 +123,8 @@ def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
         first = first_names.setdefault(_view(record), record.name)
         if first != record.name:
             notes.append(
-                f"{shown(record.name)} shares its storage with {shown(first)} and is written out as a tensor of its "
-                "own: safetensors has no shared storage, and no loader restores it"
+                f"convert writes {shown(record.name)} as a separate tensor: safetensors cannot share its storage with "
+                f"{shown(first)}, and no loader restores it"
             )
     return dropped, tuple(notes)
 
@@ -165,7 +166,7 @@ def _assemble(
         weights=changed,
         texts=rewritten,
         links=tuple(LinkFile(name, bytes_) for name, bytes_ in _links(checkpoint, before, used) if name not in written),
-        # A training checkpoint holds more than the new files: it stays what it is.
+        # A training checkpoint holds more than the new files, so convert does not remove it.
         removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
         promises=_promises(inspection, dropped),
         summary=_summary(to, weights, changed),
@@ -174,7 +175,7 @@ def _assemble(
 
 
 def _stands(checkpoint: Checkpoint, output: OutputWeights) -> bool:
-    """Whether the source already has this very file."""
+    """Return whether the source already has this exact file."""
     file = next((file for file in checkpoint.files if file.name == output.name), None)
     if file is None or file.metadata != output.metadata:
         return False
@@ -194,19 +195,20 @@ def _check_free(checkpoint: Checkpoint, used: set[str]) -> None:
     taken = sorted(used & checkpoint.companions.keys())
     if taken:
         refuse(
-            f"{shown(checkpoint.source)} holds {shown(taken[0])} beside the model, where a file is to be written",
-            "move it out of the directory",
+            f"{shown(checkpoint.source)} already contains another file with the name {shown(taken[0])}, "
+            "which convert would write",
+            "move that file out of the directory",
             "convert.taken",
         )
 
 
 def _check_named(checkpoint: Checkpoint, used: set[str]) -> None:
-    """A config that names a weight file would lead to one that is gone."""
+    """Refuse if the config contains the name of a weight file that convert replaces."""
     named = checkpoint.config_values.get(WEIGHTS_KEY)
     if checkpoint.layout is not Layout.FILE and isinstance(named, str) and named in checkpoint.states.keys() - used:
         refuse(
-            f"config.json: {WEIGHTS_KEY} names {shown(named)}, which convert replaces by files of the usual names",
-            f"take {WEIGHTS_KEY} out of config.json, then try again",
+            f"config.json: {WEIGHTS_KEY} is {shown(named)}, but convert writes the weights under the standard names",
+            f"remove {WEIGHTS_KEY} from config.json, then run convert again",
             "convert.named",
         )
 

@@ -1,4 +1,4 @@
-"""Every shared group stored once, in the way that the format and the architecture allow."""
+"""Plan to store each shared group once, as far as the format and the architecture allow."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _WIDEST = 16
 class SharedGroup:
     """Stored tensors with the same bytes, type and shape.
 
-    ``restored`` are the names that loaders give their values without storing them, ``needed`` the others with the
-    reason; the first of ``needed`` is the one that the group is known by.
+    ``restored`` are the names that loaders restore from another name. ``needed`` are the other names, each with the
+    reason why it stays. The first of them is the reference of the group.
     """
 
     restored: tuple[str, ...]
@@ -38,14 +38,14 @@ class SharedGroup:
 
 
 def plan_dedup(inspection: Inspection) -> Plan:
-    """The plan that drops each copy that loaders restore by themselves; the config stays as it is.
+    """Return the plan that drops each copy that loaders restore; the config does not change.
 
-    A safetensors file has one range of bytes for each name, so a copy whose name a loader asks for stays, and the
-    plan's notes say so. A torch file keeps every name and stores one copy; bytes of its storages that no tensor
-    uses go. Raises `RefusedError` for a model of which nobody can say what it is.
+    A safetensors file has a separate byte range for each name, so a copy that a loader needs stays. The notes of the
+    plan list these copies. A torch file keeps every name and stores one copy. The plan frees the bytes of storages
+    that no tensor uses. Raises `RefusedError` if the layout is ambiguous.
     """
     guard_layout(inspection)
-    assert inspection.depth is Depth.FULL, "duplicates are looked for everywhere"
+    assert inspection.depth is Depth.FULL, "only a full inspection compares every tensor"
     edits = Edits(inspection.checkpoint)
     notes: list[str] = []
     settle = _share if inspection.checkpoint.format == "torch" else _drop
@@ -60,14 +60,17 @@ def plan_dedup(inspection: Inspection) -> Plan:
 
 
 def _drop(edits: Edits, group: SharedGroup) -> list[str]:
-    """safetensors: a name that loaders restore goes, any other stays and is told."""
+    """Drop the restored names of a safetensors file; return a note for each other name."""
     for name in group.restored:
         edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
     return [f"kept: {shown(name)}, {reason}" for name, reason in group.needed[1:]]
 
 
 def _share(edits: Edits, group: SharedGroup) -> list[str]:
-    """torch: every name stays, those of one file as views of one storage; across files as in safetensors."""
+    """Make all names in one torch file views of one storage; return notes on names in other files.
+
+    A name in another file is dropped if loaders restore it, as in safetensors.
+    """
     tensors, notes = edits.checkpoint.tensors, []
     first: dict[str, TensorRecord] = {}
     reasons = dict(group.needed)
@@ -80,12 +83,12 @@ def _share(edits: Edits, group: SharedGroup) -> list[str]:
             if name in group.restored:
                 edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
             else:
-                notes.append(f"kept: {shown(name)}, {reasons[name]}, and no storage reaches over two files")
+                notes.append(f"kept: {shown(name)}, {reasons[name]}, and two files cannot share a storage")
     return notes
 
 
 def _trim(edits: Edits) -> None:
-    """Free the bytes of torch storages that no tensor is a view of."""
+    """Free the bytes of torch storages that no tensor views."""
     for file in edits.checkpoint.files:
         for storage in file.storages:
             views = [record for record in file.tensors if record.storage == storage.key]
@@ -95,7 +98,7 @@ def _trim(edits: Edits) -> None:
 
 
 def trimmed(storage: Storage, views: Sequence[TensorRecord]) -> OutputStorage:
-    """The storage from the first to the last byte that one of ``views`` uses, on a border that fits any element."""
+    """Return the storage cut to the bytes that ``views`` use; its start is aligned to the widest element."""
     start = min((record.range.start for record in views), default=storage.range.start)
     end = max((record.range.end for record in views), default=storage.range.end)
     start -= (start - storage.range.start) % _WIDEST
@@ -104,7 +107,7 @@ def trimmed(storage: Storage, views: Sequence[TensorRecord]) -> OutputStorage:
 
 
 def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
-    """Groups of byte-identical tensors, tie groups first, each split into what may go and what is needed."""
+    """Return the groups of byte-identical tensors, tied groups first, each split into restored and needed names."""
     ties = [group for group in (_tied(inspection, tie) for tie in inspection.ties) if group is not None]
     named = {name for group in ties for name in group.restored}
     copies = [
@@ -116,7 +119,7 @@ def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
 
 
 def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
-    """The equal members of one tie group; ``None`` where there is but one."""
+    """Return the equal members of one tied group; ``None`` if no two members are equal."""
     equal = [member for member in tie.stored_members if member.state in _EQUAL and not member.relation.is_empty]
     reference = next((member for member in tie.members if member.state is State.CANONICAL), None)
     if not equal or reference is None:
@@ -128,28 +131,28 @@ def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
 
 
 def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) -> str:
-    """Why loaders would not restore the ``dropped`` members of the group; empty where they do."""
+    """Return why loaders would not restore the ``dropped`` members of the group; empty if they do."""
     label = inspection.family.architecture or "the architecture"
     if not inspection.family.trusted:
-        return f"the table does not know {shown(label)}, so a loader may need it"
+        return f"tieconv does not know {shown(label)}, so a loader may need it"
     if not tie.canonical_stored:
-        return f"{shown(tie.canonical)} is not stored: give it its name back with tieconv retie"
+        return f"{shown(tie.canonical)} is not stored: tieconv retie restores this name"
     lost = {release: _lost(inspection, dropped, release) for release in releases(inspection)}
     if lost[TRANSFORMERS_5]:
-        return f"{label} reads it as a tensor of its own while the flag is false"
+        return f"{label} reads it as a separate tensor while the flag is false"
     lost_4 = lost.get(TRANSFORMERS_4, []) if reading_v4(inspection) is not None else []
     empty = next((parameter for parameter in lost_4 if parameter.absence is Absence.UNSET), None)
     if empty is not None:
         return f"transformers 4 takes the tied values from {shown(empty.parameter)} alone"
     if lost_4:
-        return "transformers 4 reads the flag as false: tieconv retie writes it at every level"
+        return "transformers 4 reads the flag as false: tieconv retie sets the flag at every level"
     tables = tie.role is Role.WORD_EMBEDDING and has_class_448(inspection.family)
     oldest = tables and _lost(inspection, dropped, TRANSFORMERS_448)
-    return "transformers 4.48 takes its values from no other name" if oldest else ""
+    return "transformers 4.48 does not restore it from another name" if oldest else ""
 
 
 def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> list[Parameter]:
-    """The parameters that a release finds no values for once the ``dropped`` tensors are not stored."""
+    """Return the parameters that get no stored values in a release without the ``dropped`` tensors."""
     before, after = load(inspection, release), load(without_tensors(inspection, dropped), release)
     names = (name for name, stored in before.names.items() if before.source(stored) is not None)
     parameters = (after.parameters[after.names[name]] for name in names)
@@ -162,7 +165,7 @@ def _needed(name: str) -> str:
 
 
 def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
-    """Empty tensors that stand for a tied name go; others stay and are named."""
+    """Drop empty tensors under tied names; return a note for each empty tensor that stays."""
     notes = []
     for tie in inspection.ties:
         for member in tie.stored_members:

@@ -1,4 +1,4 @@
-"""What a change of the tie flag alone would lose: heads that are discarded, and those that start random."""
+"""Find what a change of the tie flag alone loses: discarded heads, and heads that start random."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tieconv.text import shown
 
 @record
 class Loss:
-    """What setting the flag would lose of ``tensors``, and the refusal that says so."""
+    """The ``tensors`` whose values setting the flag would lose, with the text of the refusal."""
 
     sentence: str
     hint: str
@@ -24,7 +24,7 @@ class Loss:
 
 
 def losses(inspection: Inspection, tied: bool) -> list[Loss]:
-    """Return what setting the flag to ``tied`` would lose; empty for nothing."""
+    """Return what setting the flag to ``tied`` would lose; empty if nothing is lost."""
     if tied:
         return [*_never(inspection), *(loss for tie in gated(inspection) for loss in _discarded(inspection, tie))]
     return [loss for tie in gated(inspection) for loss in _random(inspection, tie)] or _no_head(inspection)
@@ -37,7 +37,7 @@ def gated(inspection: Inspection) -> list[Tie]:
 
 
 def decided(inspection: Inspection, tie: Tie) -> list[Member]:
-    """Return the members that the flag decides: all, or the head alone of a group that the class shares anyway."""
+    """Return the members that the flag decides: all, or only the head if the class always shares the others."""
     head = inspection.head.output_head
     return [member for member in tie.members if tie.gated or (head is not None and member.name == head.name)]
 
@@ -47,7 +47,7 @@ def _never(inspection: Inspection) -> list[Loss]:
         return []
     label = inspection.family.architecture
     head = inspection.head.output_head
-    sentence = f"{label} has a head of its own whatever the config says, so true would be untrue"
+    sentence = f"{label} always has a separate head, so the flag cannot be true"
     return [Loss(sentence, again(inspection, "set-tie false"), "tie.never", (head.name,) if head else ())]
 
 
@@ -56,19 +56,19 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     if not tie.canonical_stored:
         return [
             Loss(
-                f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
-                f"give it its name back: {again(inspection, 'retie')}",
+                f"{shown(canonical)} is not stored, and transformers 4 reads the tied values only from that name",
+                f"restore this name: {again(inspection, 'retie')}",
                 "set-tie.inverted",
                 tuple(member.name for member in tie.members),
             )
         ]
-    hint = f"make the config say what is stored: {again(inspection, 'set-tie false')}"
+    hint = f"set the flag to match the stored tensors: {again(inspection, 'set-tie false')}"
     if not inspection.config.effective:
-        hint = f"the config says what is stored; what the two tables have in common: {again(inspection, 'analyze')}"
+        hint = f"the flag already matches the stored tensors; compare the two tables: {again(inspection, 'analyze')}"
     return [
         Loss(
-            f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "
-            "silently discards it, transformers 5 keeps it untied with a warning",
+            f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true, "
+            "transformers 4 silently discards it and transformers 5 keeps it",
             hint,
             "set-tie.discards",
             (member.name,),
@@ -81,8 +81,8 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
 def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
     return [
         Loss(
-            f"{shown(member.name)} is not stored: with the flag false it would start {_start(tie)}",
-            f"write it out: {again(inspection, 'untie')}",
+            f"{shown(member.name)} is not stored: with the flag false, it would start {_start(tie)}",
+            f"store it: {again(inspection, 'untie')}",
             "set-tie.random",
             (member.name,),
         )
@@ -96,7 +96,7 @@ def _start(tie: Tie) -> str:
 
 
 def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    """Nothing is stored for the name; of a bias that is all zero nothing is lost by that."""
+    """Return whether the name has no stored values; an all-zero bias is never missing, because it starts at zero."""
     bias = inspection.head.output_bias
     if tie.role is Role.OUTPUT_BIAS and bias is not None and bias.state is BiasState.ZERO:
         return False
@@ -105,11 +105,11 @@ def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:
 
 
 def _no_head(inspection: Inspection) -> list[Loss]:
-    """A head that stands in no stored group: nothing of the word embedding is there at all."""
+    """Return the loss of a head whose group has no stored tensor."""
     head = inspection.head.output_head
     if head is None or head.stored or quantised_twin(head.name, inspection.checkpoint.tensors):
         return []
     if any(member.name == head.name for tie in inspection.ties for member in tie.members):
         return []
-    sentence = f"{shown(head.name)} is not stored, and nothing that it could be tied to is"
+    sentence = f"{shown(head.name)} is not stored, and neither is a tensor that it could be tied to"
     return [Loss(sentence, inspect_hint(inspection), "set-tie.random", (head.name,))]

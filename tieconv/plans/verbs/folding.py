@@ -1,4 +1,4 @@
-"""Re-tying a head that holds a folded norm: its factors go into the norm, and the embedding is then the head."""
+"""Re-tie a head that contains a folded norm: move its factors into the norm, then drop the head."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tieconv.text import shown
 def merge(
     edits: Edits, inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], fold: NormFold
 ) -> tuple[Note, ...]:
-    """Drop the head, change the norm; the note says how far the stored head had been rounded.
+    """Drop the head and change the norm; return notes that count the rounded elements of the stored head.
 
-    Raises `RefusedError` where another tensor of the group differs too.
+    Raises `RefusedError` if another tensor of the group differs too.
     """
     if [member.name for member in differing] != [fold.head]:
         names = ", ".join(shown(member.name) for member in differing)
         refuse(
-            f"{names} differ from {shown(reference.name)}, and a norm is folded into the head alone",
+            f"{names} differ from {shown(reference.name)}, but only a head can contain a folded norm",
             inspect_hint(inspection),
             "fold.group",
         )
     tensors = inspection.checkpoint.tensors
     norms = " and ".join(map(shown, fold.values))
     for name, data in fold.values.items():
-        edits.give(tensors[name], data, f"its values times the factors of the columns of {fold.head}, exact")
+        edits.give(tensors[name], data, f"its values times the column factors of {fold.head}, exact")
     for member in tie.members:
         if not member.stored or member.name in (tie.canonical, reference.name):
             continue
@@ -49,23 +49,23 @@ def merge(
 def _because(member: Member, tie: Tie, fold: NormFold) -> str:
     if member.name != fold.head:
         return f"equal to {tie.canonical}, byte for byte"
-    return f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte"
+    return f"{tie.canonical} times the factors moved into {' and '.join(fold.values)}, byte for byte"
 
 
 def _passed_over(inspection: Inspection, fold: NormFold) -> Iterator[Note]:
-    """What to know of a release that does not read the head: transformers 4, where the config calls it tied."""
+    """Yield a note for each release that ignores the head: transformers 4, if the config says tied."""
     for release in releases(inspection):
         if load(inspection, release).source(fold.head) != fold.head:
             yield Note(
-                f"the config says tied, so transformers {release.partition('.')[0]} ignored {shown(fold.head)}: "
-                f"it used the embedding, with a norm without those factors {REVIEW_FIRST}"
+                f"the config says tied, so transformers {release.partition('.')[0]} ignored {shown(fold.head)} and "
+                f"computed the logits without these factors {REVIEW_FIRST}"
             )
 
 
 def _note(fold: NormFold, norms: str) -> str:
     if not fold.rounded:
-        return f"retie moves the factors of the head into {norms}: every product is exact, so the function is the same"
+        return f"retie moves the head factors into {norms}: every product is exact, so the logits stay the same"
     return (
-        f"retie moves the factors of the head into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
-        f"{shown(fold.head)} had been rounded, and the logits change by that rounding"
+        f"retie moves the head factors into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
+        f"{shown(fold.head)} were rounded, so the logits change"
     )

@@ -1,4 +1,4 @@
-"""The shard index, rebuilt from the headers of the shards."""
+"""Plan a shard index that matches the headers of the shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tieconv.plans.meaning.described import described
 from tieconv.text import command, count, shown
 
 IsEqual = Callable[[TensorRecord, TensorRecord], bool]
-"""Whether two records hold the same bytes."""
+"""Return whether two records hold the same bytes."""
 
 INDEX_EXTRA = "index.extra-tensor"
 _LISTED = 6
@@ -40,11 +40,11 @@ def plan_reindex(
     prune: bool = False,
     add_format: bool = False,
 ) -> Plan:
-    """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
+    """Return the plan that writes an index for the shards of ``checkpoint``, which `read_shards` read.
 
-    ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none,
-    or another than loaders take. ``evidence`` is about the same shards with their config, where there is one. Raises
-    `RefusedError` where one tensor stands in two shards with different bytes.
+    ``prune`` leaves out the weight files outside the index. ``add_format`` writes the "format" entry into shards
+    where it is missing or not accepted by loaders. ``evidence`` is the inspection of the same shards with their
+    config, if there is one. Raises `RefusedError` if two shards store one tensor with different bytes.
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)
@@ -78,15 +78,15 @@ def plan_reindex(
         notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
     )
     if evidence is None or not old:
-        return plan  # no loader makes a model of shards without an index
+        return plan  # no loader reads shards without an index
     before = _as_indexed(evidence, old)
     return judged(plan, before, described(before, plan), plan.notes)
 
 
 def _as_indexed(evidence: Inspection, old: Mapping[str, str]) -> Inspection:
-    """The model as loaders that follow the old index read it."""
+    """Return the model as loaders read it through the old index."""
     unnamed = tuple(name for name in evidence.checkpoint.tensors if name not in old)
-    cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} the index does not name", unnamed),)
+    cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} missing from the index", unnamed),)
     checkpoint = replace(evidence.checkpoint, cautions=cautions if unnamed else ())
     return replace(evidence, checkpoint=checkpoint)
 
@@ -97,14 +97,14 @@ def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
 
 
 def _both(index: str, shards: str, changed: bool) -> str:
-    """What becomes of the index and of the shards, as one summary."""
+    """Return one summary of the changes to the index and to the shards."""
     if not shards:
         return index
     return f"{index}; {shards}" if changed else shards
 
 
 def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> dict[str, TensorRecord]:
-    """Each tensor and the record that the index is to name, in file order."""
+    """Map each tensor to the record for the index, in file order."""
     homes: dict[str, TensorRecord] = {}
     for file in checkpoint.files:
         for record in file.tensors:
@@ -118,7 +118,7 @@ def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> di
 
 
 def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterator[Equal]:
-    """Repeated tensors that the index passes over, each equal to the one that it is to name."""
+    """Yield a proof for each repeated tensor that the index omits: it equals the record in the index."""
     for file in checkpoint.files:
         for record in file.tensors:
             if record is not homes[record.name]:
@@ -130,22 +130,23 @@ def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> No
         return
     raise RefusedError(
         f"{shown(first.range.file)} and {shown(second.range.file)} store {shown(first.name)} with different "
-        "bytes, so no index is right",
+        "bytes, so no index can be correct",
         "move the wrong shard out of the directory",
         "reindex.repeated",
     )
 
 
 def _totals(homes: Mapping[str, TensorRecord]) -> tuple[int, int]:
-    """Tensor bytes, with names that are one view of one storage counted once, as transformers does, and each."""
+    """Return the tensor bytes with shared views counted once, as transformers does, and with every name counted."""
     once = {(record.range, record.stride): record.nbytes for record in homes.values()}
     return sum(once.values()), sum(record.nbytes for record in homes.values())
 
 
 @value_type.record
 class _Carried:
-    """What the old index says beside its map and its total, numbers as they are spelled; ``lost`` is what it said
-    that a strict reader would refuse, with the reason.
+    """The entries of the old index besides its map and its total, with each number as the file spells it.
+
+    ``lost`` lists the entries that a strict JSON reader would refuse, each with the reason.
     """
 
     value: dict[str, object] = field(default_factory=dict)
@@ -173,7 +174,7 @@ def _carried(checkpoint: Checkpoint) -> _Carried:
 
 
 def _is_kept(key: str, entry: object, lost: list[str], parent: str = "") -> bool:
-    """Whether a strict reader takes the entry; what it refuses would make the new index unreadable too."""
+    """Return whether a strict JSON reader accepts the entry; if not, add it to ``lost`` with the reason."""
     try:
         loads(spelled_json.write({key: entry}).encode(), "", limit=LIMIT, digits=DIGITS)
     except UnreadableError as error:
@@ -183,7 +184,7 @@ def _is_kept(key: str, entry: object, lost: list[str], parent: str = "") -> bool
 
 
 def _text(checkpoint: Checkpoint, carried: _Carried, homes: Mapping[str, TensorRecord], totals: tuple[int, int]) -> str:
-    """The index as transformers writes it; its text as it is where it already says so."""
+    """Return the index as transformers writes it, or the old text if the old index is already correct."""
     index = checkpoint.index
     old = weight_map(index)
     new = {name: record.range.file for name, record in homes.items()}
@@ -209,7 +210,7 @@ def _summary(
     changed: bool,
 ) -> str:
     if not changed:
-        return "the index already is right: nothing to change"
+        return "the index is already correct: nothing to change"
     if not old:
         return f"a new index of {count(len(homes), 'tensor')} in {count(len(checkpoint.files), 'shard')}"
     moved = sum(name in old and old[name] != record.range.file for name, record in homes.items())
@@ -225,24 +226,25 @@ def _summary(
     if parts:
         return ", ".join(parts)
     lenient = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
-    return "the same entries, as strict JSON" if lenient else f"total_size becomes {totals[0]:,}"
+    return "the same entries as strict JSON" if lenient else f"total_size becomes {totals[0]:,}"
 
 
 def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
-    """What becomes of that which no header knows, where the old index has it and a strict reader refuses it."""
+    """Yield notes on the other entries of an old index that is not strict JSON."""
     for caution in checkpoint.cautions:
         if caution.code == INDEX_UNREADABLE:
-            yield f"the old index cannot be read, so its metadata is not carried over: {caution.message}"
+            yield f"tieconv cannot read the old index, so its metadata is lost: {caution.message}"
         elif caution.code == INDEX_ODD:
-            extent = "what else it holds" if carried.lost else "all that it holds beside the map"
-            yield f"the old index is not strict JSON, but {extent} is carried over: {caution.message}"
+            extent = "some entries besides the map" if carried.lost else "all entries besides the map"
+            yield f"the old index is not strict JSON, but reindex keeps {extent}: {caution.message}"
     if carried.lost:
-        yield f"not carried over from the old index: {', '.join(carried.lost)}"
+        yield f"reindex drops from the old index: {', '.join(carried.lost)}"
 
 
 def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
     if strays:
         listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
         more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
-        fate = "left out" if prune else "comes along (--prune leaves it out)"
+        pronoun = "it" if len(strays) == 1 else "them"
+        fate = "left out" if prune else f"kept (--prune leaves {pronoun} out)"
         yield f"outside the index: {listed}{more}; {fate}"

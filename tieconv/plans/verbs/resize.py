@@ -1,4 +1,4 @@
-"""The plan that makes config, embedding, head and head bias agree on the size of the vocabulary."""
+"""Plan one vocabulary size for the config, the embedding, the head and the head bias."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
 from tieconv.text import count, shown
 
 MeanRow = Callable[[TensorRecord], bytes]
-"""The mean of a matrix's rows, rounded to its dtype."""
+"""Return the mean of a matrix's rows, rounded to its dtype."""
 
 
 _MOST_MEAN = 64 * 1024 * 1024
-"""Bytes of new rows that are held in memory."""
+"""Limit in bytes for new rows with mean values, because tieconv holds them in memory."""
 
 
 class Fill(StrEnum):
-    """What new rows hold."""
+    """The values of new rows."""
 
     ZEROS = "zeros"
     MEAN = "mean"
@@ -38,7 +38,7 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     """Return the plan that gives config and tensors one number of rows.
 
     ``to`` is ``rows`` (the config follows the embedding), ``config`` (the tensors follow the config) or a number.
-    Raises `RefusedError` where a row that the tokenizer uses would be cut off, or where nobody can tell.
+    Raises `RefusedError` if the plan would cut off a used row, or if the used rows are unknown.
     """
     guard_head(inspection, "resize")
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
@@ -68,7 +68,7 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
 
 
 def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict[str, int]) -> int:
-    """The rows that everything gets."""
+    """Return the new number of rows."""
     if to.isdecimal():
         return int(to)
     rows_by_name = tables if to == "rows" else sizes
@@ -77,14 +77,14 @@ def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict
         listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(rows_by_name.items())[:4])
         refuse(
             f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}",
-            f"say how many: {again(inspection, 'resize', f'--to {different[-1]}')}",
+            f"choose the number of rows: {again(inspection, 'resize', f'--to {different[-1]}')}",
             "resize.disagree",
         )
     return different[0]
 
 
 def _records(inspection: Inspection) -> list[TensorRecord]:
-    """Every stored tensor with a row for each token: the tables of the word embedding, and the head's biases."""
+    """Return every stored tensor with one row per token: the word embedding, the head and the head biases."""
     tensors, head = inspection.checkpoint.tensors, inspection.head
     names = {part.name for part in (head.input_embedding, head.output_head) if part and part.name in tensors}
     if inspection.word_tie:
@@ -93,7 +93,7 @@ def _records(inspection: Inspection) -> list[TensorRecord]:
         if shared:
             refuse(
                 f"{shown(shared.name)} shares its storage with another name",
-                f"store it once first: {again(inspection, 'dedup', '-o OUT')}",
+                f"store these tensors once first: {again(inspection, 'dedup', '-o OUT')}",
                 "resize.shared",
             )
     names |= {
@@ -112,8 +112,8 @@ def _resize(
     if record.dtype not in FLOATS or BITS[record.dtype] % 8 or record.stride is not None or len(record.shape) > 2:
         refuse(
             f"{shown(record.name)} has dtype {shown(record.dtype)} and shape {list(record.shape)}: "
-            "its rows cannot be counted byte by byte",
-            "resize it where it was made",
+            "tieconv cannot resize this layout",
+            "resize it with the program that wrote it",
             "resize.layout",
         )
     if rows < before:
@@ -122,7 +122,7 @@ def _resize(
     averaged = rows > before and fill is Fill.MEAN and len(record.shape) == 2 and axis == 0
     if averaged and (rows - before) * (record.nbytes // before) > _MOST_MEAN:
         refuse(
-            f"{shown(record.name)} would get {count(rows - before, 'row')}, more than tieconv fills with a mean",
+            f"{shown(record.name)} would get {count(rows - before, 'row')}, too many to fill with a mean",
             f"fill them with zeros: {again(inspection, 'resize', f'--to {rows}')}",
             "resize.mean",
         )
@@ -134,10 +134,10 @@ def _resize(
 
 
 def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: int) -> None:
-    """Refuse to cut off a row that a token has."""
+    """Refuse to cut off a row that a token uses."""
     used = inspection.tokenizer_rows
     if used is None:
-        unread = inspection.tokenizer_unread or "tieconv cannot read from a tokenizer that no token has them"
+        unread = inspection.tokenizer_unread or "no tokenizer shows that the rows are unused"
         refuse(
             f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}",
             f"keep the rows and change the config: {again(inspection, 'resize', '--to rows')}",

@@ -1,4 +1,4 @@
-"""Re-tying: the redundant copies go, the canonical name stays, the config says tied."""
+"""Plan a re-tie: drop the redundant copies, keep the canonical name and set the tie flag."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
 
 class Survivor(StrEnum):
-    """Whose values a forced re-tie keeps."""
+    """The values that a forced re-tie keeps."""
 
     EMBED = "embed"
     HEAD = "head"
@@ -44,11 +44,11 @@ def plan_retie(
     force: bool = False,
     fold: NormFold | None = None,
 ) -> Plan:
-    """The plan that leaves one copy of each tied tensor.
+    """Return the plan that leaves one copy of each tied tensor.
 
-    Raises `RefusedError` where the copies are not bit-equal, unless ``force`` and a ``survivor`` say whose
-    values to keep, or ``fold`` proves that a norm can take up what is between them, and where setting the flag would
-    change the forward pass.
+    ``force`` with a ``survivor`` selects the values to keep. ``fold`` proves that a norm can hold the factors between
+    the copies. Without either, raises `RefusedError` if the copies are not bit-equal. Also raises it if the flag
+    would change the forward pass.
     """
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
@@ -74,7 +74,7 @@ def plan_retie(
 
 
 def forecast_retie(inspection: Inspection) -> RetieForecast:
-    """Return what a re-tie does besides that both ends read one table; headers are enough."""
+    """Return the effects of a re-tie on the flag and the logits; reads only headers."""
     exponent, refused, before = 0, "", ""
     try:
         exponent = _tied_exponent(inspection)
@@ -89,14 +89,14 @@ def forecast_retie(inspection: Inspection) -> RetieForecast:
 
 
 def _sets_flag(inspection: Inspection) -> bool:
-    """Whether some loader takes the two tables for two, so that a re-tie sets the flag."""
+    """Return whether some loader reads the model as untied, so that a re-tie sets the flag."""
     return not inspection.config.effective or reads_false(inspection)
 
 
 def _tied_exponent(inspection: Inspection) -> int:
-    """The power of two by which the logits are multiplied once the flag is true: 0 for most classes. Headers tell.
+    """Return the power of two that multiplies the logits once the flag is true: 0 for most classes.
 
-    Raises `RefusedError` where no re-tie goes ahead, whatever the tensors hold.
+    Reads only headers. Raises `RefusedError` if no tensor values allow a re-tie.
     """
     guard_class(inspection, "retie")
     exponent = scaling_exponent(inspection, "retie") if _sets_flag(inspection) else 0
@@ -113,7 +113,7 @@ def _merge(
     exponent: int,
     fold: NormFold | None,
 ) -> tuple[Note, ...]:
-    """Drop the members of one group; keep, or give back, the canonical name."""
+    """Drop the members of one group except the canonical name, which is restored if it is missing."""
     stored = [member for member in tie.members if member.stored]
     reference = next(member for member in stored if member.state is State.CANONICAL)
     differing = [
@@ -150,18 +150,18 @@ def _because(member: Member, canonical: str) -> str:
     if member.relation.is_empty:
         return "it is empty"
     if member.state is State.ALIASED:
-        return f"another name of the bytes of {canonical}"
+        return f"it shares its storage with {canonical}"
     if member.state is State.IDENTICAL:
         return f"equal to {canonical}, byte for byte"
     if isinstance(member.relation, Scaled):
-        return f"{canonical} times {member.relation.factor}, which the tied forward pass applies itself"
+        return f"{canonical} times {member.relation.factor}, a factor that the tied forward pass applies itself"
     return f"replaced by {canonical}"
 
 
 def _fits(member: Member, reference: Member, exponent: int, inspection: Inspection) -> bool:
-    """Whether dropping ``member`` keeps the function. ``exponent``: the tied forward pass scales by 2**exponent.
+    """Return whether the logits stay the same without ``member``; the tied forward pass scales by 2**exponent.
 
-    A multiple of another type is a rounded one: the table itself would be read in its place.
+    A multiple of another dtype is rounded, so the scaled table does not replace it exactly.
     """
     if member.relation.is_empty:
         return True
@@ -181,7 +181,10 @@ def _settle(
     survivor: Survivor | None,
     exponent: int,
 ) -> tuple[str, tuple[Note, ...]]:
-    """Whose values survive where copies differ, by the user's word alone."""
+    """Return the name whose values stay when copies differ, and a note on the lost values.
+
+    Raises `RefusedError` without a ``survivor``.
+    """
     if survivor is None:
         _refuse_unequal(inspection, tie, reference, differing[0], exponent)
     _guard_forced(inspection, tie, reference, differing, exponent)
@@ -190,30 +193,30 @@ def _settle(
     source = head.name if survivor is Survivor.HEAD and head and head.name in unequal else reference.name
     lost = sorted((unequal | {reference.name}) - {source})
     differences = "; ".join(is_apart(member) for member in differing)
-    text = f"the values of {', '.join(map(shown, lost))} are lost ({differences}) {REVIEW_FIRST}"
+    text = f"retie discards the values of {', '.join(map(shown, lost))} ({differences}) {REVIEW_FIRST}"
     return source, (Note(text, tuple(lost)),)
 
 
 def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], exponent: int) -> None:
-    """What no word of the user's ties: other roles, other shapes, logits that the tied class would rescale."""
+    """Refuse what even ``force`` cannot tie: other roles, other shapes, logits that the tied class would rescale."""
     tensors = inspection.checkpoint.tensors
     shapes = {tensors[member.name].shape for member in (reference, *differing)}
     if tie.role is not Role.WORD_EMBEDDING or len(shapes) > 1:
         _refuse_unequal(inspection, tie, reference, differing[0], exponent)
     if exponent:
         refuse(
-            f"re-tying {shown(differing[0].name)} by force would also rescale the logits of this architecture",
-            "keep the head as it is",
+            f"a forced re-tie of {shown(differing[0].name)} would also rescale the logits of this architecture",
+            "keep the stored head",
             "flag.forward",
         )
 
 
 def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
-    sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
+    sentence = f"{shown(member.name)} is not a byte-identical copy of {shown(reference.name)}: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (
-            f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass of this architecture "
-            f"multiplies the logits by 2**{exponent}, so re-tying would change them"
+            f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass would multiply "
+            f"the logits by 2**{exponent}"
         )
     if tie.role is not Role.WORD_EMBEDDING:
         refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
@@ -222,7 +225,7 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
     untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
     hint = f"keep them untied with: {again(inspection, 'untie')}" if inspection.config.effective else untied
     if not exponent:
-        hint += f"; or choose the survivor: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
+        hint += f"; or choose the values to keep: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
     refuse(sentence, hint, "retie.not-equal")
 
 

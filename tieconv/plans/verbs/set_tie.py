@@ -1,4 +1,4 @@
-"""The tie flag alone: written at every level, no tensor touched, refused where that would lose a tensor."""
+"""Plan a change of the tie flag alone, at every level; refuse it if a tensor would be lost."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
 
 
 class Flag(StrEnum):
-    """What the flag is to say."""
+    """The new value of the flag."""
 
     TRUE = "true"
     FALSE = "false"
-    AUTO = "auto"  # what the tensors say
+    AUTO = "auto"  # the value that matches the tensors
 
 
 def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> Plan:
-    """The plan that writes the flag at every level of the config that a loader reads.
+    """Return the plan that writes the flag at every level of the config that a loader reads.
 
-    Raises `RefusedError` where a stored tensor would be discarded or an absent one start random, unless ``force``;
-    where the flag changes the forward pass; and, for ``auto``, where the tensors leave the answer open.
+    Without ``force``, raises `RefusedError` if a loader would discard a stored tensor or start an absent one random.
+    Also raises it if the flag changes the forward pass, or if ``auto`` finds no clear answer in the tensors.
     """
     _guard(inspection, flag, force)
     tied = _auto(inspection) if flag is Flag.AUTO else flag is Flag.TRUE
@@ -74,7 +74,7 @@ def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
 
 
 def _guard_meaning(inspection: Inspection, tied: bool) -> None:
-    """Refuse a change of the flag that changes the forward pass, or more than the table can list."""
+    """Refuse a change of the flag that also changes the forward pass."""
     effective, family = inspection.config.effective, inspection.family
     # A class that never ties may still scale its logits by the flag.
     obeyed = effective or family.tying is Tying.NEVER
@@ -87,9 +87,9 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
     meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     if meanings != {FlagMeaning.STORAGE}:
         refuse(
-            f"{family.architecture} multiplies its logits by d_model**-0.5 while the flag is true, in one transformers "
-            "major version at least, so the flag alone would change what it computes",
-            f"tieconv {verb}, which rewrites the head where that is exact",
+            f"some transformers versions multiply the logits of {family.architecture} by d_model**-0.5 if the flag is "
+            "true, so its outputs would change",
+            f"run tieconv {verb}, which rewrites the head if that is exact",
             "flag.forward",
         )
     if not tied and (sentence := always_tied(inspection)):
@@ -97,14 +97,14 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
 
 
 def _auto(inspection: Inspection) -> bool:
-    """What the tensors say: true where one tensor serves all names, false where each name has its own."""
+    """Return true if all names have one tensor, and false if each name has a separate tensor."""
     if inspection.family.tying is Tying.NEVER:
         return False
     tie = inspection.word_tie
     if tie is None:
-        _open(inspection, "neither the input nor the output embedding is stored")
+        _open(inspection, "neither the input embedding nor the output head is stored")
     if not tie.canonical_stored:
-        _open(inspection, f"{shown(tie.canonical)} is absent and another name of its group is stored")
+        _open(inspection, f"{shown(tie.canonical)} is absent, but another name of its group is stored")
     copies = [member for member in decided(inspection, tie) if member.name != tie.canonical]
     if all(member.state in ALIKE or member.relation.is_empty for member in copies):
         return True
@@ -112,7 +112,7 @@ def _auto(inspection: Inspection) -> bool:
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
         return False
     first = unclear[0]
-    reason = "is absent while another name is stored apart" if not first.stored else is_apart(first)
+    reason = "is absent, but another name is stored separately" if not first.stored else is_apart(first)
     return _open(inspection, f"{shown(first.name)}: {reason}")
 
 
@@ -123,14 +123,14 @@ def _plainly_apart(member: Member) -> bool:
 
 def _open(inspection: Inspection, why: str) -> NoReturn:
     refuse(
-        f"{shown(inspection.checkpoint.source)}: the tensors do not say whether the model is tied: {why}",
-        f"decide it: {again(inspection, 'untie')}, or {again(inspection, 'retie')}",
+        f"{shown(inspection.checkpoint.source)}: the tensors do not show whether the model is tied: {why}",
+        f"choose one: {again(inspection, 'untie')}, or {again(inspection, 'retie')}",
         "set-tie.ambiguous",
     )
 
 
 def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
-    """What stays stored that a loader passed over, or will."""
+    """Return notes on stored tensors that a loader ignored, or will ignore."""
     if not tied:
         members = [(tie, member) for tie in gated(inspection) for member in decided(inspection, tie)]
         return tuple(
@@ -145,7 +145,9 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
         for member in tie.stored_members
         if member.state in (State.IDENTICAL, State.ALIASED)
     ]
-    return tuple(f"{shown(name)} stays stored although tied: tieconv retie drops it" for name in copies[:1])
+    return tuple(
+        f"{shown(name)} stays stored although the model is tied: tieconv retie drops it" for name in copies[:1]
+    )
 
 
 def _promise(inspection: Inspection, tie: Tie, tied: bool) -> TiePromise:

@@ -1,4 +1,4 @@
-"""Tensors as they are stored anew: dense or in their storages, in shards of a size, widest types first."""
+"""Lay out tensors for new files: dense or in their storages, split into shards, widest dtypes first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.plans.verbs.dedup import trimmed
 
 
 def dense(record: TensorRecord) -> OutputTensor:
-    """The tensor with its elements in order: a strided view is gathered."""
+    """Return the tensor with its elements in row-major order; gathers a strided view."""
     if record.stride is None:
         return OutputTensor(record.name, record.dtype, record.shape, record.range)
     content = Gathered(record.range, record.dtype, record.shape, record.stride)
@@ -20,7 +20,7 @@ def dense(record: TensorRecord) -> OutputTensor:
 
 
 class Storages:
-    """Storages of a torch file to write: those of the source, without the bytes that no tensor is a view of."""
+    """Storages of a new torch file: the source storages without the bytes that no tensor views."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.homes: dict[tuple[str, str], OutputStorage] = {}
@@ -30,7 +30,7 @@ class Storages:
                 self.homes[file.name, storage.key] = trimmed(storage, views)
 
     def output(self, record: TensorRecord) -> OutputTensor:
-        """The tensor as a view of its storage."""
+        """Return the tensor as a view of its storage."""
         home = None if record.storage is None else self.homes[record.range.file, record.storage]
         return OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
 
@@ -40,7 +40,7 @@ def _storage_of(tensor: OutputTensor) -> object:
 
 
 def split_shards(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[OutputTensor]]:
-    """Greedy in the given order, as `huggingface_hub` splits a state dict: tensors of one storage stay together."""
+    """Split tensors greedily in the given order, as `huggingface_hub` does; tensors of one storage stay together."""
     blocks: dict[object, list[OutputTensor]] = {}
     for tensor in tensors:
         blocks.setdefault(_storage_of(tensor), []).append(tensor)
@@ -61,5 +61,5 @@ def split_shards(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[O
 
 
 def widest_first(tensors: list[OutputTensor]) -> list[OutputTensor]:
-    """Widest types first, so that each tensor starts on a multiple of its element: readers map them in place."""
+    """Sort tensors by dtype width, widest first, so that each one starts aligned and readers can map it."""
     return sorted(tensors, key=lambda tensor: -BITS.get(tensor.dtype, 8))

@@ -1,4 +1,4 @@
-"""The plan that takes a training wrapper's prefix from every tensor name, in the files and in their index."""
+"""Plan to remove a training wrapper's prefix from every tensor name, in the files and in their index."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tieconv.text import count, shown
 def plan_strip_prefix(inspection: Inspection) -> Plan:
     """Return the plan that renames the tensors and changes nothing else.
 
-    Raises `RefusedError` where the names carry no prefix that can be taken away.
+    Raises `RefusedError` if the names have no prefix that tieconv can remove.
     """
     guard_layout(inspection)
     checkpoint = inspection.checkpoint
     changed = unwrapping(checkpoint.tensors)
     if not changed:
         refuse(
-            f"{shown(checkpoint.source)}: no prefix of a training wrapper can be taken from the tensor names",
+            f"{shown(checkpoint.source)}: the tensor names have no removable prefix of a training wrapper",
             f"look at the names: {inspect_hint(inspection)}",
             "reindex.no-prefix",
         )

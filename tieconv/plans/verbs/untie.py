@@ -1,4 +1,4 @@
-"""Untying: the head, and every other tied name the architecture then reads, as a tensor of its own."""
+"""Plan to untie: store the head and every other tied name that loaders then read as a separate tensor."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def plan_untie(
     bias: BiasChoice = BiasChoice.KEEP,
     keep_flag: bool = False,
 ) -> Plan:
-    """The plan that stores every name of the tied groups.
+    """Return the plan that stores every name of the tied groups.
 
-    With ``keep_flag`` the config stays as it is and equal copies are written out. Raises `RefusedError` where
-    the flag changes the forward pass and no exact scaling of the head makes up for it.
+    With ``keep_flag``, the config does not change and the plan stores equal copies. Raises `RefusedError` if the flag
+    changes the forward pass and no exact scaling of the head compensates for it.
     """
     guard(inspection, "untie")
     edits = Edits(inspection.checkpoint)
@@ -62,7 +62,7 @@ def plan_untie(
 
 
 def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> tuple[Note, ...]:
-    """Store the names of one group that are absent; those that the class shares anyway need no copy."""
+    """Store the absent names of one group, except names that the class always shares."""
     tensors = inspection.checkpoint.tensors
     source = tensors[next(member.name for member in tie.members if member.state is State.CANONICAL)]
     head = inspection.head.output_head
@@ -82,7 +82,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
 
 
 def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
-    """Mark the copies in the metadata; return how to tell `tieconv check` where there is no metadata."""
+    """Mark the copies in the metadata; without metadata, return a note on how to configure `tieconv check`."""
     after, checkpoint = edits.after(), inspection.checkpoint
     copies = [
         member.name
@@ -97,13 +97,14 @@ def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             edits.keep_copy(name)
         return ()
     return (
-        "the file has no metadata to mark the copy as wanted: for `tieconv check` write into tieconv.toml "
+        "the file has no metadata that could mark the copy as wanted. "
+        "To make `tieconv check` accept it, add this to tieconv.toml: "
         'per-model = [{ model = "OUT", ignore = ["TIE002"], reason = "the copy is wanted" }]',
     )
 
 
 def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorRecord) -> TensorRecord:
-    """The tensor whose values an absent name has: transformers 5 tells while it ties, else transformers 4."""
+    """Return the tensor that loads into an absent name in transformers 5 if tied, else in transformers 4."""
     if member.stored:
         return source
     loaded = load(inspection, TRANSFORMERS_5 if tie.declared else TRANSFORMERS_4)
@@ -111,12 +112,12 @@ def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorReco
 
 
 def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) -> None:
-    """Refuse to write an encoder table of the decoder's rows: FSMT has a vocabulary for each, and one shape loads."""
+    """Refuse to store an encoder table with the decoder's rows: FSMT has a separate vocabulary for each."""
     rows = inspection.checkpoint.config_values.get("src_vocab_size")
     if isinstance(rows, int) and "encoder" in member.name.split(".") and source.shape[:1] != (rows,):
         refuse(
-            f"{shown(member.name)} has {rows:,} rows by the config's src_vocab_size and {shown(source.name)} has "
-            f"{source.shape[0] if source.shape else 0:,}: no loader takes the one under the name of the other",
+            f"the config's src_vocab_size gives {shown(member.name)} {rows:,} rows, but {shown(source.name)} has "
+            f"{source.shape[0] if source.shape else 0:,}",
             inspect_hint(inspection),
             "untie.shape",
         )
@@ -125,19 +126,19 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
 def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
     if member.state is State.TRANSPOSED or member.relation.shape_differs:
         refuse(
-            f"{shown(member.name)} cannot be loaded as it is stored: {is_apart(member)}",
-            "write it in the shape of the embedding first",
+            f"loaders cannot read the stored {shown(member.name)}: {is_apart(member)}",
+            "store it in the shape of the embedding first",
             "untie.shape",
         )
     return apart_note(inspection, tie, member)
 
 
 def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
-    """The head that, without the flag's scaling, gives the tied logits: E × 2**exponent."""
+    """Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag."""
     if member.stored and member.state not in (State.IDENTICAL, State.ALIASED):
         refuse(
-            f"{shown(member.name)} is stored and differs, and this architecture scales its logits by the flag",
-            "set the flag by hand once you know which head is meant",
+            f"{shown(member.name)} differs from the embedding, and the flag also scales the logits",
+            "edit the flag by hand once you know which head is correct",
             "flag.forward",
         )
     edits.scale(member.name, source, exponent)
