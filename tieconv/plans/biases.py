@@ -46,7 +46,7 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     like = output if output and output.shape and output.dtype else embedding
     if like is None or not like.shape or not like.dtype:
         refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the size of the bias is unknown",
+            f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the bias size is unknown",
             inspect_hint(inspection),
             "bias.size",
         )

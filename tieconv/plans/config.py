@@ -17,7 +17,7 @@ from tieconv.text import shown
 
 
 def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tuple[SetConfig, ...]]:
-    """Return the config text with the flag set to ``tied`` at the top and at each nested level that has one.
+    """Return the config text with the flag set to ``tied`` at the top and at nested levels that have one.
 
     One level is not enough: transformers 4 obeys the nested flag, transformers 5 the top one. Some classes obey either.
     A class with `Family.unflippable` gets the flag only at the levels that decide. Returns ``(None, ())`` if every

@@ -39,7 +39,7 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     hint = again(inspection, verb, "--keep-flag") if verb == "untie" else "do not change the head"
     if FlagMeaning.STORAGE in meanings:
         refuse(
-            f"{label} scales its logits by the flag in one transformers major version only, so no stored head fits both",
+            f"{label} scales its logits by the flag in one transformers major version only, so no one head fits both",
             hint,
             "flag.forward",
         )
@@ -54,8 +54,8 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     exponent = _half_log2(width) if isinstance(width, int) else None
     if exponent is None:
         refuse(
-            f"{label} scales tied logits by d_model**-0.5: with d_model {shown(width)} "
-            "this is not a power of two, so no head can hold it exactly",
+            f"the head of {label} cannot be scaled exactly: "
+            f"d_model**-0.5 is not a power of two for d_model {shown(width)}",
             hint,
             "flag.forward",
         )

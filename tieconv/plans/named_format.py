@@ -43,7 +43,7 @@ def guard_named(checkpoint: Checkpoint, hint: str) -> None:
     """Raise `RefusedError` for a model that is not in safetensors files."""
     if checkpoint.format != "safetensors":
         refuse(
-            f'{shown(checkpoint.source)} has the format {checkpoint.format}: only safetensors metadata has a "format" entry',
+            f'{shown(checkpoint.source)} has the format {checkpoint.format}: only safetensors has a "format" entry',
             hint,
             "reindex.add-format",
         )
