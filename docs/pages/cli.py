@@ -20,7 +20,9 @@ document. Colour and progress bars appear only on a terminal. Set `NO_COLOR` to 
 | exit code | meaning |
 |---|---|
 | **0** | The command succeeded. |
-| **1** | `diff`: the models are not the same function. `check`: a finding has the `--fail-on` level or higher. `parity` and `export`: parity failed. |
+| **1** (`diff`) | The models are not the same function. |
+| **1** (`check`) | A finding has the `--fail-on` level or higher. |
+| **1** (`parity`, `export`) | Parity failed. |
 | **2** | tieconv failed or refused. It prints one sentence and a `hint:` line. |
 | **130** | The command was interrupted. |
 | **141** | The reader of the output closed the pipe. |

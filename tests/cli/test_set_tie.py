@@ -222,7 +222,7 @@ def test_there_must_be_a_config_and_a_directory(model) -> None:
     folder = model("llama-untied")
     file = folder / "model.safetensors"
     configure(folder, tie_word_embeddings=True)
-    assert "must change with it" in refused("set-tie false", file)
+    assert "must change too" in refused("set-tie false", file)
     (folder / "config.json").unlink()
     pair = f"--embed {E} --head {H}"
     assert "no config.json" in refused(f"set-tie false {pair}", folder)

@@ -47,8 +47,9 @@ def swapped(release: str, names: Sequence[str]) -> str:
 def first_type(dtypes: Collection[str]) -> str:
     """Return the sentence about the type in which transformers 5 loads a model."""
     return (
-        f"the config has no dtype, and the tensors have {', '.join(sorted(dtypes))}. transformers 5 loads all tensors "
-        "in the dtype of the first one that it reads. The plan may change the first one: write dtype into config.json"
+        f"the config has no dtype, and the tensors have the dtypes {', '.join(sorted(dtypes))}. transformers 5 loads "
+        "all tensors in the dtype of the first one that it reads. The plan may change the first one: "
+        "write dtype into config.json"
     )
 
 
