@@ -350,7 +350,7 @@ def test_a_lone_file_is_written_alone(model, tmp_path: Path) -> None:
     result = ok(f"retie {pair}", lone, "-o", tmp_path / "out.safetensors")
     assert "set tie_word_embeddings to true" in result.stderr
     assert "lm_head.weight" not in load_torch(tmp_path / "out.safetensors")
-    assert "must change with it" in refused(
+    assert "must change too" in refused(
         "untie", tmp_path / "llama-duplicated" / "model.safetensors", "-o", tmp_path / "x"
     )
 
