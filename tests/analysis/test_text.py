@@ -214,7 +214,7 @@ def test_words_of_one_frequency_have_no_line(tmp_path: Path) -> None:
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, text: Path) -> None:
     """Ids that the table has no row for: one sentence instead of an index error."""
     build(tmp_path, tied=True, vocab_size=100)
-    with pytest.raises(TieconvError, match="the tables have 100 rows"):
+    with pytest.raises(TieconvError, match="the tables have only 100 rows"):
         tieconv.analyze(tmp_path, text=text)
 
 
