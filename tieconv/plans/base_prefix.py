@@ -46,7 +46,8 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
     )
     edits.kept_copies = {to(name) for name in edits.kept_copies}
-    note = f"the names get the prefix {shown(start)} because transformers 4 refuses a file with a head and names without prefix"
+    because = "transformers 4 refuses a file with a head and names without prefix"
+    note = f"the names get the prefix {shown(start)} because {because}"
     return _promises(promises, to), note
 
 
