@@ -61,7 +61,7 @@ def refusal(family: Family) -> str | None:
     if family.unflippable:
         return family.unflippable
     if not any(group.role is Role.WORD_EMBEDDING for group in family.groups):
-        return "multiplies by its input embedding itself, so no second name exists"
+        return "uses its input embedding as the output head, so no second tensor exists"
     meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     if FlagMeaning.STORAGE in meanings and len(meanings) > 1:
         return "scales its logits by the flag in one transformers major version only; `--keep-flag` works"

@@ -59,7 +59,7 @@ def test_one_file(metadata: dict[str, str], model, tmp_path: Path) -> None:
     (finding,) = tieconv.inspect(folder).findings
     assert (finding.rule, finding.remedy.command) == ("IDX012", f"tieconv reindex {folder} --add-format -o OUT")
     document = plan("reindex --add-format", folder, "-o", tmp_path / "out")
-    assert operations(document) == {FILE: "SetMetadata"} and document["summary"] == "format pt named in 1 file"
+    assert operations(document) == {FILE: "SetMetadata"} and document["summary"] == "format pt added to 1 file"
     before_files, after_files = snapshot(folder), snapshot(tmp_path / "out")
     assert before_files.pop(FILE) == before and only_the_format_differs(before, after_files.pop(FILE))
     assert before_files == after_files and tieconv.inspect(tmp_path / "out").findings == ()
@@ -81,7 +81,7 @@ def test_only_the_shards_that_lack_it(model, tmp_path: Path) -> None:
     assert {name: data for name, data in before_files.items() if name not in (first, third)} == after_files
     (folder / INDEX).unlink()
     document = plan("reindex --add-format", folder, "-o", tmp_path / "both")
-    assert document["summary"].endswith("; format pt named in 2 files")
+    assert document["summary"].endswith("; format pt added to 2 files")
     assert (
         json.loads((tmp_path / "both" / INDEX).read_text())["weight_map"]
         == json.loads(before_files[INDEX])["weight_map"]
@@ -175,7 +175,7 @@ def test_torch_files_name_no_format(model, tmp_path: Path) -> None:
     ok("convert --to torch", folder, "-o", tmp_path / "one")
     ok("convert --to torch --max-shard-size 3KB", folder, "-o", tmp_path / "shards")
     for out in ("one", "shards"):
-        assert "only safetensors metadata names one" in refused("reindex --add-format", tmp_path / out)
+        assert 'only safetensors has a "format" entry' in refused("reindex --add-format", tmp_path / out)
 
 
 def test_without_the_option_one_file_has_no_index(model) -> None:

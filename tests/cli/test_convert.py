@@ -52,19 +52,19 @@ def test_transformers_loads_the_shards(model, tmp_path: Path, name: str) -> None
 
 
 def test_an_order_that_decides_is_told(model) -> None:
-    """transformers 5 takes the type of the first tensor where the config names none, 4 the table read last."""
+    """Without dtype in the config transformers 5 uses the first tensor's. transformers 4 keeps the table read last."""
     folder = model("t5")
     assert plan("convert --to torch", folder)["notes"] == []
     edit(folder, lambda stored: stored.update({"encoder.embed_tokens.weight": stored["shared.weight"].bfloat16()}))
     configure(folder, dtype=..., torch_dtype=...)
     (tables,) = plan("convert --to torch", folder)["notes"]
-    assert "one table of shared.weight, encoder.embed_tokens.weight and keeps the one that it reads last" in tables
+    assert "shared.weight, encoder.embed_tokens.weight differ, and transformers 4 keeps only the one" in tables
     ok("convert --to torch", folder, "-o", folder.with_name("order"))
     assert "another order of shared.weight" in run("diff", folder, folder.with_name("order")).stdout
     assert ok("diff", folder, folder).exit_code == 0
     edit(folder, lambda stored: stored.update({min(stored): stored[min(stored)].bfloat16()}))
     tables, types = plan("convert --to torch", folder)["notes"]
-    assert "the tensors are of BF16, F32" in types
+    assert "the tensors have the dtypes BF16, F32" in types
     configure(folder, dtype="float32")
     edit(folder, lambda stored: stored.update({"encoder.embed_tokens.weight": stored["shared.weight"].clone()}))
     assert plan("convert --to torch", folder)["notes"] == []

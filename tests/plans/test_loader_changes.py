@@ -106,8 +106,8 @@ def test_who_read_the_bias_that_is_lost(
 
 
 def test_transformers_4_is_told_of_where_it_has_the_class(tmp_path: Path) -> None:
-    """What is stored apart is discarded by transformers 4, and of a class that it does not have nothing is said."""
-    for config, ends in ((LLAMA, "5 reads it; transformers 4 discards it"), (NEWER, "transformers 5 reads it")):
+    """A note says that transformers 4 ignores a differing head, only if transformers 4 has the class."""
+    for config, ends in ((LLAMA, "5 uses it, transformers 4 ignores it"), (NEWER, "transformers 5 uses it")):
         tensors = {**llama(), HEAD: matrix(seed=3)}
         model = save(tmp_path / str(config["model_type"]), flagged(config, True), tensors)
         (note,) = api.plan_untie(model).plan.notes
@@ -170,10 +170,10 @@ def test_a_conversion_says_only_what_its_order_changes(tmp_path: Path) -> None:
     tensors = {name: matrix(seed=seed) for seed, name in enumerate(names)} | {HEAD: matrix(seed=5)}
     model = save(tmp_path / "m", {**config, "share_encoder_decoder_embeddings": True}, tensors)
     assert not any(
-        "keeps the one that it reads last" in note for note in api.plan_convert("safetensors", model).plan.notes
+        "keeps only the one that it reads last" in note for note in api.plan_convert("safetensors", model).plan.notes
     )
     notes = api.plan_convert("torch", model).plan.notes
-    assert any("keeps the one that it reads last" in note and REVIEW_FIRST in note for note in notes)
+    assert any("keeps only the one that it reads last" in note and REVIEW_FIRST in note for note in notes)
 
 
 def test_a_head_that_holds_the_factor_is_dropped(tmp_path: Path) -> None:

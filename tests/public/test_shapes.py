@@ -60,7 +60,7 @@ def test_an_adapter_stays_an_adapter(name: str, tmp_path: Path) -> None:
     assert run(("check", "--no-config"), folder).exit_code == 0
     for verb in WRITING:
         result = run(verb, folder, "--in-place")
-        assert result.exit_code == 2 and "which tieconv inspects and never writes" in result.output
+        assert result.exit_code == 2 and "which tieconv reads but never writes" in result.output
     assert content(folder) == before
 
 

@@ -22,7 +22,7 @@ REFUSED = {
     "RemBertForMaskedLM": "never ties",
     "ZambaForCausalLM": "share one transformer block",
     "ElectraForPreTraining": "no output embedding",
-    "PerceiverForMaskedLM": "no second name",
+    "PerceiverForMaskedLM": "no second tensor",
     "Pop2PianoForConditionalGeneration": "never ties",
 }
 ROTATED = tuple(layout for layout in LAYOUTS if layout != "bin")

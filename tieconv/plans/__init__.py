@@ -1,4 +1,4 @@
-"""From evidence to a plan: pure functions, nothing is read or written."""
+"""Make plans from evidence. These are pure functions: they read and write nothing."""
 
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.verbs.retie import Survivor, forecast_retie, plan_retie

@@ -1,7 +1,7 @@
-"""The base model's prefix for a file that has it nowhere, once a plan adds what stands outside the base model.
+"""Add the base model's prefix to the names of a file without it, if a plan adds a head.
 
-The hub's gpt2 holds ``wte.weight`` for ``transformer.wte.weight``. transformers 4 adds the prefix to every name of
-such a file, and stops at a name of the head's: with a head, the file needs the prefix itself.
+gpt2 on the Hub stores ``transformer.wte.weight`` as ``wte.weight``. transformers 4 adds the prefix to each name of such
+a file. It refuses such a file if a head is stored too: then the names in the file need the prefix.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Rename = Callable[[str], str]
 
 
 def needs_prefix(before: Inspection, after: Inspection) -> bool:
-    """Return whether transformers 4 takes the names of the model ``before`` a plan, and not those ``after`` it."""
+    """Return whether transformers 4 accepts the names ``before`` a plan and refuses the names ``after`` it."""
     if not before.family.prefix or load(after, TRANSFORMERS_4).refused(Cause.NAMES) is None:
         return False
     return load(before, TRANSFORMERS_4).refused(Cause.NAMES) is None
 
 
 def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tuple[Promises, str]:
-    """Rename in ``edits`` what belongs to the base model; return the promises, renamed, and the note about it."""
+    """Rename the base model's tensors in ``edits``. Return the promises with the new names, and a note."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     start = f"{family.prefix}."
     outside = {name for name in _outside_the_base(family) if not name.startswith(start)}
@@ -46,7 +46,8 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
     )
     edits.kept_copies = {to(name) for name in edits.kept_copies}
-    note = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
+    because = "transformers 4 refuses a file with a head and names without prefix"
+    note = f"the names get the prefix {shown(start)} because {because}"
     return _promises(promises, to), note
 
 
@@ -57,7 +58,7 @@ def _outside_the_base(family: Family) -> Iterator[str]:
 
 
 def _operations(edits: Edits, to: Rename) -> Iterator[Operation]:
-    """The operations under the names that are written; those that only rename come first."""
+    """Yield the operations with the new names. Operations that only rename come first."""
     operations = tuple(operation for operation in edits.operations if not isinstance(operation, RenameTensor))
     yield from edits.renames.values()
     for operation in operations:

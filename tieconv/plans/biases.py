@@ -1,4 +1,4 @@
-"""The head bias of a model that is being tied or untied."""
+"""Add or drop the head bias when a model is tied or untied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.text import shown
 
 
 class BiasChoice(StrEnum):
-    """What becomes of the head bias."""
+    """What a plan does with the head bias."""
 
     KEEP = "keep"
     ZERO = "zero"
@@ -22,7 +22,7 @@ class BiasChoice(StrEnum):
 
 
 def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: bool) -> tuple[str, ...]:
-    """Add or drop the bias as asked; ``tied`` is how the model ends. Returns warnings for the user."""
+    """Add or drop the bias as the user chose, and return notes. ``tied`` is the state after the plan."""
     if choice is BiasChoice.ZERO:
         return _zero(edits, inspection, tied)
     if choice is BiasChoice.STRIP:
@@ -31,7 +31,7 @@ def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: boo
 
 
 def dropped(edits: Edits) -> tuple[str, ...]:
-    """Return the biases, proved to be all zero, that are left out only to save bytes."""
+    """Return the all-zero biases that the plan drops only to save bytes."""
     zeros = (proof.tensor.name for proof in edits.proofs if isinstance(proof, AllZero))
     return tuple(name for name in zeros if name in edits.drops)
 
@@ -46,7 +46,7 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     like = output if output and output.shape and output.dtype else embedding
     if like is None or not like.shape or not like.dtype:
         refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head to size a bias by",
+            f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the bias size is unknown",
             inspect_hint(inspection),
             "bias.size",
         )
@@ -59,7 +59,7 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
 
 
 def _names(inspection: Inspection, tied: bool) -> tuple[str, ...]:
-    """The names that loaders read: one while the pair is tied, each of them once it is not."""
+    """Return the bias names that loaders read: one name if the pair is tied, else both."""
     names = inspection.family.output_biases
     if not names:
         bias = inspection.head.output_bias
@@ -74,18 +74,18 @@ def _names(inspection: Inspection, tied: bool) -> tuple[str, ...]:
 
 
 def _unknown_bias_note(inspection: Inspection, names: Iterable[str], tied: bool) -> tuple[str, ...]:
-    """Which loaders ignore and which refuse a bias that the class lacks.
+    """Return the note about loaders that ignore or refuse a bias that the class does not have.
 
-    transformers and safetensors are tested; vLLM and mlx-lm by their source and vllm#21176, mlx-examples#564.
+    Tests run transformers and safetensors. The source code says what vLLM and mlx-lm do: vllm#21176, mlx-examples#564.
     """
     if inspection.family.output_biases:
         return ()
     listed = ", ".join(shown(name) for name in names)
     label = inspection.family.architecture or "this architecture"
-    vllm = "vLLM skips it" if tied else "vLLM refuses it"
+    vllm = "vLLM ignores it and mlx-lm refuses it" if tied else "vLLM and mlx-lm refuse it"
     return (
-        f"{label} has no parameter {listed}: transformers ignores it and reports it unexpected; safetensors' "
-        f"load_model refuses it unless strict=False; mlx-lm refuses it; {vllm} (the last two by source, not run)",
+        f"{label} has no parameter {listed}. transformers ignores it and reports it as unexpected. safetensors' "
+        f"load_model refuses it unless strict=False. According to their source code, {vllm}",
     )
 
 
@@ -96,8 +96,8 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if bias.state is BiasState.NONZERO:
         largest = f" (largest magnitude {bias.max_abs:.4g})" if bias.max_abs else ""
         refuse(
-            f"{shown(bias.name)} is not all zero{largest}: stripping it changes the logits",
-            f"see what it holds: {again(inspection, 'analyze')}",
+            f"{shown(bias.name)} is not all zero{largest}, so removing it changes the logits",
+            f"see its values: {again(inspection, 'analyze')}",
             "bias.nonzero",
         )
     differing = _differing_copy(inspection, bias.name)
@@ -116,13 +116,13 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if not inspection.family.output_biases:
         return ()
     return (
-        f"{inspection.family.architecture} has a parameter {shown(bias.name)}: "
-        "transformers reports it missing and starts it at zero, which is what was stored",
+        f"{inspection.family.architecture} has a parameter {shown(bias.name)}. "
+        "transformers reports it as missing and sets it to zero, the same values as before",
     )
 
 
 def _differing_copy(inspection: Inspection, name: str) -> str | None:
-    """The other name of a pair whose two copies differ."""
+    """Return the other name of a bias pair if the two stored tensors differ, else ``None``."""
     equal = {State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED}
     pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
     differing = (tie for tie in pairs if any(member.state not in equal for member in tie.members))

@@ -1,4 +1,4 @@
-"""The last step of every planner: edits and config together become a plan."""
+"""Build the plan from edits and config: the last step of every planner."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tieconv.plans.meaning.described import described
 from tieconv.text import count, shown
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-"""What the trainers of transformers and accelerate save beside a checkpoint."""
+"""Files that the trainers of transformers and accelerate save beside a checkpoint."""
 
 ALIKE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
-"""States of a member that has, or takes, the values of its group."""
+"""States of a member whose values are those of its group, now or once it is loaded."""
 
 
 def build(
@@ -54,10 +54,10 @@ def build(
     spared: Collection[str] = (),
     forced: bool = False,
 ) -> Plan:
-    """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the flag alone), judged by the loaders.
+    """Return the plan of ``edits`` with the flag set to ``tied``, after `judged` has accepted it.
 
-    ``document`` is the config with other changes, for a plan that leaves the flag alone. ``spared`` and ``forced`` are
-    those of `judged`, which raises `RefusedError`.
+    With ``tied`` ``None`` the flag does not change. Then ``document`` may hold the config with other changes.
+    `judged` describes ``spared`` and ``forced``. Raises `RefusedError`.
     """
     checkpoint = inspection.checkpoint
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
@@ -95,18 +95,19 @@ def build(
 
 
 def _advice(inspection: Inspection, tied: bool | None, flag_changes: bool) -> Iterator[str]:
-    """What is left to do by hand."""
+    """Yield the notes about what the user must do by hand."""
     if tied is not None and inspection.checkpoint.config is None:
         value = str(tied).lower()
-        yield f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"
+        yield f"the model has no config.json: set tie_word_embeddings to {value} in the config that you load it with"
     if tied is not None and flag_changes:
         yield from _optimizers(inspection, tied)
 
 
 def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
-    """What is lost for training: torch loads the state of an optimizer only for as many parameters as it was saved of.
+    """Yield a note for each optimizer file that no longer fits the model.
 
-    Two tensors that differ already are two parameters for transformers 5 whatever the flag says.
+    torch loads an optimizer state only if the number of parameters is the same. For transformers 5 two tensors that
+    differ are two parameters, whatever the flag says: then the number does not change.
     """
     tie, was = inspection.word_tie, inspection.config.effective
     if was is tied or tie is None or any(member.state not in ALIKE for member in tie.members):
@@ -114,17 +115,17 @@ def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
     for name in inspection.checkpoint.companions:
         if PurePosixPath(name).name in _OPTIMIZERS:
             before = "tied" if was else "untied"
-            yield f"{shown(name)} counts the parameters of the {before} model: training cannot resume from it"
+            yield f"{shown(name)} holds the optimizer state of the {before} model: training cannot resume from it"
 
 
 def still_stored(ties: Iterable[Tie], edits: Edits) -> tuple[Tie, ...]:
-    """Return the groups of which a name is stored once the edits are made: a fresh inspection sees no others."""
+    """Return the groups that have a stored name after the edits. A new inspection sees only these groups."""
     after = edits.after()
     return tuple(tie for tie in ties if any(member.name in after for member in tie.members))
 
 
 def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
-    """The group stays declared as it is; of its names those are stored that the edits leave."""
+    """Return the promise that the config declares the group as before, with the names that the edits leave."""
     after = edits.after()
     names = [member.name for member in tie.members]
     return TiePromise(

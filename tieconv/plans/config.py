@@ -1,4 +1,4 @@
-"""The tie flag, written at every level that some loader reads."""
+"""Write the tie flag at every level of the config that a loader reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tieconv.text import shown
 
 
 def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tuple[SetConfig, ...]]:
-    """The config text with the flag set to ``tied`` at the top and at every nested level that has one.
+    """Return the config text with the flag set to ``tied`` at the top and at nested levels that have one.
 
-    One level is not enough: transformers 4 obeys the nested flag, transformers 5 the top one, and some classes
-    either. A class that cannot have all alike (`Family.unflippable`) gets it at the levels that decide.
-    ``(None, ())`` where every level already says so, or where there is no config.
+    One level is not enough: transformers 4 obeys the nested flag, transformers 5 the top one. Some classes obey either.
+    A class with `Family.unflippable` gets the flag only at the levels that decide. Returns ``(None, ())`` if every
+    level has this value, or if there is no config. Raises `RefusedError` for a flag that occurs twice in one object.
     """
     document = inspection.checkpoint.config
     if document is None:
@@ -30,7 +30,7 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
     if changes and document.text.count(f'"{FLAG}"') > _flag_count(document.value):
         raise RefusedError(
             f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value",
-            "remove one of the two",
+            "remove one of the two entries",
             "config.repeated-flag",
         )
     if changes:
@@ -49,13 +49,13 @@ def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
 
 
 def _may_change(inspection: Inspection, path: str) -> bool:
-    """Whether a level may get the flag: of a class that cannot have all alike, those alone that decide the tie."""
+    """Return whether a level may get the flag. With `Family.unflippable` only the deciding levels may."""
     level = path.removesuffix(FLAG).rstrip(".")
     return inspection.family.unflippable is None or level in levels_read(inspection.family)
 
 
 def _own(config: Mapping[str, object], tied: bool, prefix: str = "") -> Iterator[SetConfig]:
-    """The flags that go before the usual one, at every level: both must say the same."""
+    """Yield the class's own flags that override the usual one, at every level: both must agree."""
     name = own_flag(config)
     if name is not None and config[name] is not tied:
         yield SetConfig(f"{prefix}{name}", tied, config[name], True)
@@ -65,7 +65,7 @@ def _own(config: Mapping[str, object], tied: bool, prefix: str = "") -> Iterator
 
 
 def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
-    """The key that transformers 5 derives from the flag where it is absent: where it stands, it must follow."""
+    """Yield the change of the key that transformers 5 derives from the flag. If it is present, it must agree."""
     config, start = text_config(inspection), f"{inspection.family.text_level}."
     derives = FlagMeaning.DERIVES in (inspection.family.meaning_v5, inspection.family.meaning_v4)
     if derives and config.get(DERIVED_KEY, tied) is not tied and _flips(inspection, tied):
@@ -73,33 +73,33 @@ def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
 
 
 def _flips(inspection: Inspection, tied: bool) -> bool:
-    """Whether the flag comes to say something else: an absent one said what the class's default is."""
+    """Return whether the flag's value changes. An absent flag has the default value of the class."""
     entries = (entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection))
     declared = [entry.value for entry in entries]
     return any(value is not tied for value in declared) or (not declared and inspection.family.default_v5 is not tied)
 
 
 def _guard_scale(inspection: Inspection) -> None:
-    """Refuse to correct the flag's type where the logits are scaled by ``is False`` in 5 and by its truth in 4."""
+    """Refuse a flag of another type: transformers 5 tests it by ``is False``, transformers 4 by truth."""
     meanings = {inspection.family.meaning_v5, inspection.family.meaning_v4}
     present = [entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection)]
     mistyped = next((entry for entry in present if entry.value is not False and not entry.value), None)
     if mistyped is not None and meanings != {FlagMeaning.STORAGE}:
         raise RefusedError(
-            f"{mistyped.path} is {shown(json.dumps(mistyped.value))}: transformers 5 then scales the logits of "
+            f"{mistyped.path} is {shown(json.dumps(mistyped.value))}: with it transformers 5 scales the logits of "
             f"{inspection.family.architecture}, and transformers 4 does not",
-            "write true or false by hand, after you have found out which one is right",
+            "find out which logits are right, then write true or false into the config by hand",
             "flag.forward",
         )
 
 
 def _decisive(inspection: Inspection) -> str:
-    """The path of the flag in the language model's own config."""
+    """Return the path of the flag in the config of the language model."""
     return f"{inspection.family.text_level}.{FLAG}".lstrip(".")
 
 
 def _governing(inspection: Inspection) -> set[str]:
-    """Nested places that must hold the flag even where none stands there yet."""
+    """Return the nested paths that must have the flag even if they do not have it yet."""
     return {f"{level}.{FLAG}" for level in inspection.family.levels}
 
 

@@ -1,4 +1,4 @@
-"""From edits to the files that must be written, linked and left out, in any layout."""
+"""Turn edits into the files to write, to link and to leave out, in any layout."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tieconv.plans.edited_metadata import metadata_after, metadata_of_new
 from tieconv.plans.edits import Edits
 
 HEAD_SHARDS = {"safetensors": "model-head.safetensors", "torch": "pytorch_model-head.bin"}
-"""The shard that new tensors of a sharded model go to: untouched shards stay as they are, byte for byte.
+"""The new shard for new tensors of a sharded model, by format. The bytes of other shards do not change.
 
-By format. It starts like the other shards and is not numbered, so that loaders that glob for
-``model*.safetensors`` find it and no other shard has to be renamed.
+The name starts like the other shards, so loaders that glob for ``model*.safetensors`` find it. It has no number, so no
+other shard needs a new name.
 """
 
 
 @value_type.record
 class Files:
-    """What becomes of the weight files and their index."""
+    """The weight files and index that a plan writes, links and removes."""
 
     weights: tuple[OutputWeights, ...]
     texts: tuple[OutputText, ...]
@@ -34,8 +34,8 @@ class Files:
 
 
 def files_of(edits: Edits) -> Files:
-    """Return the files to write, link and leave out; ``edits`` stay as they are."""
-    edits = replace(edits, operations=list(edits.operations))  # metadata that follows the edits is added
+    """Return the files to write, link and leave out. ``edits`` does not change."""
+    edits = replace(edits, operations=list(edits.operations))  # the metadata operations are added to the copy
     return _sharded(edits) if edits.checkpoint.layout is Layout.SHARDED else _single(edits)
 
 
@@ -68,7 +68,7 @@ def _sharded(edits: Edits) -> Files:
 
 
 def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
-    """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
+    """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
     mine = {tensor.name for tensor in file.tensors}
     metadata, changed = metadata_after(file, edits, _names_after(edits, mine, additions))
     trimmed = any(name == file.name for name, _ in edits.trims)
@@ -91,7 +91,7 @@ def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[Outpu
 
 
 def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:
-    """The names that a file which holds ``mine`` will hold."""
+    """Return the names that a file with the names ``mine`` will have."""
     stays = {name for name in mine if name not in edits.drops and name not in additions}
     renamed = {edits.renames[name].to if name in edits.renames else name for name in stays}
     return renamed | {tensor.name for tensor, _ in additions.values()}
@@ -114,7 +114,9 @@ def _assemble(
     written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
     links = {file.name: file.size for file in checkpoint.files}
     for document in (checkpoint.index, checkpoint.config):
-        if document is not None and checkpoint.layout is not Layout.FILE:  # a lone file is written alone
+        if (
+            document is not None and checkpoint.layout is not Layout.FILE
+        ):  # a weight file given by itself is written without other files
             links[document.name] = checkpoint.states[document.name].size
     links |= checkpoint.companions
     touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
@@ -124,7 +126,7 @@ def _assemble(
 
 
 def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...]) -> Files:
-    """``files`` with one more document written instead of linked."""
+    """Return ``files`` with one more document that is written instead of linked."""
     return replace(
         files,
         texts=(*files.texts, text),

@@ -1,4 +1,4 @@
-"""The text of a shard index once edits are made."""
+"""Return the text of a shard index after edits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tieconv.plans.edits import Edits
 
 
 def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str]) -> tuple[OutputText, ...]:
-    """The index as it must read once the shards are written; nothing where it already reads so."""
+    """Return the index for the written shards, or nothing if its text does not change."""
     index = edits.checkpoint.index
-    assert index is not None  # a sharded model without an index is refused before
+    assert index is not None  # a guard has refused a sharded model without an index
     written = {file.name: file for file in weights}
     after: dict[str, tuple[str, int, int]] = {}
     for file in edits.checkpoint.files:
@@ -33,7 +33,7 @@ def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str
 
 
 def _total(edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[str, tuple[str, int, int]]) -> int:
-    """Bytes of all tensors; names that are one view of one storage count once, as transformers counts them."""
+    """Return the bytes of all tensors. Names with the same view of one storage count once, as in transformers."""
     seen: dict[object, int] = {}
     for file in edits.checkpoint.files:
         for record in file.tensors:

@@ -1,4 +1,4 @@
-"""The metadata of weight files once edits are made: no entry may say what is no longer true."""
+"""Update the metadata of weight files: no entry may be wrong after the edits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tieconv.plans.edits import Edits
 
 
 def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Mapping[str, str] | None, bool]:
-    """The metadata of ``file``, which will hold ``names``, without entries that the edits make untrue.
+    """Return the metadata of ``file`` without entries that the edits make wrong, and whether it changes.
+
+    ``names`` are the tensors that the file will have.
 
     `safetensors.torch.save_model` records a dropped alias as ``{dropped name: kept name}``.
     """
@@ -28,7 +30,7 @@ def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Map
 
 
 def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict[str, str]) -> bool:
-    """Write into ``metadata`` which of the ``names`` are wanted copies; return whether that changes it."""
+    """Record in ``metadata`` which ``names`` are kept copies. Return whether that changes the metadata."""
     before = kept_copies.names_in(metadata)
     renamed = {edits.renames[name].to if name in edits.renames else name for name in before}
     after = (renamed | edits.kept_copies) & names
@@ -44,7 +46,7 @@ def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict
 
 
 def metadata_of_new(edits: Edits, shard: str, names: Iterable[str]) -> Mapping[str, str] | None:
-    """The metadata of a new shard with ``names``; torch files have none."""
+    """Return the metadata of a new shard with ``names``. torch files have none."""
     if edits.checkpoint.format == "torch":
         return None
     copies = edits.kept_copies.intersection(names)

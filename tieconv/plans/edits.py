@@ -1,4 +1,4 @@
-"""Edits of names and bytes that a planner gathers; `tieconv.plans.edited_files` makes files of them."""
+"""Collect a planner's edits of names and bytes. `tieconv.plans.edited_files` turns them into files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tieconv.checkpoint.write_plan.proof import AllZero, Equal, Proof
 
 @dataclass
 class Edits:
-    """Tensor edits gathered by a planner. Every tensor that is not named stays."""
+    """The tensor edits of a planner. All other tensors stay as they are."""
 
     checkpoint: Checkpoint
     drops: dict[str, DropTensor] = field(default_factory=dict)
@@ -46,17 +46,17 @@ class Edits:
     kept_copies: set[str] = field(default_factory=set)
 
     def drop(self, name: str, because: str) -> None:
-        """Leave a stored tensor out; an addition of the same name undoes itself."""
+        """Leave a stored tensor out."""
         self._record(DropTensor(name, because))
         self.drops[name] = DropTensor(name, because)
 
     def drop_equal(self, name: str, source: str, because: str, exponent: int = 0) -> None:
-        """Leave a stored tensor out that was proved to be ``source`` times 2**``exponent``."""
+        """Leave out a stored tensor that is proved to be ``source`` times 2**``exponent``."""
         self.drop(name, because)
         self._prove_equal(name, source, exponent)
 
     def drop_zero(self, name: str, because: str) -> None:
-        """Leave a stored tensor out that was proved to be all zero."""
+        """Leave out a stored tensor that is proved to be all zero."""
         self.drop(name, because)
         self.proofs.append(AllZero(self.checkpoint.tensors[name]))
 
@@ -84,37 +84,37 @@ class Edits:
     def fill(self, name: str, dtype: str, shape: tuple[int, ...], beside: str) -> None:
         """Store an all-zero tensor."""
         size = nbytes(dtype, shape)
-        assert size is not None, dtype  # callers take the dtype of a float matrix
+        assert size is not None, dtype  # callers pass the dtype of a float matrix
         self._record(FillTensor(name, dtype, shape, beside))
         self._add(OutputTensor(name, dtype, shape, Zeros(size)), beside)
 
     def replace_content(self, name: str, source: TensorRecord) -> None:
-        """Store under ``name`` the bytes, dtype and shape of ``source`` instead of its own."""
+        """Replace the bytes, dtype and shape of ``name`` by those of ``source``."""
         home = self.checkpoint.tensors[name]
         self._record(CopyTensor(name, source.name))
         copy = OutputTensor(name, source.dtype, source.shape, source.range, source.stride)
         self.additions[name] = (copy, home.name)
 
     def average(self, name: str, first: TensorRecord, second: TensorRecord) -> None:
-        """Store under ``name`` the mean of two dense tensors of one dtype and shape."""
+        """Store under ``name`` the mean of two dense tensors with the same dtype and shape."""
         self._record(AverageTensor(name, first.name, second.name))
         content = Averaged(first.range, second.range, first.dtype, (first.name, second.name))
         self._add(OutputTensor(name, first.dtype, first.shape, content), first.name)
 
     def give(self, record: TensorRecord, data: bytes, because: str) -> None:
-        """Give a tensor other values: ``data`` in its dtype, dense."""
+        """Replace the values of a tensor by ``data``, dense and in the same dtype."""
         self._record(SetTensor(record.name, because))
         self._add(OutputTensor(record.name, record.dtype, record.shape, InlineBytes(data)), record.name)
 
     def resize(
         self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None, *, zero_end: bool = True
     ) -> None:
-        """Give a dense tensor another length: zeros, or ``row`` again and again, at its end, or its end cut off.
+        """Give a dense tensor the shape ``shape``: append zeros or copies of ``row``, or cut off the end.
 
-        With ``zero_end`` what is cut off is compared with zeros once more before the write is published.
+        With ``zero_end`` the bytes that are cut off are compared with zeros again before the write is published.
         """
         size = nbytes(record.dtype, shape)
-        assert size is not None, record.dtype  # callers take whole-byte types
+        assert size is not None, record.dtype  # callers pass dtypes of whole bytes
         self._record(ResizeTensor(record.name, record.shape, shape))
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
@@ -129,24 +129,24 @@ class Edits:
         )
 
     def keep_copy(self, name: str) -> None:
-        """Mark ``name`` in its file's metadata as a copy that is wanted, where the file has metadata."""
+        """Mark ``name`` as a kept copy in the metadata of its file, if the file has metadata."""
         self.kept_copies.add(name)
 
     def share(self, name: str, source: TensorRecord) -> None:
-        """Make ``name`` a view of the storage of ``source``, in whose file it is."""
+        """Make ``name`` a view of the storage of ``source``. Both are in the same file."""
         self._record(ShareTensor(name, source.name))
         self._prove_equal(name, source.name)
         view = OutputTensor(name, source.dtype, source.shape, source.range, source.stride, self.home(source))
         self.additions[name] = (view, name)
 
     def trim(self, record: TensorRecord, storage: OutputStorage, freed: int) -> None:
-        """Store the storage of ``record`` without bytes that no tensor is a view of."""
+        """Write the storage of ``record`` without the ``freed`` bytes that no tensor uses."""
         assert record.storage is not None
         self._record(TrimStorage(record.name, freed))
         self.trims[record.range.file, record.storage] = storage
 
     def home(self, record: TensorRecord) -> OutputStorage | None:
-        """The storage of a tensor as it will be written; ``None`` for one that has its bytes for itself."""
+        """Return the storage of a tensor as it will be written, or ``None`` for a tensor without shared storage."""
         if record.storage is None:
             return None
         file = self.checkpoint.file(record.range.file)
@@ -160,7 +160,7 @@ class Edits:
         self.operations.append(operation)
 
     def after(self) -> set[str]:
-        """The names that are stored once the edits are made."""
+        """Return the names that are stored after the edits."""
         stored = {name for name in self.checkpoint.tensors if name not in self.drops}
         renamed = {self.renames[name].to if name in self.renames else name for name in stored}
         return renamed | set(self.additions)

@@ -1,4 +1,4 @@
-"""Where flipping the flag changes the forward pass, and whether the weights can take it up exactly."""
+"""Find out if a new flag value changes the forward pass, and if the weights can compensate for it exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tieconv.text import shown
 
 
 def reads_false(inspection: Inspection) -> bool:
-    """Whether some loader takes the flag as false, although the class may tie all the same (T5 in 5.x)."""
+    """Return whether a loader reads the flag as false, even if the class then ties anyway (T5 in 5.x)."""
     levels = {f"{level}.{FLAG}".lstrip(".") for level in levels_read(inspection.family)}
     declared = [entry for entry in inspection.config.declared if entry.present]
     known = inspection.family.knowledge is Knowledge.TABLE
@@ -24,30 +24,29 @@ def reads_false(inspection: Inspection) -> bool:
 
 
 def scaling_exponent(inspection: Inspection, verb: str) -> int:
-    """The power of two by which the head changes when the flag goes from true to false.
+    """Return the power of two by which the head must change when the flag changes from true to false.
 
-    0 where the flag is about storage alone. For T5 and its kin logits are multiplied by d_model**-0.5 exactly
-    while the flag is true, so an untied head must hold E × d_model**-0.5; that is exact for d_model = 4**k.
-    Refuses where it is not, or where transformers 4 and 5 want different heads. Source: the modelling code of
-    T5, LongT5, Pop2Piano and Switch in transformers 4.57 and 5.23.
+    The exponent is 0 if the flag only decides what is stored. T5 and its relatives multiply the logits by d_model**-0.5
+    while the flag is true. So an untied head must hold E × d_model**-0.5, which is exact for d_model = 4**k.
+    Raises `RefusedError` for another d_model, or if transformers 4 and 5 need different heads. Source: the modelling
+    code of T5, LongT5, Pop2Piano and Switch in transformers 4.57 and 5.23.
     """
     family = inspection.family
     meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     if meanings == {FlagMeaning.STORAGE}:
         return 0
     label = family.architecture
-    hint = again(inspection, verb, "--keep-flag") if verb == "untie" else "keep the head as it is"
+    hint = again(inspection, verb, "--keep-flag") if verb == "untie" else "do not change the head"
     if FlagMeaning.STORAGE in meanings:
         refuse(
-            f"{label} scales its logits by the flag in one transformers major version and not in the other, "
-            f"so no single head is right in both",
+            f"{label} scales its logits by the flag in one transformers major version only, so no one head fits both",
             hint,
             "flag.forward",
         )
     if _derived_disagrees(inspection, verb):
         refuse(
-            f"the config's {DERIVED_KEY}, which transformers 5 obeys, and its tie flag, which transformers 4 obeys, "
-            "say different things, so the two compute different logits already",
+            f"{DERIVED_KEY} (for transformers 5) contradicts the tie flag (for transformers 4), "
+            "so the two already compute different logits",
             hint,
             "flag.forward",
         )
@@ -55,8 +54,8 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     exponent = _half_log2(width) if isinstance(width, int) else None
     if exponent is None:
         refuse(
-            f"{label} multiplies its logits by d_model**-0.5 while the flag is true; "
-            f"with d_model {shown(width)} the factor is not a power of two, so the head cannot take it exactly",
+            f"the head of {label} cannot be scaled exactly: "
+            f"d_model**-0.5 is not a power of two for d_model {shown(width)}",
             hint,
             "flag.forward",
         )
@@ -64,23 +63,23 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
 
 
 def apart_note(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
-    """What transformers 5 and 4 made of a stored member that differs, where one reads the config as tied."""
+    """Return the note about a stored member that differs, if transformers 4 or 5 reads the config as tied."""
     if not tie.declared and not (tie.gated and reading_v4(inspection)):
         return ()
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
-    fact = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
-    discards = "; transformers 4 discards it" if discarded else ""
-    text = f"{fact}: it stays as stored, which is how transformers 5 reads it{discards}"
+    fact = f"{says}, but the stored {shown(member.name)} has other values ({is_apart(member)})"
+    ignores = ", transformers 4 ignores it" if discarded else ""
+    text = f"{fact}. It stays as stored: transformers 5 uses it{ignores}"
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 
 
 def guard_flip(inspection: Inspection, verb: str) -> None:
-    """Refuse to flip the flag of a class that ties more than the table can list, or differently shaped tables."""
+    """Refuse to change the flag of a class with `Family.unflippable`."""
     family = inspection.family
     if family.unflippable:
-        change = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
+        change = "store its head as a separate tensor" if family.misfit else "have its tie flag changed"
         refuse(
             f"{family.architecture} cannot {change}: {family.unflippable}",
             _instead(inspection, verb),
@@ -89,7 +88,10 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
 
 
 def always_tied(inspection: Inspection) -> str:
-    """The sentence that a false flag unties nothing, for a class that ties an equal or missing head; else empty."""
+    """Return why a false flag has no effect for a class that always ties. Else return an empty string.
+
+    The class ties a head that is absent or equal to the embedding; a head with other values stays untied.
+    """
     family, head = inspection.family, inspection.head.output_head
     own = (
         member.stored and member.state not in ALIKE
@@ -99,24 +101,24 @@ def always_tied(inspection: Inspection) -> str:
     )
     if family.tying is not Tying.ALWAYS or any(own):
         return ""
-    return f"{family.architecture} ties its head whatever the config says, so a false flag unties nothing"
+    return f"{family.architecture} ties its head whatever the config says, so a false flag has no effect"
 
 
 def _instead(inspection: Inspection, verb: str) -> str:
     if verb != "untie":
-        return "keep it untied"
+        return "keep the model untied"
     if inspection.family.misfit:
-        return "keep it tied: loaders refuse the table under the head's name"
-    return f"write the head out and leave the flag: {again(inspection, 'untie', '--keep-flag')}"
+        return "keep the model tied: loaders refuse the embedding under the head's name"
+    return f"store the head and keep the flag: {again(inspection, 'untie', '--keep-flag')}"
 
 
 def _derived_disagrees(inspection: Inspection, verb: str) -> bool:
-    """Whether the key that transformers 5 derives from the flag is there and says something else than the flag."""
+    """Return whether the config has the key that transformers 5 derives from the flag, with the opposite value."""
     config = text_config(inspection)
     return DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie")
 
 
 def _half_log2(width: int) -> int | None:
-    """k where ``width`` = 4**k."""
+    """Return k if ``width`` = 4**k, else ``None``."""
     exponent = width.bit_length() - 1
     return exponent // 2 if width > 0 and width == 1 << exponent and exponent % 2 == 0 else None

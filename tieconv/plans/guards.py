@@ -1,4 +1,4 @@
-"""When tieconv refuses to write: one sentence, one next command."""
+"""Refuse to write, with one sentence and the next command."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tieconv.text import command, shell_word, shown
 
 
 def refuse(reason: str, hint: str, code: str, *, source: str = "") -> NoReturn:
-    """Raise `RefusedError`; the message starts with ``source`` where one is given."""
+    """Raise `RefusedError`. Its message starts with ``source``, if given."""
     raise RefusedError(reason, hint, code, source=source)
 
 
 def inspect_hint(inspection: Inspection) -> str:
-    """The command that shows the evidence."""
+    """Return the ``inspect`` command for the model."""
     return again(inspection, "inspect")
 
 
 def again(inspection: Inspection, verb: str, *options: str) -> str:
-    """The command ``verb`` for the same model."""
+    """Return the command ``verb`` for the same model."""
     return command(verb, inspection.checkpoint.source, *options)
 
 
 def guard(inspection: Inspection, verb: str) -> None:
-    """Refuse what no tie surgery may touch."""
+    """Refuse a model that tieconv must not tie or untie."""
     _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
     _guard_layout(inspection)
@@ -39,14 +39,14 @@ def guard(inspection: Inspection, verb: str) -> None:
 
 
 def guard_class(inspection: Inspection, verb: str) -> None:
-    """Refuse a class that no tie surgery may touch, whatever its tensors hold: headers tell."""
+    """Refuse a class that tieconv must not tie or untie. Needs headers only."""
     _guard_knowledge(inspection, verb)
     _guard_tying(inspection, verb)
     _guard_quantised(inspection)
 
 
 def guard_head(inspection: Inspection, verb: str) -> None:
-    """Refuse what no change of the head's bias or of the flag may touch; a class that never ties passes."""
+    """Refuse a model whose head bias or flag tieconv must not change. Accepts a class that never ties."""
     _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
     _guard_layout(inspection)
@@ -57,7 +57,7 @@ def guard_head(inspection: Inspection, verb: str) -> None:
 
 
 def guard_layout(inspection: Inspection, *, allowed: str = "") -> None:
-    """Refuse a model of which nobody can say what it is; the caution ``allowed`` is no reason."""
+    """Refuse a model whose files contradict each other, except for the caution ``allowed``."""
     _guard_format(inspection)
     _guard_layout(inspection, allowed)
 
@@ -66,7 +66,7 @@ def _guard_format(inspection: Inspection) -> None:
     checkpoint = inspection.checkpoint
     if checkpoint.read_only:
         refuse(
-            f"{shown(checkpoint.source)} is of the format {checkpoint.format}, which tieconv inspects and never writes",
+            f"{shown(checkpoint.source)} has the format {checkpoint.format}, which tieconv reads but never writes",
             checkpoint.read_only,
             "format.read-only",
         )
@@ -92,11 +92,11 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
         return
     known = inspection.config.architectures
     config = inspection.checkpoint.config_values
-    reason = f"tieconv does not know {compose.subject(known[0], config)}" if known else "there is no known architecture"
+    reason = f"tieconv does not know {compose.subject(known[0], config)}" if known else "the architecture is unknown"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
-        f"{reason}, so which tensors tie is a guess",
-        f"name them: {again(inspection, verb, '--embed', shell_word(embed), '--head', shell_word(head))}",
+        f"{reason}, so the tied tensors are a guess",
+        f"give their names: {again(inspection, verb, '--embed', shell_word(embed), '--head', shell_word(head))}",
         "family.unknown",
         source=shown(inspection.checkpoint.source),
     )
@@ -119,7 +119,7 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
         )
     if family.output_head is not None and family.output_head == family.input_embedding:
         refuse(
-            f"{label} multiplies by its input embedding itself: there is no second name to {verb}",
+            f"{label} uses its input embedding as the output head, so there is no second tensor to {verb}",
             inspect_hint(inspection),
             "tie.one-name",
         )
@@ -132,7 +132,7 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
 
 
 def _guard_quantised(inspection: Inspection) -> None:
-    """A head whose matrix is stored as codes and scales is no twin of a float embedding."""
+    """Refuse a quantised head or embedding: codes and scales cannot be compared with floats."""
     tensors = inspection.checkpoint.tensors
     tie = inspection.word_tie
     if tie is None:
@@ -148,17 +148,17 @@ def _guard_quantised(inspection: Inspection) -> None:
         if member.stored and tensors[member.name].dtype not in FLOATS:
             dtype = tensors[member.name].dtype
             refuse(
-                f"{shown(member.name)} has dtype {shown(dtype)}, whose values need scales kept elsewhere",
+                f"{shown(member.name)} has dtype {shown(dtype)}, whose values need scales from another tensor",
                 "work on the unquantised checkpoint and quantise again",
                 "tie.quantised",
             )
 
 
 def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:
-    """A lone file is written alone: refuse where the config beside it would have to change with it."""
+    """Refuse to write a weight file by itself if the config beside it must change too."""
     if flag_changes and inspection.checkpoint.layout is Layout.FILE and inspection.checkpoint.config:
         refuse(
-            "the config.json beside it must change with it",
+            "the config.json in the same directory must change too",
             "give the model's directory instead of the file",
             "config.beside",
             source=shown(inspection.checkpoint.source),

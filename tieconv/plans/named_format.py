@@ -1,4 +1,4 @@
-"""The format that safetensors metadata names: transformers 4 refuses metadata that names none, or another."""
+"""Add the "format" entry to safetensors metadata: transformers 4 refuses a file without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT, TORCH = "format", "pt"
 
 
 def plan_add_format(inspection: Inspection) -> Plan:
-    """The plan that names the format in the one safetensors file of a model. Raises `RefusedError` for other files."""
+    """Return the plan that adds the "format" entry to a model of one file. Raises `RefusedError` for other formats."""
     guard_layout(inspection)
     checkpoint = inspection.checkpoint
     guard_named(checkpoint, again(inspection, "inspect"))
@@ -33,24 +33,24 @@ def plan_add_format(inspection: Inspection) -> Plan:
         links=tuple(LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
         removed=(),
         promises=Promises(inspection.config.effective, ()),
-        summary=summary(weights) or "the metadata already names a format: nothing to change",
+        summary=summary(weights) or 'the metadata already has a "format" entry: nothing to change',
         options={"add-format": "true"},
     )
     return judged(plan, inspection, described(inspection, plan), ())
 
 
 def guard_named(checkpoint: Checkpoint, hint: str) -> None:
-    """Raise `RefusedError` for files that have no such metadata."""
+    """Raise `RefusedError` for a model that is not in safetensors files."""
     if checkpoint.format != "safetensors":
         refuse(
-            f"{shown(checkpoint.source)} is of the format {checkpoint.format}: only safetensors metadata names one",
+            f'{shown(checkpoint.source)} has the format {checkpoint.format}: only safetensors has a "format" entry',
             hint,
             "reindex.add-format",
         )
 
 
 def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
-    """The files that name no format that loaders take, to be written with it: all else in them stays as it is."""
+    """Return the files without a "format" entry that loaders accept, with that entry. Nothing else changes."""
     return tuple(
         OutputWeights(
             file.name,
@@ -63,17 +63,17 @@ def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
 
 
 def named(weights: tuple[OutputWeights, ...]) -> tuple[SetMetadata, ...]:
-    """What is told of the files that `with_format` gave."""
+    """Return the operations for the files from `with_format`."""
     return tuple(SetMetadata(output.name, FORMAT, TORCH) for output in weights)
 
 
 def summary(weights: tuple[OutputWeights, ...]) -> str:
-    """``format pt named in 2 files``; empty for none."""
-    return f"format {TORCH} named in {count(len(weights), 'file')}" if weights else ""
+    """Return the summary, such as ``format pt added to 2 files``. It is empty for no file."""
+    return f"format {TORCH} added to {count(len(weights), 'file')}" if weights else ""
 
 
 def _files(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) -> Mapping[str, int]:
-    """The files that come along, and their bytes; a lone file is written alone."""
+    """Return the unchanged files of the model and their sizes in bytes."""
     files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
     if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
         files[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size

@@ -1,4 +1,4 @@
-"""A directory that holds the model in two formats: the one that loaders prefer is changed, the others left out."""
+"""Change the format that loaders prefer in a directory with two formats, and drop the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.text import count
 
 
 def alone(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint without the files of other formats, as a planner sees it; ``others`` still names them."""
+    """Return the checkpoint without the files of other formats. ``others`` still lists them."""
     return replace(
         checkpoint,
         companions={name: size for name, size in checkpoint.companions.items() if name not in checkpoint.others},
@@ -21,7 +21,10 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def dropping(plan: Plan) -> Plan:
-    """A plan made of an `alone` checkpoint that says which files go. Each must still be the one that was seen."""
+    """Add to a plan for an `alone` checkpoint the files to drop.
+
+    The fingerprint has the state of each, so a file that has changed since is refused.
+    """
     others = plan.checkpoint.others
     if not others:
         return plan

@@ -104,7 +104,7 @@ class PlannedExport(Printed):
         return replace(outcome, output=str(out)) if outcome.executed else outcome
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.plan/1`."""
+        """Return the document of schema `tieconv.plan/1`."""
         return self.outcome().to_dict()
 
     def _facts(self) -> tuple[str, ...]:

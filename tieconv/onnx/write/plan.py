@@ -158,7 +158,7 @@ class PlannedGraphs(Printed):
         return replace(store, removed=old_data(spans, (file.name for file in store.data)))
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.plan/1`."""
+        """Return the document of schema `tieconv.plan/1`."""
         return self.outcome().to_dict()
 
     def _facts(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What loaders make of the model before a plan and after it."""
+"""Compare what loaders make of a model before and after a plan."""
 
 from tieconv.plans.meaning.note import Note, Notes
 from tieconv.plans.meaning.refusal_or_note import judged

@@ -1,4 +1,4 @@
-"""How a plan says what releases of transformers make otherwise."""
+"""Write the sentences about values that transformers loads differently after a plan."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OWN = "with its own values"
 
 
 def changed(releases: Sequence[str], names: Sequence[str], had: str, gets: str) -> str:
-    """Return the sentence about tensors whose values become others."""
+    """Return the sentence about tensors whose values change."""
     loaders = f"transformers {' and '.join(map(_major, releases))} {'load' if len(releases) > 1 else 'loads'}"
     return f"{loaders} {_listed(names)} {had} now and {_of(gets, names)} afterwards"
 
 
 def lost(release: str, name: str, had: str, gets: str) -> str:
-    """Return the refusal to lose the values of a tensor."""
+    """Return the refusal of a plan that loses the values of a tensor."""
     return f"transformers {_major(release)} loads {shown(name)} {had} now and would load it {gets} afterwards"
 
 
@@ -30,35 +30,36 @@ def refused(release: str, sentence: str) -> str:
 
 
 def unset(release: str, source: str) -> str:
-    """Return the sentence about tied parameters whose one source is gone."""
+    """Return the sentence about tied parameters whose only source is dropped."""
     loader = f"transformers {_major(release)}"
-    return f"{loader} takes the tied values from {shown(source)} alone: without it the model has none"
+    return f"{loader} reads the tied values only from {shown(source)}, which the plan leaves out"
 
 
 def swapped(release: str, names: Sequence[str]) -> str:
-    """Return the sentence about tables that may be read in another order."""
+    """Return the sentence about embeddings that may be read in another order."""
     listed = ", ".join(map(shown, names))
     return (
-        f"transformers {_major(release)} makes one table of {listed} and keeps the one that it reads last: "
-        "they differ, and their order changes"
+        f"{listed} differ, and transformers {_major(release)} keeps only the one that it reads last. "
+        "The plan changes their order"
     )
 
 
 def first_type(dtypes: Collection[str]) -> str:
     """Return the sentence about the type in which transformers 5 loads a model."""
     return (
-        f"the config names no dtype and the tensors are of {', '.join(sorted(dtypes))}: transformers 5 loads all of "
-        "them in the type of the first one that it reads, which may be another one now: write dtype into config.json"
+        f"the config has no dtype, and the tensors have the dtypes {', '.join(sorted(dtypes))}. transformers 5 loads "
+        "all tensors in the dtype of the first one that it reads. The plan may change the first one: "
+        "write dtype into config.json"
     )
 
 
 def ends(change: Change) -> tuple[str, str]:
-    """Return with which values a parameter is loaded before and after."""
+    """Return the phrases for the values of a parameter before and after the plan."""
     return _values(change.name, change.before, change.before.stored), _values(change.name, change.after, change.origin)
 
 
 def _values(name: str, parameter: Parameter, source: str | None) -> str:
-    """The values of a parameter; ``source`` is the tensor, stored before the plan, that holds them."""
+    """Return the phrase for a parameter's values. ``source`` is the tensor that held them before the plan."""
     match parameter.absence:
         case None:
             return _stored(name, source) + _times(parameter.factor)

@@ -1,4 +1,4 @@
-"""What a release of transformers makes of a parameter before a plan and after it."""
+"""List the parameters whose values change with a plan, for one release of transformers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tieconv.plans.meaning.parameter_values import ZEROS, KnownValues
 
 @record
 class Change:
-    """A parameter whose values are others after the plan; ``name`` is the file's before.
+    """A parameter whose values change with the plan. ``name`` is its name in the file before the plan.
 
-    ``origin`` is the tensor that was stored before with the values that it gets; ``None`` where they are made.
+    ``origin`` is the tensor that stored the new values before, ``None`` if the plan makes the values.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Change:
 
     @property
     def loses(self) -> bool:
-        """Whether stored values no longer reach the parameter; else it had none."""
+        """Whether the parameter no longer gets stored values. If false, it had none before."""
         return self.before.stored is not None
 
 
@@ -35,7 +35,7 @@ def changes(
 ) -> Iterator[Change]:
     """Yield the parameters whose values change between a model and the ``result`` of the plan."""
     for name, old in before.names.items():
-        if name in model.family.output_biases[:-1]:  # no logit gets another name of a bias than the last
+        if name in model.family.output_biases[:-1]:  # the logits use only the last name of a bias
             continue
         if quantised_twin(old, values.tensors) is None:
             yield from _change(old, before.parameters[old], after.parameters[after.names[name]], values)
@@ -46,12 +46,15 @@ def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) ->
     if values.before(was) == values.after(comes) or values.is_empty(was):
         return
     if was.absence in (Absence.RANDOM, Absence.UNSET) and comes.stored is None:
-        return  # it had no values to lose, and gets none
+        return  # it has no stored values before or after
     yield Change(name, was, comes, values.origin(comes))
 
 
 def _beyond_the_table(result: Inspection, before: Loaded, after: Loaded, values: KnownValues) -> Iterator[Change]:
-    """Each other stored tensor is a parameter of its own: its values stay stored, under whatever name."""
+    """Yield the changes of tensors that are not in the class table. Each is a separate parameter.
+
+    Its values must stay stored, under any name.
+    """
     stored, known = result.checkpoint.tensors, set(before.names.values())
     left: set[object] | None = None
     for name, tensor in values.tensors.items():

@@ -1,4 +1,4 @@
-"""The checkpoint that a plan describes, as evidence: what loaders are asked about before anything is written."""
+"""Describe the model after a plan, so loaders can be asked about it before anything is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tieconv.inspection.ties import survey
 
 
 def described(inspection: Inspection, plan: Plan) -> Inspection:
-    """Return the evidence that headers give about the model once the plan is carried out. Nothing is read."""
+    """Return the header evidence about the model after the plan. Reads no file."""
     family = inspection.family
     checkpoint = _checkpoint(inspection.checkpoint, plan)
     config = view_config(checkpoint.config_values, family)
@@ -28,14 +28,14 @@ def described(inspection: Inspection, plan: Plan) -> Inspection:
 
 
 class _NoBytes:
-    """Headers are all that there is."""
+    """A reader without tensor bytes, because a plan has only headers."""
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> NoReturn:
         raise AssertionError(span)
 
 
 def _checkpoint(before: Checkpoint, plan: Plan) -> Checkpoint:
-    """The files after the plan; where it writes another format, those of the old one are no longer the model."""
+    """Return the files after the plan. If it writes another format, the old weight files are not in the model."""
     written = {output.name: output for output in plan.weights}
     form = plan.weights[0].format if plan.weights else before.format
     replaced = {*written, *plan.removed} if form == before.format else {file.name for file in before.files}
@@ -68,7 +68,7 @@ def _file(output: OutputWeights, before: Checkpoint) -> WeightFile:
 
 
 def _record(output: OutputWeights, tensor: OutputTensor, before: TensorRecord | None) -> TensorRecord:
-    """The tensor, its bytes where they are now: a range of no file where they are made."""
+    """Return the tensor with the range of its bytes now. Bytes that the plan makes get a range in no file."""
     content = tensor.content
     if before is not None and (before.range, before.dtype, before.shape) == (content, tensor.dtype, tensor.shape):
         return before

@@ -1,4 +1,4 @@
-"""Changes of the same kind in one sentence: several releases, several tensors."""
+"""Join changes of the same kind into one sentence about several releases and tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tieconv.plans.meaning.changes import Change
 
 
 def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
-    """Yield the sentences about changes, each given with its release."""
+    """Yield the sentences about ``changes``, which are pairs of a release and a change."""
     releases: dict[tuple[str, str, str, str | None], list[str]] = {}
     for release, change in changes:
         had, gets = change_sentences.ends(change)

@@ -1,4 +1,4 @@
-"""A warning of a plan, and the tensors that it speaks of."""
+"""Define a plan's note and the tensors that it is about."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Note:
-    """A warning that speaks of changes which the user asked for.
+    """A note about changes that the user asked for.
 
-    ``tensors`` are the names of the stored tensors or absent parameters, as the file spells them before the plan, whose
-    values may change. ``releases`` are the releases of transformers that the warning is about, all where it is empty.
+    ``tensors`` are the stored tensors or absent parameters whose values may change, with their names before the plan.
+    ``releases`` are the releases of transformers that the note is about. Empty means all releases.
     """
 
     text: str
@@ -20,9 +20,9 @@ class Note:
     releases: tuple[str, ...] = ()
 
     def covers(self, release: str, names: Iterable[str]) -> bool:
-        """Return whether the warning speaks of one of ``names`` in a release."""
+        """Return whether the note is about one of ``names`` in a release."""
         return (not self.releases or release in self.releases) and not set(self.tensors).isdisjoint(names)
 
 
 Notes = tuple[str | Note, ...]
-"""Warnings of a planner; a text alone speaks of no change."""
+"""The notes of a planner. A note that is a ``str`` is about no change of values."""

@@ -1,4 +1,4 @@
-"""The values of a parameter, before a plan and after it, as keys that are equal where the values are proved equal."""
+"""Map a parameter to a key for its values before and after a plan. Keys are equal if the values are proved equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZEROS: Values = ("zeros",)
 
 
 class KnownValues:
-    """Map parameters to their values: a stored tensor and a factor, zeros, or the reason why there are none."""
+    """Map parameters to their values: a stored tensor and a factor, zeros, or the reason for no values."""
 
     def __init__(self, before: Inspection, plan: Plan) -> None:
         self.tensors = before.checkpoint.tensors
@@ -37,7 +37,7 @@ class KnownValues:
         self.starts = {_start(tensor.range): tensor.name for tensor in self._sources() if tensor.range.size}
 
     def _sources(self) -> Iterator[TensorRecord]:
-        """Yield the tensors that bytes to write may come from; of two in one position the first counts."""
+        """Yield the tensors whose bytes the plan may write, last one first. A mapping then keeps the first."""
         return reversed(tuple(self.tensors.values())) if self.made else iter(())
 
     def _stays(self, tensor: OutputTensor) -> bool:
@@ -60,16 +60,16 @@ class KnownValues:
         return self._content(tensor, tensor.content, parameter.factor)
 
     def is_empty(self, parameter: Parameter) -> bool:
-        """Return whether a parameter has a stored tensor without elements, which no loader takes before the plan."""
+        """Return whether a parameter has a stored tensor without elements. No loader accepts it before the plan."""
         return parameter.stored is not None and not self.tensors[parameter.stored].elements
 
     def equal(self, name: str) -> Iterator[str]:
-        """Yield the stored names that are proved to hold what ``name`` holds, itself among them."""
+        """Yield the stored names with the same proved values as ``name``, including ``name``."""
         first = self.first.get(name, name)
         yield from (stored for stored in self.tensors if self.first.get(stored, stored) == first)
 
     def origin(self, parameter: Parameter) -> str | None:
-        """Return the tensor that was stored before with the bytes of a parameter; ``None`` for bytes that are made."""
+        """Return the tensor that stored a parameter's bytes before, or ``None`` for bytes that the plan makes."""
         tensor = self.made.get(parameter.stored or "")
         if tensor is None:
             return parameter.stored
@@ -84,7 +84,7 @@ class KnownValues:
 
     def _content(self, tensor: OutputTensor, content: Content | Padded, factor: float) -> Values:
         if isinstance(content, Padded):
-            return self._content(tensor, content.range, factor)  # a table of more rows has those that it had
+            return self._content(tensor, content.range, factor)  # the rows that it had keep their values
         if isinstance(content, Scaled):
             return self._content(tensor, content.range, factor * 2.0**content.exponent)
         if isinstance(content, Zeros):
@@ -93,7 +93,7 @@ class KnownValues:
         return self._stored(name, factor) if name is not None else (content, factor)
 
     def _source(self, tensor: OutputTensor, content: Content | Padded) -> str | None:
-        """The tensor whose bytes these are, or whose first rows; of several the one of the same name."""
+        """Return the tensor with these bytes or first rows, preferably with the same name. ``None`` if none has."""
         span = _span(content)
         if span is None:
             return None
@@ -114,7 +114,7 @@ def _start(span: ByteRange) -> tuple[str, int]:
 
 
 def _span(content: Content | Padded) -> ByteRange | None:
-    """The bytes that a content is made of in their order; a strided view holds its elements."""
+    """Return the source bytes of a content, if it keeps their order. A strided view has the same elements."""
     if isinstance(content, Gathered | Scaled):
         return content.range
     return content if isinstance(content, ByteRange) else None

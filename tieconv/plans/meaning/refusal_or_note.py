@@ -1,11 +1,12 @@
-"""The one rule by which the loaders judge a plan: what is refused, what is a note, and what needs no word.
+"""Decide for each change of a plan whether tieconv refuses it, prints a note, or says nothing.
 
-The releases of transformers load the model as it is and as the plan leaves it. What a release makes otherwise is
+Each release of transformers loads the model before and after the plan. A difference is
 
-* a note of the planner where the user asked for it: the planner names the tensors in a `Note`;
-* a refusal where stored values no longer reach a parameter in transformers 5, the newest release, or that refuses the
-  result. What a plan leaves out only to save bytes must come back in every release;
-* else a note: an older release alone loses values, or a parameter gets values that had none.
+* a note of the planner, if the user asked for it. The planner lists the tensors in a `Note`;
+* a refusal, if a parameter loses its stored values in transformers 5, the newest release;
+* a refusal, if transformers 5 refuses the result;
+* a refusal, if any release does not restore a tensor that the plan drops only to save bytes;
+* else a note. Only an older release loses values, or a parameter without values gets some.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def judged(
     spared: Collection[str] = (),
     forced: bool = False,
 ) -> Plan:
-    """Return the plan of the model ``before``, which leaves the model ``after``, with ``notes`` and the loaders' notes.
+    """Return the plan that turns the model ``before`` into ``after``, with ``notes`` and notes about its loaders.
 
-    ``spared`` are the tensors that the plan leaves out only to save bytes. With ``forced`` the user has said that
-    every change is meant. Raises `RefusedError` for a change that nobody asked for and that loses values.
+    ``spared`` are the tensors that the plan drops only to save bytes. With ``forced`` the user accepts every change.
+    Raises `RefusedError` if the plan loses values and the user did not ask for that.
     """
     texts = tuple(note if isinstance(note, str) else note.text for note in notes)
     if before.checkpoint.config is None or plan.changes_nothing:
@@ -57,8 +58,9 @@ def judged(
 
 @record
 class _View:
-    """What one release makes otherwise, and nobody asked for. ``swapped`` are tables that it may read in another order,
-    ``refused`` says why it refuses the result.
+    """The differences in one release that the user did not ask for.
+
+    ``swapped`` are embeddings that it may read in another order. ``refused`` is the reason why it refuses the result.
     """
 
     release: str
