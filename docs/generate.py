@@ -1,7 +1,7 @@
 """Write the pages that follow from the code, and run the commands that pages quote.
 
 python docs/generate.py                  write them
-python docs/generate.py --check          print what is out of date and exit 1; tests/docs/test_guides.py compares the guides
+python docs/generate.py --check          print what is out of date and exit 1; the tests compare the guides
 python docs/generate.py [--check] PAGE…  only these, such as docs/guides/convert-bin.md
 """
 

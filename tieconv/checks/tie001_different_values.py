@@ -73,8 +73,8 @@ def _outcome(differing: list[Member]) -> str:
     if all(member.state is State.CAST for member in differing):
         return "Whether transformers ties them depends on the dtype that it loads them in."
     names = evidence.listed(member.name for member in differing)
-    it = "it" if len(differing) == 1 else "them"
-    return f"transformers 4 ignores {names}. transformers 5 uses {it}."
+    pronoun = "it" if len(differing) == 1 else "them"
+    return f"transformers 4 ignores {names}. transformers 5 uses {pronoun}."
 
 
 def _level(differing: list[Member]) -> Level:

@@ -148,8 +148,8 @@ def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ..
     for name in (name for name in plan.removed if name not in dropped):
         yield "remove" if in_place else "skip", shown(name), _REMOVED.get(plan.command, "it would hold no tensors")
     if plan.links:
-        verb, how = ("link", "hard links: both directories share the files") if hardlink else ("copy", "unchanged")
-        yield verb, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how}"
+        verb, manner = ("link", "hard links: both directories share the files") if hardlink else ("copy", "unchanged")
+        yield verb, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {manner}"
     figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
     yield "bytes", figures
 

@@ -234,9 +234,8 @@ def _check_extent(root: str, directory: str, files: int) -> None:
     if files <= MAX_FILES and levels <= MAX_LEVELS:
         return
     problem = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
-    raise UnreadableError(
-        f"{shown(root)} holds {problem}", "give the directory that holds the weights", "path.too-large"
-    )
+    hint = "give the directory that holds the weights"
+    raise UnreadableError(f"{shown(root)} holds {problem}", hint, "path.too-large")
 
 
 def _raise_unreadable(error: OSError) -> NoReturn:
