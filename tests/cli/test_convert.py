@@ -171,7 +171,7 @@ def test_a_file_that_the_config_names(model, tmp_path: Path) -> None:
     ok("convert --to safetensors", folder, "-o", tmp_path / "out")
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     configure(folder, transformers_weights="weights.safetensors")
-    assert "names weights.safetensors, which convert replaces" in refused("convert --to safetensors", folder)
+    assert "transformers_weights is weights.safetensors, but convert writes" in refused("convert --to safetensors", folder)
 
 
 def test_a_name_that_is_taken(model) -> None:
@@ -267,7 +267,7 @@ def test_an_alias_that_loaders_ask_for_becomes_a_tensor(model, tmp_path: Path) -
     configure(folder, tie_word_embeddings=False)
     document = plan("convert --to safetensors", folder, "-o", tmp_path / "out")
     assert operations(document) == {}
-    assert [note.split()[0] for note in document["notes"]] == [value_weight, "lm_head.weight"]
+    assert [note.split()[2] for note in document["notes"]] == [value_weight, "lm_head.weight"]
     after = tensors(tmp_path / "out")
     assert after[key_weight].equal(after[value_weight]) and after["lm_head.weight"].equal(
         after["model.embed_tokens.weight"]
