@@ -171,7 +171,9 @@ def test_a_file_that_the_config_names(model, tmp_path: Path) -> None:
     ok("convert --to safetensors", folder, "-o", tmp_path / "out")
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     configure(folder, transformers_weights="weights.safetensors")
-    assert "transformers_weights is weights.safetensors, but convert writes" in refused("convert --to safetensors", folder)
+    assert "transformers_weights is weights.safetensors, but convert writes" in refused(
+        "convert --to safetensors", folder
+    )
 
 
 def test_a_name_that_is_taken(model) -> None:
