@@ -34,7 +34,7 @@ VALUES = (
     "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
     "--max-shard-size", "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for",
     "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference", "--verify",
-    "-o", "--output",
+    "--include", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
 _NAMES = {

@@ -111,5 +111,5 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{shown(text)} is not a size: write 5GB, 500MB or 2GiB")
     number = int(float(match[1]) * _UNITS[match[2].upper()])
     if number < 1:
-        raise ValueError(f"{shown(text)} is too small for a tensor")
+        raise ValueError(f"the size {shown(text)} is too small for a tensor")
     return number

@@ -197,7 +197,7 @@ no-such-model: no such file or directory; give a model directory, a weight file 
 ...     tieconv.inspect("tied/config.json")
 ... except tieconv.UnreadableError as error:
 ...     print(error)
-tied/config.json describes a model and holds no weights
+tied/config.json describes a model but holds no weights
 """,
 }
 """By the name; doctest's `...` stands for what is left out."""
