@@ -77,9 +77,9 @@ def compare(before: Recording, after: Recording) -> Iterator[Difference]:
                 )
 
 
-SENTENCES = frozenset(("description", "detail", "effect", "error", "headline", "hint", "message", "note")) | frozenset(
-    ("notes", "reason", "refusal", "summary", "verdict", "why")
-)
+_OF_FINDINGS = ("description", "detail", "effect", "error", "headline", "hint", "message", "reason", "verdict", "why")
+_OF_PLANS = ("because", "note", "notes", "refusal", "says", "sentence", "stderr", "summary")
+SENTENCES = frozenset((*_OF_FINDINGS, *_OF_PLANS))
 """Keys whose values are sentences, and nothing that a program reads."""
 
 

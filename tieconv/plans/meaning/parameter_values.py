@@ -21,8 +21,10 @@ class KnownValues:
 
     def __init__(self, before: Inspection, plan: Plan) -> None:
         self.tensors = before.checkpoint.tensors
-        outputs = (tensor for output in plan.weights for tensor in output.tensors)
-        self.made = {tensor.name: tensor for tensor in outputs if not self._stays(tensor)}
+        outputs = [tensor for output in plan.weights for tensor in output.tensors]
+        # Two shards may store one name. The copy that loaders take stays if either of them is unchanged.
+        unchanged = {tensor.name for tensor in outputs if self._stays(tensor)}
+        self.made = {tensor.name: tensor for tensor in outputs if tensor.name not in unchanged}
         equal = [
             [member.name for member in tie.members if member.state in _EQUAL and member.stored] for tie in before.ties
         ]
