@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.inspection import BiasState
+from tieconv.checkpoint.head import BiasState
 from tieconv.inspection.blocks import BLOCK
 from tieconv.inspection.tensor_values import all_zero, bias_summary, has_nan
 

@@ -11,11 +11,9 @@ RECORDED = ("docs/matrix.md",)
 """Pages that quote messages as they were when a long measurement ran; their next run writes them anew."""
 
 
-def faults(paths: tuple[str, ...]) -> list[tuple[Text, str]]:
+def faults(paths: tuple[str, ...] = ()) -> list[tuple[Text, str]]:
     """Return what is wrong with the texts below ``paths``, relative to the root, or with all but `RECORDED`."""
-    chosen = (
-        text for text in all_texts() if text.file.startswith(paths) and (paths != ("",) or text.file not in RECORDED)
-    )
+    chosen = (text for text in all_texts() if (text.file.startswith(paths) if paths else text.file not in RECORDED))
     return [(text, fault) for text in chosen for fault in broken(text)]
 
 
@@ -25,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("paths", nargs="*", help="files or folders; default: all but recorded pages")
     parser.add_argument("--count", action="store_true", help="print numbers only")
     options = parser.parse_args(arguments)
-    listed = faults(tuple(options.paths) or ("",))
+    listed = faults(tuple(options.paths))
     if options.count:
         numbers = Counter(("/".join(text.file.split("/")[:2]), text.kind) for text, _ in listed)
         for (folder, kind), number in sorted(numbers.items()):

@@ -14,7 +14,8 @@ from tieconv.analysis.relation.grams import GEMM, WIDEST
 from tieconv.analysis.relation.linear_map import ENOUGH
 from tieconv.analysis.rows.frequency import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Measure, Section
 from tieconv.checkpoint.value_type import record

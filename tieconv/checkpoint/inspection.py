@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
-from tieconv.checkpoint.head import BiasState as BiasState
-from tieconv.checkpoint.head import Head as Head
-from tieconv.checkpoint.head import OutputBias as OutputBias
-from tieconv.checkpoint.head import OutputHead as OutputHead
-from tieconv.checkpoint.head import TensorView as TensorView
+from tieconv.checkpoint.head import Head
 from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record

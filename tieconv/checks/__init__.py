@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import LEAVES
 from tieconv.checkpoint.tie_group import Tie
 

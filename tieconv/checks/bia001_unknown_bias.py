@@ -27,7 +27,8 @@ from typing import assert_never
 
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import BiasState, Inspection, OutputBias
+from tieconv.checkpoint.head import BiasState, OutputBias
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Prediction
 from tieconv.checks import evidence, predictions, remedies
 from tieconv.checks.interface import Rule

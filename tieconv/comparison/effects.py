@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.push import Effect
 from tieconv.checkpoint.value_type import record
 from tieconv.comparison.configs import compare_configs

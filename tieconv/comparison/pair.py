@@ -9,7 +9,8 @@ from math import frexp
 from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.inspection import BiasState, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
 from tieconv.comparison.parameters import Source

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.value_type import record
 from tieconv.comparison.parameters import ParameterNames, Source, Sources
 from tieconv.loaders.evidence.head_pair import in_file

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.inspection import ConfigView, Depth, Head, Inspection, Shadow, State
+from tieconv.checkpoint.head import Head
+from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, Shadow, State
 from tieconv.checkpoint.tie_group import Duplicate, Tie
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage

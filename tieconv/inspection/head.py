@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from tieconv.architectures import locate
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.inspection import BiasState, Depth, Head, OutputBias, OutputHead, TensorView
+from tieconv.checkpoint.head import BiasState, Head, OutputBias, OutputHead, TensorView
+from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.inspection.blocks import is_sampled
 

@@ -8,7 +8,7 @@ from array import array
 
 from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.inspection import BiasState
+from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.value_type import record
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.view_reader import readable

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from tieconv.checkpoint.value_type import record
+from tieconv.text import listed
 
 
 class Absence(StrEnum):
@@ -110,3 +111,8 @@ def stopped(loader: str, refusal: Refusal) -> Loaded:
 def unknown(sentence: str) -> Refusal:
     """Return the refusal of any claim, with ``sentence`` as the reason."""
     return Refusal(Cause.UNKNOWN, sentence)
+
+
+def missing(names: Sequence[str]) -> Refusal:
+    """Return the refusal of a file that lacks the tensors ``names``."""
+    return Refusal(Cause.NAMES, f"the file does not contain {listed(names)}", tuple(names))

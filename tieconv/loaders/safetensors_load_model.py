@@ -14,7 +14,7 @@ from tieconv.loaders.evidence.head_pair import head_pair, listed, stored_bias
 from tieconv.loaders.evidence.tie_groups import file_names, groups, misshapen
 from tieconv.loaders.evidence.unclear import SAFETENSORS, unclear_class, unclear_files
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
+from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
 from tieconv.text import shown
 
 _LOADER = "load_model"
@@ -82,7 +82,7 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
 
 def _missing(names: list[str]) -> Iterator[Refusal]:
     if names:
-        yield Refusal(Cause.NAMES, f"the file does not contain {listed(names)}", tuple(names))
+        yield missing(names)
 
 
 CONSUMERS = (

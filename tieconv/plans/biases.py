@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.write_plan.proof import AllZero
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, inspect_hint, refuse

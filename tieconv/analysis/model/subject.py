@@ -9,7 +9,8 @@ from tieconv.analysis.model.retie_effects import PLAIN, Flip, flip_of
 from tieconv.analysis.model.tables import Array, Table, open_table
 from tieconv.analysis.model.tokens import Tokens, read_tokens
 from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.retie_forecast import NOT_ASKED, RetieForecast

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieconv.api.plans.planning import planned_write
-from tieconv.checkpoint.inspection import BiasState, Depth, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.opened import reading
 from tieconv.plans.verbs import bias_verbs

@@ -16,8 +16,6 @@ from tieconv.cli.streams import document, echo
 if TYPE_CHECKING:
     from tieconv.api import Rule
 
-_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
-
 
 @click.command("rules", short_help="List the rules: code, level, name and summary.")
 @click.argument("words", nargs=-1, metavar="[RULES]...", shell_complete=complete_rules)
@@ -34,14 +32,14 @@ def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> N
     if as_json:
         document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
         return
-    from tieconv.reporters.text.columns import wrapped
+    from tieconv.reporters.text.columns import LEVEL_STYLES, wrapped
 
     longest = max(len(rule.name) for rule in chosen)
     for rule in chosen:
         level = str(rule.level)
         lead = f"{rule.code}  {level.ljust(7)}  {rule.name.ljust(longest)}  "
         first, *rest = wrapped(rule.summary, lead, width())
-        echo(first.replace(level, paint(level, _STYLES[level]), 1))
+        echo(first.replace(level, paint(level, LEVEL_STYLES[level]), 1))
         for line in rest:
             echo(line)
 

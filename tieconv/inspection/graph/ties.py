@@ -11,17 +11,8 @@ from tieconv.checkpoint.files.graph_structure import GraphRecord, MatrixRead
 from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.inspection import (
-    BiasState,
-    ConfigView,
-    Depth,
-    Head,
-    Inspection,
-    OutputBias,
-    OutputHead,
-    State,
-    TensorView,
-)
+from tieconv.checkpoint.head import BiasState, Head, OutputBias, OutputHead, TensorView
+from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, State
 from tieconv.checkpoint.relation.interface import Aliased, Canonical
 from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie

@@ -14,7 +14,7 @@ from tieconv.loaders.evidence.pair_model import PairModel
 from tieconv.loaders.evidence.unclear import SAFETENSORS, known_pair
 from tieconv.loaders.evidence.weight_patterns import by_pattern
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped
+from tieconv.loaders.loaded import Cause, Loaded, Refusal, missing, stopped
 from tieconv.text import shown
 
 _LOADER = "mlx-lm"
@@ -50,21 +50,17 @@ def _is_tied(inspection: Inspection, kind: str) -> bool | None:
 def _names_refused(inspection: Inspection, kind: str, pair: Pair, tied: bool | None) -> Refusal | None:
     bias = stored_bias(inspection)
     if not pair.has_embedding:
-        return _missing(pair.embedding)
+        return missing([pair.embedding])
     if bias and "bias" not in kind:
         return Refusal(Cause.NAMES, f"the model class has no parameter {listed(bias)}", bias)
     if tied is None:
         return Refusal(Cause.CONFIG, "the config has no tie_word_embeddings, and the model class requires it")
     if not tied and not pair.has_head:
-        return _missing(pair.head)
+        return missing([pair.head])
     if tied and pair.has_head and "drops" not in kind:
         sentence = f"the model class has no parameter {shown(pair.head)}: it uses the embedding as the head"
         return Refusal(Cause.NAMES, sentence, (pair.head,))
     return None
-
-
-def _missing(name: str) -> Refusal:
-    return Refusal(Cause.NAMES, f"the file does not contain {shown(name)}", (name,))
 
 
 CONSUMERS = (

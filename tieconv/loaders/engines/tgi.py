@@ -8,8 +8,7 @@ from tieconv.loaders.evidence.pair_model import PairModel
 from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, known_pair
 from tieconv.loaders.evidence.weight_patterns import by_pattern
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
-from tieconv.text import shown
+from tieconv.loaders.loaded import Loaded, Refusal, missing, stopped, unknown
 
 _LOADER = "text-generation-inference"
 
@@ -34,12 +33,8 @@ def _refused(inspection: Inspection, pair: Pair) -> Refusal | None:
     if class_bias(inspection):
         return unknown(f"tieconv has no measurement of {_LOADER} for a head bias")
     if not pair.has_embedding:
-        return _missing(pair.embedding)
-    return None if inspection.config.effective or pair.has_head else _missing(pair.head)
-
-
-def _missing(name: str) -> Refusal:
-    return Refusal(Cause.NAMES, f"the file does not contain {shown(name)}", (name,))
+        return missing([pair.embedding])
+    return None if inspection.config.effective or pair.has_head else missing([pair.head])
 
 
 CONSUMERS = (

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
 from tieconv.checkpoint.family import FlagMeaning, Role
-from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.relation.interface import Absent
 from tieconv.checkpoint.shape_fit import fits
 from tieconv.checkpoint.tie_group import Member

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.write_plan.output import Content, Gathered, OutputTensor, Padded, Scaled, Zeros
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.checkpoint.write_plan.proof import Equal

@@ -11,7 +11,8 @@ from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.files.dtypes import BITS, FLOATS
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises

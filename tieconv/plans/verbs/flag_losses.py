@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Role, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.text.columns import Paint, plain, wrapped
+from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, plain, wrapped
 from tieconv.text import count
 
 _SHOWN_FINDINGS = 40
-_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
@@ -54,7 +53,7 @@ def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator
     lead = f"  {level.ljust(7)}  {view.line(finding.rule)}  "
     where = f"{view.line(entry.file)}: " if entry.file else ""
     first, *rest = wrapped(where + view.line(finding.message), lead, width)
-    yield first.replace(level, paint(level, _STYLES[level]), 1)
+    yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
     yield from rest
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"

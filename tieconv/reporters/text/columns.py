@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 Paint = Callable[[str, str], str]
 """``paint(text, style)`` returns the text in a style: ``heading``, ``good``, ``warning``, ``error`` or ``quiet``."""
 
+LEVEL_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
+"""The style of each level of findings, the most severe first."""
 
 _ROOM = 24
 """The fewest columns for text beside its lead. With fewer the text starts on the next line."""

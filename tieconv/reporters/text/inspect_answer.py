@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.reporters.text.columns import Paint, wrapped
+from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, wrapped
 from tieconv.text import count
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.inspection import Inspection
 
-STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
-
 
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
     """Yield the three lines. A finding longer than ``width`` is cut, because the report repeats it below."""
     sentence = inspection.config.effect or inspection.config.why
     yield from wrapped(sentence, "", width)
-    worst = next((_of_level(inspection, level) for level in STYLES if _of_level(inspection, level)), ())
-    if not worst:
+    by_level: dict[str, list[Finding]] = {level: [] for level in LEVEL_STYLES}
+    for finding in inspection.findings:
+        by_level[finding.level].append(finding)
+    present = {level: findings for level, findings in by_level.items() if findings}
+    if not present:
         yield paint("No findings.", "good")
         yield "Run: nothing."
         return
-    counts = ", ".join(count(len(findings), level) for level in STYLES if (findings := _of_level(inspection, level)))
-    level = str(worst[0].level)
-    yield paint(_cut(f"{counts}: {worst[0].message}", width), STYLES[level])
-    yield f"Run: {_next(worst, inspection)}"
+    counts = ", ".join(count(len(findings), level) for level, findings in present.items())
+    level, worst = next(iter(present.items()))
+    yield paint(_cut(f"{counts}: {worst[0].message}", width), LEVEL_STYLES[level])
+    yield f"Run: {_next(worst)}"
 
 
-def _of_level(inspection: Inspection, level: str) -> tuple[Finding, ...]:
-    return tuple(finding for finding in inspection.findings if finding.level == level)
-
-
-def _next(worst: tuple[Finding, ...], inspection: Inspection) -> str:
+def _next(worst: Sequence[Finding]) -> str:
     """Return the first remedy of the worst findings, else the command that explains the first finding."""
     remedy = next((finding.remedy for finding in worst if finding.remedy), None)
     if remedy is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.text import shown
 
 Row = tuple[str, ...]

@@ -9,8 +9,8 @@ from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
-from tieconv.reporters.text.inspect_answer import STYLES, answer
+from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain, wrapped
+from tieconv.reporters.text.inspect_answer import answer
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
 from tieconv.text import count, listed, shown, size
 
@@ -188,7 +188,7 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
     level = str(finding.level)
     lead = f"  {level.ljust(7)}  {finding.rule}  "
     first, *rest = wrapped(finding.message, lead, width)
-    yield first.replace(level, paint(level, STYLES[level]), 1)
+    yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
     yield from rest
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {finding.remedy.command}"
