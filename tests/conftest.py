@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,14 @@ def models() -> Path:
 def _one_thread_each() -> None:
     """Two workers on two cores: more threads would only wait for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+_SCREEN = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM", "PYTHONPATH", "PATH", "HOME")
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_left() -> Iterator[None]:
+    """No test leaves a variable behind that decides what another one sees: they run in any order."""
+    before = {name: os.environ.get(name) for name in _SCREEN}
+    yield
+    assert {name: os.environ.get(name) for name in _SCREEN} == before

@@ -164,13 +164,11 @@ def test_pipe_is_plain_and_survives_head(models: Path) -> None:
 def test_no_color_on_a_terminal(models: Path) -> None:
     """NO_COLOR holds on a terminal too."""
     script = f"{sys.executable} -m tieconv inspect {models / 'llama-diverged'}"
-    coloured = subprocess.run(["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True)
-    plain = subprocess.run(
-        ["script", "-qec", script, "/dev/null"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"NO_COLOR": "1"},
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
+    words = ["script", "-qec", script, "/dev/null"]
+    coloured, plain = (
+        subprocess.run(words, capture_output=True, text=True, check=True, env=environment | more)
+        for more in ({}, {"NO_COLOR": "1"})
     )
     assert "\x1b[" in coloured.stdout
     assert "\x1b[" not in plain.stdout

@@ -15,6 +15,7 @@ from tieconv.checkpoint.inspection import Depth, State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.formats.dcp import pickle as dcp_pickle
+from tieconv.formats.dcp import reader as dcp_reader
 
 torch = pytest.importorskip("torch")
 EMBED, HEAD = "model.model.embed_tokens.weight", "model.lm_head.weight"
@@ -176,7 +177,7 @@ def test_flipped_bytes_never_crash(folder: Path) -> None:
 
 def test_size_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcp_pickle, "LIMIT", 10)
-    monkeypatch.setattr("tieconv.formats.dcp.reader.LIMIT", 10)
+    monkeypatch.setattr(dcp_reader, "LIMIT", 10)
     assert code(folder) == "dcp.too-large"
 
 

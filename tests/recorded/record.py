@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from click.testing import CliRunner
 
@@ -25,10 +26,12 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120",
 
 def record(folder: Path, models: Mapping[str, Model], jobs: int) -> Recording:
     """Return every answer about every model; equal answers are held once, under their digest."""
-    os.environ.update(_ENVIRONMENT)
     recording: Recording = {"models": {}, "answers": {}}
     tasks = [(name, model) for name, model in models.items()]
-    with multiprocessing.get_context("spawn").Pool(jobs, _start, (folder,)) as pool:
+    with (
+        patch.dict(os.environ, _ENVIRONMENT),  # what the processes inherit is read before they import anything
+        multiprocessing.get_context("spawn").Pool(jobs, _start, (folder,)) as pool,
+    ):
         for name, content, answers in pool.imap_unordered(_all_answers, tasks, chunksize=4):
             digests = {}
             for command, answer in answers.items():
@@ -43,7 +46,6 @@ def record(folder: Path, models: Mapping[str, Model], jobs: int) -> Recording:
 
 def _start(folder: Path) -> None:
     os.chdir(folder)
-    os.environ.update(_ENVIRONMENT)
     warnings.simplefilter("always")  # once in a process would depend on the order of the models
 
 
