@@ -58,9 +58,9 @@ def cells(family: str, levels: int) -> Iterator[Cell]:
         yield Cell(family, pair, head)
     for flag, head, bias in itertools.product((True, False), ("absent", "different"), ("zero", "nonzero")):
         yield Cell(family, flags(flag), head, bias=bias)
-    for layout, flag, head in itertools.product(LAYOUTS, (True, False, ABSENT), ("absent", "equal", "different")):
+    for layout, declared, head in itertools.product(LAYOUTS, FLAGS[:3], ("absent", "equal", "different")):
         if head != "absent" or not layout.startswith("stray"):
-            yield Cell(family, flags(flag), head, layout=layout)
+            yield Cell(family, flags(declared), head, layout=layout)
     for dtype, flag, head in itertools.product(DTYPES, (True, False), ("absent", "equal", "near", "different")):
         if head != "absent" or dtype != "mixed":
             yield Cell(family, flags(flag), head, dtype=dtype)
