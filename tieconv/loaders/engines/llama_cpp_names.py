@@ -1,0 +1,73 @@
+"""Say which names and shapes of a checkpoint llama.cpp's converter and libllama refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.architectures.flag_levels import text_config
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.head_pair import Pair, in_file, listed, stored_bias
+from tieconv.loaders.loaded import Cause, Refusal
+from tieconv.text import shown
+
+Treatment = frozenset[str]
+"""What the converter and libllama do with the tables of a class: the words of a table's name in the data."""
+
+_RELEASE = "llama.cpp"
+
+
+def converted_class(inspection: Inspection) -> str:
+    """Return the class by which the converter chooses: that of the text config, if it names one."""
+    name, nested = inspection.family.architecture, inspection.checkpoint.config_values.get("text_config")
+    if name in release_tables.by_type(_RELEASE, "classes")["top level"] or not isinstance(nested, Mapping):
+        return name
+    classes = nested.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else name
+
+
+def embeddings_in_file(inspection: Inspection, pair: Pair) -> tuple[str, ...]:
+    """Return the stored tensors that the converter knows as the embedding. It writes the first and skips the others."""
+    more = release_tables.by_type(_RELEASE, "embedding names").get(converted_class(inspection), ())
+    names = {pair.embedding, *(in_file(inspection, name) for name in more)}
+    return tuple(name for name in inspection.checkpoint.tensors if name in names)
+
+
+def names_refused(
+    inspection: Inspection, treatment: Treatment, pair: Pair, *, stored: bool, dropped: bool
+) -> Refusal | None:
+    """Return the refusal of a name. An embedding is ``stored``, or not; the converter has ``dropped`` a stored head."""
+    bias, head = stored_bias(inspection), shown(pair.head)
+    if "converter stops at both" in treatment:
+        sentence = f"llama.cpp's converter does not know {shown(pair.embedding)} in a model of this class"
+        return Refusal(Cause.NAMES, sentence, (pair.embedding,))
+    if not stored:
+        sentence = f"{shown(pair.embedding)} is not stored, and the architecture needs a token_embd.weight"
+        return Refusal(Cause.NAMES, sentence, (pair.embedding,))
+    if bias and treatment.isdisjoint({"bias", "needs bias", "ignores bias"}):
+        return Refusal(Cause.NAMES, f"the architecture has no tensor for {listed(bias)}", bias)
+    if "needs bias" in treatment and not bias:
+        names = tuple(in_file(inspection, name) for name in inspection.family.output_biases)
+        return Refusal(Cause.NAMES, f"{listed(names)} is not stored, and the architecture needs an output.bias", names)
+    if "needs" in treatment and (dropped or not pair.has_head):
+        why = "the converter drops it from a tied model" if pair.has_head else "it is not stored"
+        return Refusal(Cause.NAMES, f"the architecture needs {head} as output.weight, and {why}", (pair.head,))
+    if pair.has_head and not dropped and not treatment.isdisjoint({"converter stops", "embedding"}):
+        return Refusal(Cause.NAMES, f"the architecture has no tensor for {head}", (pair.head,))
+    return None
+
+
+def rows_refused(inspection: Inspection, embedding: str, head: str | None) -> Refusal | None:
+    """Return the refusal of a table without one row for each token. ``head`` is the one in the GGUF, if any."""
+    tensors = inspection.checkpoint.tensors
+    rows = tensors[embedding].shape[0]
+    if head is not None and tensors[head].shape[0] != rows:
+        sentence = f"{shown(head)} has {tensors[head].shape[0]} rows, and {shown(embedding)} has {rows}"
+        return Refusal(Cause.SHAPES, sentence, (head, embedding))
+    multiples = release_tables.by_type(_RELEASE, "vocabulary multiple")
+    multiple, size = multiples.get(converted_class(inspection)), text_config(inspection).get("vocab_size")
+    if multiple is None or not isinstance(size, int) or -(size // -multiple) * multiple == rows:
+        return None
+    tokens = -(size // -multiple) * multiple
+    sentence = f"the converter rounds the vocabulary up to {tokens} tokens, and {shown(embedding)} has {rows} rows"
+    return Refusal(Cause.SHAPES, sentence, (embedding,))
