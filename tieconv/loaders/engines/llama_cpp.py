@@ -1,9 +1,9 @@
 """Predict llama.cpp: `convert_hf_to_gguf.py` writes a GGUF file, and libllama loads its tensors.
 
-The architecture of the GGUF `ties`: it uses the embedding as the head if ``output.weight`` is absent. Others `need` an
-output, or always use the `embedding`. The class of the converter writes a stored head, or `drops` it (always, if the
-tie flag is true, or if it equals the embedding), or `stops` at its name. libllama refuses a tensor that it does not
-use, and a table without one row for each token.
+An architecture `ties`: it uses the embedding as the head if ``output.weight`` is absent. Other architectures `need` an
+output, or always use the `embedding`. The converter's class writes a stored head, `drops` it or `refuses` its name.
+Some classes drop it only if the tie flag is true, or if it equals the embedding. libllama refuses a tensor that it does
+not use, and a table without one row for each token.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tieconv.loaders.loaded import Cause, Refusal
 from tieconv.text import shown
 
 Treatment = frozenset[str]
-"""What the converter and libllama do with the tables of a class: the words of a table's name in the data."""
+"""What the converter and libllama do with the tables of a class. Its entries are the parts of a kind in the data."""
 
 _RELEASE = "llama.cpp"
 
@@ -38,7 +38,7 @@ def names_refused(
 ) -> Refusal | None:
     """Return the refusal of a name. An embedding is ``stored``, or not; the converter has ``dropped`` a stored head."""
     bias, head = stored_bias(inspection), shown(pair.head)
-    if "converter stops at both" in treatment:
+    if "converter refuses both" in treatment:
         sentence = f"llama.cpp's converter does not know {shown(pair.embedding)} in a model of this class"
         return Refusal(Cause.NAMES, sentence, (pair.embedding,))
     if not stored:
@@ -50,9 +50,9 @@ def names_refused(
         names = tuple(in_file(inspection, name) for name in inspection.family.output_biases)
         return Refusal(Cause.NAMES, f"{listed(names)} is not stored, and the architecture needs an output.bias", names)
     if "needs" in treatment and (dropped or not pair.has_head):
-        why = "the converter drops it from a tied model" if pair.has_head else "it is not stored"
-        return Refusal(Cause.NAMES, f"the architecture needs {head} as output.weight, and {why}", (pair.head,))
-    if pair.has_head and not dropped and not treatment.isdisjoint({"converter stops", "embedding"}):
+        start = f"the converter drops {head} from a tied model" if pair.has_head else f"{head} is not stored"
+        return Refusal(Cause.NAMES, f"{start}, and the architecture needs an output.weight", (pair.head,))
+    if pair.has_head and not dropped and not treatment.isdisjoint({"converter refuses", "embedding"}):
         return Refusal(Cause.NAMES, f"the architecture has no tensor for {head}", (pair.head,))
     return None
 
