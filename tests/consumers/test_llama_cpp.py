@@ -65,6 +65,12 @@ CASES: dict[str, tuple[Config, Tensors, str]] = {
     "that bias, stored": (config("PhiForCausalLM", "phi"), BIAS, "untied"),
     "a class without its MTP layers": (NEXT, OWN, "error"),
     "the same class with them": (NEXT, {**OWN, "mtp.norm.weight": vector()}, "untied"),
+    "names without the prefix": (LLAMA, {"embed_tokens.weight": matrix(), "norm.weight": vector()}, "tied"),
+    "names without a prefix that the converter needs": (
+        MAMBA,
+        {"embeddings.weight": matrix(), "norm_f.weight": vector()},
+        "error",
+    ),
     "T5 without its shared table": (config("T5ForConditionalGeneration", "t5"), T5, "tied"),
     "T5, whose first table wins": (
         config("T5ForConditionalGeneration", "t5"),

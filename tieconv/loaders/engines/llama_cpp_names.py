@@ -38,7 +38,9 @@ def names_refused(
 ) -> Refusal | None:
     """Return the refusal of a name. An embedding is ``stored``, or not; the converter has ``dropped`` a stored head."""
     bias, head = stored_bias(inspection), shown(pair.head)
-    if "converter refuses both" in treatment:
+    needs_prefix = release_tables.by_type(_RELEASE, "classes")["needs prefix"]
+    shortened = stored and pair.embedding != inspection.family.input_embedding
+    if "converter refuses both" in treatment or (shortened and converted_class(inspection) in needs_prefix):
         sentence = f"llama.cpp's converter does not know {shown(pair.embedding)} in a model of this class"
         return Refusal(Cause.NAMES, sentence, (pair.embedding,))
     if not stored:
