@@ -46,7 +46,7 @@ def load(inspection: Inspection) -> Loaded:
     if refusal is not None:
         return stopped(_LOADER, refusal)
     written = pair.has_head and not dropped
-    refusal = rows_refused(inspection, embeddings[0], pair.head if written else None)
+    refusal = rows_refused(inspection, pair, embeddings[0], dropped=dropped)
     if refusal is not None:
         return stopped(_LOADER, refusal)
     model = PairModel(_LOADER, inspection, pair, has_bias=not treatment.isdisjoint({"bias", "needs bias"}))
@@ -109,5 +109,6 @@ CONSUMERS = (
         measured=False,
         cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
         load=load,
+        own_rows=True,
     ),
 )

@@ -8,6 +8,8 @@ from tieconv.architectures.flag_levels import text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, in_file, listed, stored_bias
+from tieconv.loaders.evidence.table_rows import wrong_rows
+from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Cause, Refusal
 from tieconv.text import shown
 
@@ -59,17 +61,19 @@ def names_refused(
     return None
 
 
-def rows_refused(inspection: Inspection, embedding: str, head: str | None) -> Refusal | None:
-    """Return the refusal of a table without one row for each token. ``head`` is the one in the GGUF, if any."""
+def rows_refused(inspection: Inspection, pair: Pair, embedding: str, *, dropped: bool) -> Refusal | None:
+    """Return the refusal of a table in the GGUF without one row for each token. A head may be ``dropped``."""
     tensors = inspection.checkpoint.tensors
     rows = tensors[embedding].shape[0]
-    if head is not None and tensors[head].shape[0] != rows:
-        sentence = f"{shown(head)} has {tensors[head].shape[0]} rows, and {shown(embedding)} has {rows}"
-        return Refusal(Cause.SHAPES, sentence, (head, embedding))
-    multiples = release_tables.by_type(_RELEASE, "vocabulary multiple")
-    multiple, size = multiples.get(converted_class(inspection)), text_config(inspection).get("vocab_size")
-    if multiple is None or not isinstance(size, int) or -(size // -multiple) * multiple == rows:
+    if pair.has_head and not dropped and tensors[pair.head].shape[0] != rows:
+        sentence = f"{shown(pair.head)} has {tensors[pair.head].shape[0]} rows, and {shown(embedding)} has {rows}"
+        return Refusal(Cause.SHAPES, sentence, (pair.head, embedding))
+    multiple = release_tables.by_type(_RELEASE, "vocabulary multiple").get(converted_class(inspection))
+    if multiple is None:
+        return wrong_rows(without_tensors(inspection, {pair.head} if dropped else ()))
+    size = text_config(inspection).get("vocab_size")
+    tokens = -(size // -multiple) * multiple if isinstance(size, int) else rows
+    if tokens == rows:
         return None
-    tokens = -(size // -multiple) * multiple
     sentence = f"the converter rounds the vocabulary up to {tokens} tokens, and {shown(embedding)} has {rows} rows"
     return Refusal(Cause.SHAPES, sentence, (embedding,))
