@@ -75,12 +75,11 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_outcome(case: str, tmp_path: Path) -> None:
-    """One outcome, marked as not measured, and a sentence that names the tensors."""
+    """One outcome, and a sentence that names the tensors."""
     spec, config, tensors, expected = CASES[case]
     (found,) = api.inspect(save(tmp_path / "model", config, tensors), consumers=spec).consumers
     dropped = f", dropped {' '.join(found.dropped)}" if found.dropped else ""
     assert f"{found.outcome}{dropped}" == expected
-    assert not found.measured
     assert found.detail and "\n" not in found.detail and not found.detail.endswith(".")
     assert found.outcome == "unknown" or all(name in found.detail for name in found.tensors[:1])
 

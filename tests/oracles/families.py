@@ -35,9 +35,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "FalconForCausalLM": {"ffn_hidden_size": 256},
     "FalconMambaForCausalLM": {**_ROUND, "intermediate_size": 128},
     "GraniteMoeHybridForCausalLM": _ROUND,
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
     "Mamba2ForCausalLM": _ROUND,
     "MambaForCausalLM": {**_ROUND, "intermediate_size": 128},
     "NemotronHForCausalLM": _ROUND,
+    "PhiForCausalLM": {"intermediate_size": 256},
     "SmolLM3ForCausalLM": {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1]},
 }
 """What the tiny config of a class needs beyond `fixtures.zoo`, so that llama.cpp computes what transformers computes.

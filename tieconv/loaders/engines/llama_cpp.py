@@ -35,8 +35,9 @@ _PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
 
 def load(inspection: Inspection) -> Loaded:
     """Return the model after conversion and loading; a GGUF file is only loaded."""
-    refusal = _gguf(inspection) or by_pattern(inspection, _CONVERTER, (SAFETENSORS, TORCH), *_PATTERNS, indexed=True)
-    known = refusal or _known(inspection)
+    formats = (SAFETENSORS, TORCH)
+    refusal = by_pattern(inspection, _CONVERTER, formats, *_PATTERNS, indexed=True, prefers=True)
+    known = _gguf(inspection) or refusal or _known(inspection)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     treatment, pair = known
@@ -106,9 +107,13 @@ CONSUMERS = (
         "2026",
         since=(0,),
         before=None,
-        measured=False,
+        measured=True,
         cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
         load=load,
+<<<<<<< HEAD
         own_rows=True,
+=======
+        ran=("0.3.36",),
+>>>>>>> main
     ),
 )
