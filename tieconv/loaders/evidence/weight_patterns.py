@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
+from tieconv.checkpoint.files.cautions import TWO_FORMATS
 from tieconv.checkpoint.files.model_files import OPENED, Layout
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders.evidence.head_pair import head_pair, listed
@@ -14,13 +15,20 @@ from tieconv.text import shown
 
 
 def by_pattern(
-    inspection: Inspection, loader: str, formats: Collection[str], *patterns: str, indexed: bool = False
+    inspection: Inspection,
+    loader: str,
+    formats: Sequence[str],
+    *patterns: str,
+    indexed: bool = False,
+    prefers: bool = False,
 ) -> Refusal | None:
     """Return why the loader does not reach the tensors, or may read other files; ``None`` if it reads these.
 
-    ``indexed`` says that it skips files that an index of the usual name does not list.
+    ``indexed`` says that it skips files that an index of the usual name does not list. ``prefers`` says that it reads
+    only the first of ``formats`` if a directory has several.
     """
-    refusal = unclear_files(inspection)
+    settled = prefers and inspection.checkpoint.format == formats[0]
+    refusal = unclear_files(inspection, *((TWO_FORMATS,) if settled else ()))
     if refusal is None and is_directory(inspection, formats):
         refusal = _matched(inspection, loader, patterns) or _doubled(inspection, loader, patterns, indexed)
     refusal = refusal or unclear_class(inspection) or wrong_format(inspection, loader, formats)
