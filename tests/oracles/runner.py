@@ -45,12 +45,15 @@ class Runner:
         if line:
             seen: dict[str, Any] = json.loads(line)
             return seen
-        code = self._process.wait()
-        self._process = None
-        return {"id": job["id"], "outcome": "error", "dropped": False, "why": f"the process ended with {code}"}
+        return {"id": job["id"], "outcome": "error", "dropped": False, "why": f"the process ended with {self.close()}"}
 
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None and self._process.stdin:
-            self._process.stdin.close()
-            self._process.wait()
+    def close(self) -> int | None:
+        """End the process; return its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            process.communicate()
+        except BrokenPipeError:
+            pass
+        return process.wait()
