@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,6 @@ class Runner:
         process, self._process = self._process, None
         if process is None:
             return None
-        try:
+        with suppress(BrokenPipeError):  # it may have ended before it read its last job
             process.communicate()
-        except BrokenPipeError:
-            pass
         return process.wait()
