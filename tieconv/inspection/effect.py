@@ -21,10 +21,10 @@ def effect(inspection: Inspection) -> str:
         return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
     if family.knowledge is not Knowledge.TABLE:
         return why
-    unclear_flag = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
-    if unclear_flag is not None and family.tying is Tying.CAN:
-        value = shown(json.dumps(unclear_flag.value), 60)
-        return f"Unknown: {shown(unclear_flag.path)} is {value}, which is not a boolean, and loaders disagree about its meaning."
+    refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
+    if refused is not None and family.tying is Tying.CAN:
+        value = shown(json.dumps(refused.value), 60)
+        return f"Unknown: {shown(refused.path)} is {value}, which is not a boolean, and loaders disagree about its meaning."
     transformers4_verdict = reading_v4(inspection)
     head = _differing_head(inspection) if inspection.config.effective else None
     if head is not None:
