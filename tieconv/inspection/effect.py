@@ -23,8 +23,8 @@ def effect(inspection: Inspection) -> str:
         return why
     refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
     if refused is not None and family.tying is Tying.CAN:
-        value = shown(json.dumps(refused.value), 60)
-        return f"Unknown: {shown(refused.path)} is {value}, which is not a boolean, and loaders disagree about its meaning."
+        flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"
+        return f"Unknown: {flag}, which is not a boolean, and loaders disagree about its meaning."
     transformers4_verdict = reading_v4(inspection)
     head = _differing_head(inspection) if inspection.config.effective else None
     if head is not None:
