@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
@@ -11,6 +12,8 @@ from tieconv.loaders.engines.mlx_lm.model_config import TextModel
 from tieconv.loaders.evidence.head_pair import Pair
 from tieconv.loaders.loaded import Cause, Refusal
 from tieconv.text import shown
+
+_QUERY = re.compile(r"\blayers\.(\d+)\.self_attn\.q_proj\.weight$")
 
 
 def names_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
@@ -55,13 +58,17 @@ def _vocabulary(text: TextModel) -> int | None:
 
 def _heads_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
     """Return the refusal of a query projection if the config has no head size and the class has another default."""
-    size = release_tables.by_type(text.tables, "default head size").get(text.file)
-    heads = text.config.get("num_attention_heads")
-    if size is None or "head_dim" in text.config or not isinstance(heads, int):
+    defaults = release_tables.by_type(text.tables, "default head size").get(text.name, {})
+    heads, layers = text.config.get("num_attention_heads"), text.config.get("layer_types")
+    if not isinstance(heads, int):
         return None
-    tensors = inspection.checkpoint.tensors
-    name = next((name for name in tensors if name.endswith(".self_attn.q_proj.weight")), None)
-    if name is None or tensors[name].shape[:1] == (heads * size,):
-        return None
-    sentence = f"the config has no head_dim, and {shown(name)} does not fit mlx-lm's default of {size}"
-    return Refusal(Cause.SHAPES, sentence, (name,))
+    for name, tensor in inspection.checkpoint.tensors.items():
+        layer = _QUERY.search(name)
+        if layer is None:
+            continue
+        full = isinstance(layers, list) and layers[int(layer[1]) :][:1] == ["full_attention"]
+        key = "global_head_dim" if full and "global_head_dim" in defaults else "head_dim"
+        if key in defaults and key not in text.config and tensor.shape[:1] != (heads * defaults[key],):
+            sentence = f"the config has no {key}, and {shown(name)} does not fit mlx-lm's default of {defaults[key]}"
+            return Refusal(Cause.SHAPES, sentence, (name,))
+    return None
