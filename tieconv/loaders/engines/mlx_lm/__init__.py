@@ -85,6 +85,8 @@ CONSUMERS = (
         measured=True,
         cited="mlx-lm 0.28.4, mlx_lm/utils.py, load_model and mlx_lm/models/",
         load=partial(load, release="0.28"),
+        ran=("0.28.4",),
+        own_rows=True,
     ),
     Consumer(
         "mlx-lm",
@@ -94,5 +96,7 @@ CONSUMERS = (
         measured=True,
         cited="mlx-lm 0.32.2, mlx_lm/utils.py, load_model and mlx_lm/models/; ml-explore/mlx-lm#1298",
         load=partial(load, release="0.32"),
+        ran=("0.32.2",),
+        own_rows=True,
     ),
 )

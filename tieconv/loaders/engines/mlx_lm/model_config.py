@@ -69,6 +69,10 @@ def _refused(text: TextModel) -> Iterator[Refusal]:
     null = [key for key in sizes if text.config.get(key) is None]
     if null:
         yield Refusal(Cause.CONFIG, f"the config has no value for {listed(null)}, and mlx-lm's model class requires it")
+    for first, second in release_tables.by_type(text.tables, "equal sizes").get(text.file, ()):
+        if text.config.get(first, text.config.get(second)) != text.config.get(second):
+            sentence = f"mlx-lm's model class needs {first} to be {second}, and the config has other values"
+            yield Refusal(Cause.CONFIG, sentence)
     layers = text.config.get("layer_types")
     if isinstance(layers, list):
         yield from _layers_refused(text, layers)
