@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fixtures import zoo
 from tests.oracles.cells import ABSENT, Cell, Flag
-from tests.oracles.families import older_keys
+from tests.oracles.families import CONFIGS, older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family
@@ -53,7 +53,7 @@ def base(kind: str, folder: Path) -> Base:
     assert family.input_embedding and family.output_head, kind
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = zoo.build(kind, tie=True)
+        model = zoo.build(kind, tie=True, **CONFIGS.get(kind, {}))
     saved = folder / f"saved-{kind}"
     model.save_pretrained(saved)
     from safetensors.torch import load_file

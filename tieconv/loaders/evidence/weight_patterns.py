@@ -18,21 +18,23 @@ from tieconv.text import shown
 def by_pattern(
     inspection: Inspection,
     loader: str,
-    formats: Collection[str],
+    formats: Sequence[str],
     *patterns: str,
     indexed: bool = False,
-    only_first: bool = False,
+    prefers: bool = False,
+    joined: bool = False,
 ) -> Refusal | None:
     """Return why the loader does not reach the tensors, or may read other files; ``None`` if it reads these.
 
-    ``indexed`` says that it skips files that an index of the usual name does not list. ``only_first`` says that it
-    knows one format, and that the caller adds the tensors of the unused files (`with_orphans`).
+    ``indexed`` says that it skips files that an index of the usual name does not list. ``prefers`` says that it reads
+    only the first of ``formats`` if a directory has several. ``joined`` says that the caller adds the tensors of the
+    unused files (`with_orphans`).
     """
-    settled = only_first and inspection.checkpoint.format in formats
+    settled = prefers and inspection.checkpoint.format == formats[0]
     refusal = unclear_files(inspection, *((TWO_FORMATS,) if settled else ()))
     if refusal is None and is_directory(inspection, formats):
         refusal = _matched(inspection, loader, patterns)
-        refusal = refusal or _doubled(inspection, loader, patterns, indexed, added=only_first)
+        refusal = refusal or _doubled(inspection, loader, patterns, indexed, joined=joined)
     refusal = refusal or unclear_class(inspection) or wrong_format(inspection, loader, formats)
     return refusal or _prefixed_again(inspection, loader)
 
@@ -81,11 +83,11 @@ def with_orphans(inspection: Inspection, *patterns: str) -> Inspection:
 
 
 def _doubled(
-    inspection: Inspection, loader: str, patterns: Sequence[str], indexed: bool, added: bool
+    inspection: Inspection, loader: str, patterns: Sequence[str], indexed: bool, joined: bool
 ) -> Refusal | None:
     """Return the refusal if the loader also reads an unused file that may hold another embedding or head.
 
-    ``added`` says that a tensor that only the unused file holds is part of the model.
+    ``joined`` says that a tensor that only the unused file holds is part of the model.
     """
     checkpoint, pair = inspection.checkpoint, head_pair(inspection)
     if pair is None or (indexed and checkpoint.index is not None and checkpoint.entry in OPENED):
@@ -93,7 +95,7 @@ def _doubled(
     equal = {(shadow.name, shadow.file) for shadow in inspection.shadows if shadow.differs is False}
     for file in checkpoint.orphans:
         names = {tensor.name for tensor in file.tensors} & {pair.embedding, pair.head}
-        names = names & checkpoint.tensors.keys() if added else names
+        names = names & checkpoint.tensors.keys() if joined else names
         doubled = next((name for name in sorted(names) if (name, file.name) not in equal), None)
         if doubled is not None and _matches(file.name, patterns):
             return unknown(f"{shown(file.name)} also contains {shown(doubled)}, and {loader} reads both files")

@@ -27,7 +27,7 @@ _PATTERN = "model*.safetensors"
 
 def load(inspection: Inspection, *, release: str) -> Loaded:
     """Return the head and the embedding in mlx-lm's model."""
-    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, only_first=True)
+    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, prefers=True, joined=True)
     if refusal is not None:
         return stopped(_LOADER, refusal)
     read = with_orphans(inspection, _PATTERN)
