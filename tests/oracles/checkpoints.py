@@ -61,7 +61,8 @@ def base(kind: str, folder: Path) -> Base:
     tensors = load_file(saved / "model.safetensors")
     config = _bare(json.loads((saved / "config.json").read_text()))
     names = family.output_biases or (f"{family.output_head.removesuffix('.weight')}.bias",)
-    played = {name for group in family.groups for name in (group.canonical, *group.members)} | set(names)
+    played = {name for group in family.groups for name in (group.canonical, *group.members)}
+    played |= {family.input_embedding, family.output_head, *names}
     embedding = tensors.get(family.input_embedding)
     if embedding is None:  # the class keeps the table under another name of the group
         embedding = next(tensors[name] for name in sorted(played & set(tensors)) if tensors[name].ndim == 2)
