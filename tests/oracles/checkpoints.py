@@ -79,7 +79,8 @@ def base(kind: str, folder: Path) -> Base:
     )
     arrays = {f"table {name}": table.float().numpy() for name, table in tables.items()}
     arrays["bias"] = bias.numpy()
-    np.savez(made.reference, **arrays, **_references(model, tables, bias))
+    every: dict[str, Any] = {**arrays, **_references(model, tables, bias)}
+    np.savez(made.reference, **every)
     return made
 
 
@@ -119,11 +120,10 @@ def _two_tables(model: Any) -> Any:
     return made
 
 
-@torch.no_grad()
 def _last_logits(model: Any) -> np.ndarray:
     tokens = torch.tensor([PROMPT])
     words = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         logits = model(input_ids=tokens, **words, use_cache=False).logits
     return np.asarray(logits[0, -1].float().numpy())

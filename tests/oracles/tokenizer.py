@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 _TEXT = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'\"()[]{}<>/|+-*=_~@#$%&"
 
@@ -17,7 +18,7 @@ def write_tokenizer(folder: Path, rows: int) -> None:
          "normalized": False, "special": True}
         for number in range(3)
     ]  # fmt: skip
-    made = {
+    made: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Prediction
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders.loaded import Loaded
+from tieconv.loaders.basis import basis
+from tieconv.loaders.evidence.table_rows import wrong_rows
+from tieconv.loaders.loaded import Loaded, stopped
 from tieconv.loaders.outcome import verdict
 
 Version = tuple[int, ...]
@@ -17,7 +19,9 @@ Version = tuple[int, ...]
 class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
-    ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source.
+    ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source. ``ran``
+    are the releases that the tests ran for it, ``every`` those of the loader, and ``asked`` is the release that the
+    user named, if any.
     """
 
     name: str
@@ -27,16 +31,22 @@ class Consumer:
     measured: bool
     cited: str
     load: Callable[[Inspection], Loaded]
+    ran: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()
+    asked: Version | None = None
 
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""
-        answer = verdict(inspection, self.load(inspection))
+        loaded = self.load(inspection)
+        rows = None if loaded.refusals else wrong_rows(inspection)
+        answer = verdict(inspection, stopped(loaded.loader, rows) if rows else loaded)
         return Prediction(
             name=self.name,
             version=self.version,
             outcome=answer.outcome,
             detail=answer.detail,
             measured=self.measured,
+            basis=basis(self.ran, self.every or self.ran, self.asked),
             cited=self.cited,
             tensors=answer.tensors,
             dropped=answer.dropped,

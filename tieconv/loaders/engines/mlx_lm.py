@@ -69,8 +69,9 @@ CONSUMERS = (
         "0.32",
         since=(0, 32),
         before=None,
-        measured=False,
+        measured=True,
         cited="mlx-lm 0.32.2, mlx_lm/utils.py, load_model and mlx_lm/models/; ml-explore/mlx-lm#1298",
         load=load,
+        ran=("0.32.2",),
     ),
 )
