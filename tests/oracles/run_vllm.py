@@ -131,18 +131,20 @@ def _caught(layer: type) -> Iterator[_Calls]:
         layer.forward = forward
 
 
-_CPU_ONLY = ("causal_conv1d_weight_pack", "MoE backend")
-"""Failures of vLLM's kernels for CPU: they say nothing about the checkpoint."""
+_NOT_SEEN = ("causal_conv1d_weight_pack", "MoE backend", "failed to be inspected", "fa_utils", "compute_logits")
+"""Words of failures that say nothing about a checkpoint: kernels for CPU, packages that are missing here (torchvision),
+and models without logits."""
 
 
 def look(job: observe.Job) -> observe.Observation:
     """Return what vLLM made of the checkpoint of a job."""
     try:
         return tables(job)
-    except (RuntimeError, NotImplementedError) as error:
-        if any(words in str(error) for words in _CPU_ONLY):
-            return {**observe.failed(job, error), "outcome": "unmatched"}
-        raise
+    except Exception as error:
+        # pydantic puts a heading before the message.
+        message = str(error).partition("Value error, ")[2] or str(error)
+        answer = observe.failed(job, f"{type(error).__name__}: {message.strip().partition(chr(10))[0][:200]}")
+        return {**answer, "outcome": "unmatched"} if any(words in message for words in _NOT_SEEN) else answer
 
 
 def tables(job: observe.Job) -> observe.Observation:

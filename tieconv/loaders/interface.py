@@ -21,7 +21,8 @@ class Consumer:
 
     ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source. ``ran``
     are the releases that the tests ran for it, ``every`` those of the loader, and ``asked`` is the release that the
-    user named, if any.
+    user named, if any. ``own_rows`` says that ``load`` compares the rows of the tables with the config, because it
+    drops some tables.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Consumer:
     measured: bool
     cited: str
     load: Callable[[Inspection], Loaded]
+    own_rows: bool = False
     ran: tuple[str, ...] = ()
     every: tuple[str, ...] = ()
     asked: Version | None = None
@@ -38,7 +40,7 @@ class Consumer:
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""
         loaded = self.load(inspection)
-        rows = None if loaded.refusals else wrong_rows(inspection)
+        rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
         answer = verdict(inspection, stopped(loaded.loader, rows) if rows else loaded)
         return Prediction(
             name=self.name,

@@ -115,6 +115,7 @@ CONSUMERS = (
         measured=True,
         cited="vllm 0.28.0, vllm/model_executor/models/ and model_loader/default_loader.py; vllm-project/vllm#6758",
         load=partial(load, release="0.28"),
+        own_rows=True,
         ran=("0.28.0",),
     ),
     Consumer(
@@ -125,6 +126,7 @@ CONSUMERS = (
         measured=True,
         cited="vllm 0.29.0 and 0.33.0, vllm/config/model.py, maybe_untie_word_embeddings; vllm-project/vllm#51665",
         load=partial(load, release="0.33"),
+        own_rows=True,
         ran=("0.32.0",),
     ),
 )

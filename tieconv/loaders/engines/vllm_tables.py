@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tieconv.architectures.vocabulary import vocabulary_sizes
@@ -107,10 +107,15 @@ class Tables:
         if stored and "refuses" in self.kind:
             yield Refusal(Cause.NAMES, f"vLLM's class has no parameter for {shown(stored[0])}", stored[:1])
         read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
-        sizes = vocabulary_sizes(self.model.inspection)
-        for name in (pair.embedding, pair.head):
-            rows = self.model.inspection.checkpoint.tensors[name].shape[0] if name in read else None
-            if rows is not None and sizes and rows not in sizes.values():
+        yield from self._wrong_rows(name for name in (pair.embedding, pair.head) if name in read)
+
+    def _wrong_rows(self, names: Iterable[str]) -> Iterator[Refusal]:
+        """Yield the refusal of each table with more or fewer rows than the vocabulary that the config declares."""
+        inspection = self.model.inspection
+        sizes = vocabulary_sizes(inspection)
+        for name in names if sizes else ():
+            rows = inspection.checkpoint.tensors[name].shape[0]
+            if rows not in sizes.values():
                 path, size = next(iter(sizes.items()))
                 sentence = f"{shown(name)} has {rows:,} rows, and the config declares {shown(path)} {size:,}"
                 yield Refusal(Cause.SHAPES, sentence, (name,))
