@@ -169,9 +169,9 @@ SAFETENSORS_FIRST = {"safetensors and bin", "sharded and bin", "safetensors and 
 
 @pytest.mark.parametrize("name", sorted(SIDE_BY_SIDE))
 def test_others_may_take_the_other_model(name: str, places: Places) -> None:
-    """Nothing is claimed if the directory may hold two models; mlx-lm and llama.cpp prefer safetensors files."""
+    """Nothing is claimed if the directory may hold two models; some loaders prefer safetensors files."""
     outcomes = {spec: predicted(places[name][0][0], spec) for spec in LOADERS}
-    for spec in ("llama.cpp", "mlx-lm==0.32"):
+    for spec in ("llama.cpp", "mlx-lm==0.32", "vllm>=0.29"):
         assert outcomes.pop(spec) == ("tied" if name in SAFETENSORS_FIRST else "unknown")
     assert set(outcomes.values()) == {"unknown"}
 

