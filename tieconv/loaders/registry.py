@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tieconv.loaders import safetensors_load_model as safetensors
-from tieconv.loaders.engines import llama_cpp, mlx_lm, onnxruntime_genai, tensorrt_llm, tgi, vllm
+from tieconv.loaders.engines import accelerate, llama_cpp, mlx_lm, onnxruntime_genai, tensorrt_llm, tgi, vllm
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.transformers import releases as transformers
 
 CONSUMERS: tuple[Consumer, ...] = (
     *transformers.CONSUMERS,
     *safetensors.CONSUMERS,
+    *accelerate.CONSUMERS,
     *vllm.CONSUMERS,
     *llama_cpp.CONSUMERS,
     *mlx_lm.CONSUMERS,

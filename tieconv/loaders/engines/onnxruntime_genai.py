@@ -19,6 +19,7 @@ from tieconv.loaders.transformers import load5
 from tieconv.text import shown
 
 _LOADER = "onnxruntime-genai"
+_MAMBA = frozenset({"mamba", "linear_attention"})
 
 
 def load(inspection: Inspection) -> Loaded:
@@ -59,7 +60,7 @@ def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Ref
 def _layers_refused(config: Mapping[str, object], architecture: str) -> Refusal | None:
     """Return the refusal of a layer that the builder cannot build."""
     layers, rotary = config.get("layer_types"), config.get("no_rope_layers")
-    if isinstance(layers, list) and "mamba" in layers:
+    if isinstance(layers, list) and not _MAMBA.isdisjoint(map(str, layers)) and "hybrid" in architecture.lower():
         return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
     if isinstance(rotary, list) and 0 in rotary:
         sentence = f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding"
