@@ -85,6 +85,20 @@ def test_outcome(case: str, tmp_path: Path) -> None:
     assert found.outcome == "unknown" or all(name in found.detail for name in found.tensors[:1])
 
 
+@pytest.mark.parametrize(
+    "spec", ["transformers==4.48", "transformers==4.57", "transformers==5", "vllm==0.28", "vllm==0.29", "llama.cpp",
+             "mlx-lm==0.32", "onnxruntime-genai", "safetensors"],
+)  # fmt: skip
+@pytest.mark.parametrize("stored", [llama(), HEAD_ONLY])
+def test_rows_that_the_config_does_not_declare(spec: str, stored: Tensors, tmp_path: Path) -> None:
+    """A loader makes tables of vocab_size rows: a stored table of other rows cannot be copied."""
+    config = {**TIED, "vocab_size": 12}
+    (found,) = api.inspect(save(tmp_path / "model", config, stored), consumers=spec).consumers
+    assert found.outcome == "error"
+    if stored is not HEAD_ONLY:
+        assert found.detail == "model.embed_tokens.weight has 8 rows, and the config declares vocab_size 12"
+
+
 def test_a_format_that_a_loader_does_not_read(tmp_path: Path) -> None:
     """mlx-lm globs for safetensors files; transformers and vLLM read torch files too."""
     folder = tmp_path / "model"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Prediction
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders.loaded import Loaded
+from tieconv.loaders.evidence.table_rows import wrong_rows
+from tieconv.loaders.loaded import Loaded, stopped
 from tieconv.loaders.outcome import verdict
 
 Version = tuple[int, ...]
@@ -30,7 +31,9 @@ class Consumer:
 
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""
-        answer = verdict(inspection, self.load(inspection))
+        loaded = self.load(inspection)
+        rows = None if loaded.refusals else wrong_rows(inspection)
+        answer = verdict(inspection, stopped(loaded.loader, rows) if rows else loaded)
         return Prediction(
             name=self.name,
             version=self.version,

@@ -34,10 +34,12 @@ def without_tensors(inspection: Inspection, unread: Collection[str]) -> Inspecti
 
 
 def _head(head: Head, unread: Collection[str]) -> Head:
-    bias = head.output_bias
-    if bias is None or bias.name not in unread:
-        return head
-    return replace(head, output_bias=OutputBias(bias.name, BiasState.ABSENT))
+    bias, table, embedding = head.output_bias, head.output_head, head.input_embedding
+    if bias is not None and bias.name in unread:
+        head = replace(head, output_bias=OutputBias(bias.name, BiasState.ABSENT))
+    if table is not None and table.name in unread:
+        head = replace(head, output_head=replace(table, stored=False))
+    return replace(head, input_embedding=None) if embedding is not None and embedding.name in unread else head
 
 
 def _tie(tie: Tie, unread: Collection[str], family: Family, stored: Collection[str]) -> Tie:

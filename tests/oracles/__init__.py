@@ -1,0 +1,1 @@
+"""The loaders themselves judge the predictions: a grid of small checkpoints, loaded by each program."""

@@ -1,0 +1,225 @@
+"""Writes the checkpoints of the grid, and the logits that each pair of tables gives in transformers."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from fixtures import zoo
+from tests.oracles.cells import ABSENT, Cell, Flag
+from tests.oracles.families import older_keys
+from tests.oracles.tokenizer import write_tokenizer
+from tieconv.architectures import find
+from tieconv.checkpoint.family import Family
+
+FLAG = "tie_word_embeddings"
+PROMPT = (1, 5, 9, 7, 3, 4)  # rows 3 and 4 are those that `near` changes
+MORE_ROWS = 8
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "mixed": torch.float32}
+_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "mixed": "float32"}
+
+
+@dataclass
+class Base:
+    """A family's model: its config without tie flags, its tensors, its tables and the logits of each pair."""
+
+    family: Family
+    config: dict[str, Any]
+    others: dict[str, torch.Tensor]
+    tables: dict[str, torch.Tensor]
+    bias: torch.Tensor
+    bias_names: tuple[str, ...]
+    reference: Path
+    prompt: tuple[int, ...] = PROMPT
+
+
+def levels(family: Family) -> int:
+    """Return how many levels of the config have a flag: the top, and that of the text model."""
+    return 1 + bool(family.levels)
+
+
+def base(kind: str, folder: Path) -> Base:
+    """Build the family, and write its reference to ``folder``."""
+    family = find({"architectures": [kind]})
+    assert family.input_embedding and family.output_head, kind
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = zoo.build(kind, tie=True)
+    saved = folder / f"saved-{kind}"
+    model.save_pretrained(saved)
+    from safetensors.torch import load_file
+
+    tensors = load_file(saved / "model.safetensors")
+    config = _bare(json.loads((saved / "config.json").read_text()))
+    names = family.output_biases or (f"{family.output_head.removesuffix('.weight')}.bias",)
+    played = {name for group in family.groups for name in (group.canonical, *group.members)} | set(names)
+    embedding = tensors.get(family.input_embedding)
+    if embedding is None:  # the class keeps the table under another name of the group
+        embedding = next(tensors[name] for name in sorted(played & set(tensors)) if tensors[name].ndim == 2)
+    tables = variants(embedding)
+    plain = torch.from_numpy(_references(model, {"E": embedding}, torch.zeros(len(embedding))).get("E|E|0", np.ones(1)))
+    bias = torch.linspace(-1, 1, len(embedding)) * float(plain.abs().mean()) * 2
+    made = Base(
+        family=family,
+        config=config,
+        others={name: tensor for name, tensor in tensors.items() if name not in played},
+        tables=tables,
+        bias=bias,
+        bias_names=names,
+        reference=folder / f"{kind}.npz",
+    )
+    arrays = {f"table {name}": table.float().numpy() for name, table in tables.items()}
+    arrays["bias"] = bias.numpy()
+    np.savez(made.reference, **arrays, **_references(model, tables, bias))
+    return made
+
+
+def variants(embedding: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the embedding and the other heads: two rows differ, all rows differ, and more rows."""
+    near = embedding.clone()
+    near[3:5] = -5 * embedding[3:5].flip(1)  # no constant, which layer norms take out; large enough to see in logits
+    more = torch.cat([embedding.roll(7, 0), embedding[:MORE_ROWS] * 2])
+    return {"E": embedding, "near": near, "different": embedding.flip(0).contiguous(), "rows": more}
+
+
+def _references(model: Any, tables: dict[str, torch.Tensor], bias: torch.Tensor) -> dict[str, np.ndarray]:
+    """Return the last logits for each pair of tables; empty where transformers itself does not run the model."""
+    model = _two_tables(model)
+    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
+    found: dict[str, np.ndarray] = {}
+    for first, second in itertools.product(tables, tables):
+        if first == "rows":
+            continue
+        inputs.weight.data = tables[first].clone()
+        head.weight.data = tables[second].clone()
+        for name, values in (("0", torch.zeros_like(bias)), ("1", bias)):
+            if len(tables[second]) != len(bias) and name == "1":
+                continue
+            head.bias = torch.nn.Parameter(values[: len(tables[second])].clone()) if name == "1" else None
+            try:
+                found[f"{first}|{second}|{name}"] = _last_logits(model)
+            except Exception:  # composites want images, encoders and decoders another prompt
+                return {}
+    return found
+
+
+def _two_tables(model: Any) -> Any:
+    made = copy.deepcopy(model)
+    head = made.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    return made
+
+
+@torch.no_grad()
+def _last_logits(model: Any) -> np.ndarray:
+    tokens = torch.tensor([PROMPT])
+    words = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logits = model(input_ids=tokens, **words, use_cache=False).logits
+    return np.asarray(logits[0, -1].float().numpy())
+
+
+def write(cell: Cell, made: Base, folder: Path) -> Path:
+    """Write the checkpoint as a directory."""
+    folder.mkdir(parents=True)
+    config = _flagged({**made.config, "dtype": _NAMES[cell.dtype]}, made.family, cell.flags)
+    (folder / "config.json").write_text(json.dumps(older_keys(config), indent=1))
+    write_tokenizer(folder, len(made.tables["E"]))
+    tensors = _tensors(cell, made)
+    head = {name: tensors[name] for name in (made.family.output_head or "",) if name in tensors}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in head}
+    metadata = {"format": "pt"}
+    match cell.layout:
+        case "single":
+            save_file(tensors, folder / "model.safetensors", metadata=metadata)
+        case "torch":
+            torch.save(tensors, folder / "pytorch_model.bin")
+        case "two-formats":
+            save_file(tensors, folder / "model.safetensors", metadata=metadata)
+            torch.save(rest, folder / "pytorch_model.bin")
+        case "sharded":
+            shards = {"model-00001-of-00002.safetensors": rest, "model-00002-of-00002.safetensors": head}
+            if not head:
+                last = sorted(rest)[-1]
+                shards["model-00002-of-00002.safetensors"] = {last: rest.pop(last)}
+            _index(shards, folder)
+        case "stray" | "stray-model":
+            name = "extra.safetensors" if cell.layout == "stray" else "model-extra.safetensors"
+            _index({"model-00001-of-00001.safetensors": rest}, folder)
+            save_file(head, folder / name, metadata=metadata)
+    return folder
+
+
+def job(cell: Cell, made: Base, folder: Path, number: int) -> dict[str, Any]:
+    """Return what a runner needs to know of a checkpoint."""
+    return {
+        "id": number,
+        "cell": cell.name,
+        "family": made.config.get("model_type", ""),
+        "class": cell.family,
+        "folder": str(folder),
+        "prompt": list(made.prompt),
+        "reference": str(made.reference),
+        "embedding": made.family.input_embedding,
+        "head": made.family.output_head,
+        "bias": made.bias_names[0],
+        "biases": list(made.bias_names),
+        "stored": {"embedding": cell.embedding, "head": cell.head, "bias": cell.bias},
+        "dtype": cell.dtype,
+        "layout": cell.layout,
+    }
+
+
+def _index(shards: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    total = sum(tensor.nbytes for tensors in shards.values() for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for file, tensors in shards.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+
+
+def _tensors(cell: Cell, made: Base) -> dict[str, torch.Tensor]:
+    kind = _TYPES[cell.dtype]
+    tensors = {name: _cast(tensor, kind) for name, tensor in made.others.items()}
+    if cell.embedding:
+        tensors[made.family.input_embedding or ""] = made.tables["E"].to(kind)
+    if cell.head != ABSENT:
+        table = made.tables["E" if cell.head == "equal" else cell.head]
+        tensors[made.family.output_head or ""] = table.to(torch.bfloat16 if cell.dtype == "mixed" else kind).clone()
+    if cell.bias != "none":
+        bias = torch.zeros_like(made.bias) if cell.bias == "zero" else made.bias
+        shape = (1, len(bias)) if made.family.bias_is_row else (len(bias),)
+        tensors[made.bias_names[0]] = bias.reshape(shape).to(kind)
+    return tensors
+
+
+def _cast(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return tensor.to(kind) if tensor.is_floating_point() else tensor
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _bare(entry) for key, entry in value.items() if key != FLAG}
+    return value
+
+
+def _flagged(config: dict[str, Any], family: Family, flags: tuple[Flag, ...]) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(config)
+    for level, flag in zip(("", *family.levels[:1]), flags, strict=True):
+        place = made
+        for key in level.split(".") if level else ():
+            place = place.setdefault(key, {})
+        if flag != ABSENT:
+            place[FLAG] = flag
+    return made

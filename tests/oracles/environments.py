@@ -1,0 +1,50 @@
+"""How the environment of each loader is made: a virtual environment, and what pip installs there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What pip installs, what it then removes, and a further step that gets the folder of the environment."""
+
+    loader: str
+    packages: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    further: tuple[Callable[[Path], None], ...] = ()
+    show: tuple[str, ...] = field(default=())
+    """Packages whose versions the measurement names."""
+
+
+ENVIRONMENTS: dict[str, Environment] = {
+    "mlx-lm": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.32.2"), show=("mlx-lm", "mlx")),
+    "mlx-lm-0.28": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.28.4"), show=("mlx-lm", "mlx")),
+}
+
+
+def setup(name: str, folder: Path) -> Path:
+    """Make the environment ``name`` in ``folder``; return its interpreter."""
+    made = ENVIRONMENTS[name]
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", *made.packages], check=True)
+    if made.removed:
+        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *made.removed], check=True)
+    for step in made.further:
+        step(folder)
+    return python
+
+
+def versions(name: str, python: str) -> dict[str, str]:
+    """Return the versions of the packages that a measurement names."""
+    script = "import sys\nfrom importlib.metadata import version\nfor p in sys.argv[1:]: print(p, version(p))"
+    words = [python, "-c", script, *ENVIRONMENTS[name].show]
+    lines = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
+    return dict(line.split() for line in lines)

@@ -1,0 +1,49 @@
+"""The families of the grid: classes that at least one of the loaders reads, as tiny models of `fixtures.zoo`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CAUSAL = (
+    "ApertusForCausalLM", "ArceeForCausalLM", "BloomForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Dots1ForCausalLM", "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM", "Exaone4ForCausalLM", "FalconForCausalLM", "FalconH1ForCausalLM",
+    "FalconMambaForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "Glm4ForCausalLM", "GlmForCausalLM",
+    "GptOssForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
+    "GraniteMoeSharedForCausalLM", "HeliumForCausalLM", "HunYuanDenseV1ForCausalLM", "JambaForCausalLM",
+    "Lfm2ForCausalLM", "LlamaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM",
+    "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM",
+    "PhiForCausalLM", "PhimoeForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+)  # fmt: skip
+OTHERS = (
+    "BartForConditionalGeneration", "BertForMaskedLM", "Gemma3ForConditionalGeneration",
+    "LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+    "T5ForConditionalGeneration",
+)  # fmt: skip
+"""Classes with text inside a composite, an encoder and a decoder, or no causal head."""
+
+FAMILIES = (*CAUSAL, *OTHERS)
+
+_OLDER_DTYPE = "torch_dtype"
+
+
+def older_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return ``config`` with the keys of transformers 4 beside those of 5; mlx-lm and llama.cpp read these."""
+    made: dict[str, Any] = {
+        key: older_keys(value) if isinstance(value, dict) else value for key, value in config.items()
+    }
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        made.setdefault("rope_theta", rope["rope_theta"])
+        if "partial_rotary_factor" in rope:
+            made.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
+        made.setdefault("rope_scaling", None)
+    if "dtype" in config:
+        made[_OLDER_DTYPE] = config["dtype"]
+    if config.get("model_type") == "gpt2" and "n_positions" in config:
+        made.setdefault("n_ctx", config["n_positions"])
+    return made

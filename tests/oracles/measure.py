@@ -1,0 +1,117 @@
+"""Holds the predictions of one loader against the program itself, over the grid.
+
+    python -m tests.oracles measure mlx-lm==0.32 MLX/bin/python        (a few minutes; --every 10 for a tenth)
+    python -m tests.oracles setup mlx-lm MLX                           (makes the environment)
+
+Prints the figures and every wrong cell, and with ``--write`` keeps them in docs/measured/oracles/.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.oracles import checkpoints
+from tests.oracles.cells import Cell, cells
+from tests.oracles.runner import Runner
+from tieconv import api
+from tieconv.checkpoint.prediction import Prediction
+
+KEPT = Path(__file__).parents[2] / "docs" / "measured" / "oracles"
+DANGEROUS = ("random", "discarded", "error")
+_MEANS = {"same": ("tied", "untied"), "left-out": ("tied", "discarded")}
+"""The predictions that an observation agrees with, where more than one does."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One checkpoint: what was predicted, and what the loader did."""
+
+    cell: str
+    predicted: Prediction
+    seen: dict[str, Any]
+
+    @property
+    def answered(self) -> bool:
+        """Whether something was predicted, and something can be seen."""
+        return self.predicted.outcome != "unknown" and self.seen["outcome"] != "unmatched"
+
+    @property
+    def right(self) -> bool:
+        """Whether the outcome agrees, and the lost bias where the model was loaded."""
+        predicted, seen = str(self.predicted.outcome), self.seen["outcome"]
+        loaded = predicted not in ("error", "random")
+        agrees = predicted in _MEANS.get(seen, (seen,))
+        return agrees and (not loaded or bool(self.predicted.dropped) == self.seen["dropped"])
+
+    @property
+    def dangerous(self) -> bool:
+        """Whether the prediction promises values that the loaded model does not have."""
+        promises = self.predicted.outcome in ("tied", "untied")
+        return self.answered and promises and self.seen["outcome"] in DANGEROUS
+
+    def __str__(self) -> str:
+        told = f"{self.predicted.outcome}{' bias dropped' if self.predicted.dropped else ''}"
+        saw = f"{self.seen['outcome']}{' bias dropped' if self.seen['dropped'] else ''}"
+        return f"{self.cell}: predicted {told} ({self.predicted.detail}), saw {saw} ({self.seen['why']})"
+
+
+def judge(
+    spec: str, runner: Runner, families: Sequence[str], every: int = 1, offset: int = 0, keep: Path | None = None
+) -> Iterator[Judged]:
+    """Yield each checkpoint of the grid: predicted first, then loaded. One family is on disk at a time."""
+    number = 0
+    for kind in families:
+        with tempfile.TemporaryDirectory(dir=keep) as name:
+            folder = Path(name)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = checkpoints.base(kind, folder)
+            for cell in cells(kind, checkpoints.levels(made.family)):
+                number += 1
+                if (number + offset) % every:
+                    continue
+                yield _judged(spec, runner, cell, made, folder / str(number), number)
+
+
+def _judged(spec: str, runner: Runner, cell: Cell, made: checkpoints.Base, folder: Path, number: int) -> Judged:
+    checkpoints.write(cell, made, folder)
+    (predicted,) = api.inspect(folder, consumers=spec).consumers
+    seen = runner.observe(checkpoints.job(cell, made, folder, number))
+    shutil.rmtree(folder)
+    return Judged(cell.name, predicted, seen)
+
+
+def figures(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return the figures of a run, every wrong cell, and the reasons of what is unknown."""
+    answered = [one for one in judged if one.answered]
+    wrong = [one for one in answered if not one.right]
+    unknown = [one for one in judged if one.predicted.outcome == "unknown"]
+    unmatched = [one for one in judged if one.seen["outcome"] == "unmatched"]
+    return {
+        "cells": len(judged),
+        "families": len({one.cell.partition(",")[0] for one in judged}),
+        "right": len(answered) - len(wrong),
+        "wrong": [str(one) for one in wrong],
+        "dangerous": sum(one.dangerous for one in wrong),
+        "unknown": len(unknown),
+        "unknown_reasons": dict(Counter(one.predicted.detail for one in unknown).most_common()),
+        "unmatched": len(unmatched),
+        "unmatched_families": dict(Counter(one.cell.partition(",")[0] for one in unmatched).most_common()),
+        "outcomes": dict(sorted(Counter(one.seen["outcome"] for one in judged).items())),
+    }
+
+
+def write(spec: str, versions: dict[str, str], found: dict[str, Any]) -> Path:
+    """Keep the figures of a run."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    path = KEPT / f"{spec.replace('==', '-')}.json"
+    path.write_text(json.dumps({"consumer": spec, "versions": versions, **found}, indent=1) + "\n", encoding="utf-8")
+    return path
