@@ -29,6 +29,8 @@ OTHERS = (
 FAMILIES = (*CAUSAL, *OTHERS)
 
 _OLDER_DTYPE = "torch_dtype"
+_OLDER_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
+"""The names of Granite's layers in transformers before 5.4, which later releases read too."""
 
 
 def older_keys(config: dict[str, Any]) -> dict[str, Any]:
@@ -46,4 +48,6 @@ def older_keys(config: dict[str, Any]) -> dict[str, Any]:
         made[_OLDER_DTYPE] = config["dtype"]
     if config.get("model_type") == "gpt2" and "n_positions" in config:
         made.setdefault("n_ctx", config["n_positions"])
+    if config.get("model_type") == "granitemoehybrid":
+        made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
     return made

@@ -44,7 +44,9 @@ def tables(graph: Any, job: Job) -> dict[str, Any]:
 
     The graph has one matrix, or transformers had one: the model stores one table, and the graph has it twice.
     """
-    stored = {name: value.const_value.numpy() for name, value in graph.initializers.items() if value.const_value is not None}
+    stored = {
+        name: value.const_value.numpy() for name, value in graph.initializers.items() if value.const_value is not None
+    }
     head = numpy.ascontiguousarray(stored[_HEAD].T)
     reads = (node for node in graph if node.op_type == "Transpose" and node.inputs[0] is not None)
     one = any(node.inputs[0].name == _HEAD for node in reads)

@@ -142,7 +142,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    observations.serve(lambda job: answer(job) if "layout" in job else {"id": job["id"], **observe("transformers", job)})
+    observations.serve(
+        lambda job: answer(job) if "layout" in job else {"id": job["id"], **observe("transformers", job)}
+    )
 
 
 if __name__ == "__main__":

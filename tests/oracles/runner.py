@@ -16,6 +16,7 @@ SCRIPTS = {
     "vllm": "run_vllm.py",
     "onnxruntime-genai": "run_genai.py",
     "transformers": "run_transformers.py",
+    "accelerate": "run_accelerate.py",
 }
 """The script of each loader. It needs only that loader's environment and numpy."""
 

@@ -99,7 +99,9 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
         yield Refusal(Cause.NAMES, f"{start} {shown(family.architecture)}")
     for name, stored in file_names(inspection).items():
         if stored != name:
-            yield Refusal(Cause.NAMES, f"the class names {shown(stored)} {shown(name)}, and accelerate does not rename it")
+            yield Refusal(
+                Cause.NAMES, f"the class names {shown(stored)} {shown(name)}, and accelerate does not rename it"
+            )
 
 
 CONSUMERS = (
@@ -109,7 +111,7 @@ CONSUMERS = (
         since=(1, 0),
         before=None,
         measured=False,
-        cited="accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model and retie_parameters, with transformers 5",
+        cited="accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model, with transformers 5.23.0",
         load=load,
     ),
 )

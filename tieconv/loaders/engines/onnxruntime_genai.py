@@ -1,7 +1,7 @@
 """Predict the model builder of onnxruntime-genai: it loads with transformers, then shares a tied head's matrix.
 
-The first entry of ``architectures`` chooses the builder. It shares the matrix if the top level of the config, with the
-default of its class, says tied: the embedding then reads the matrix of the head.
+The first entry of ``architectures`` chooses the builder. The flag at the top level of the config decides whether it
+shares, and without a flag the default of the class. The embedding then reads the matrix of the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tieconv.loaders.transformers import load5
 from tieconv.text import shown
 
 _LOADER = "onnxruntime-genai"
-_MAMBA = frozenset({"mamba", "linear_attention"})
+_ATTENTION = frozenset({"attention", "full_attention"})
 
 
 def load(inspection: Inspection) -> Loaded:
@@ -34,7 +34,7 @@ def load(inspection: Inspection) -> Loaded:
     if refusal is not None:
         return stopped(_LOADER, refusal)
     pair = head_pair(inspection)
-    shares = kind == "read" and _flag(inspection)
+    shares = kind != "two tables" and _flag(inspection)
     return _shared(loaded, pair) if shares and pair is not None else loaded
 
 
@@ -50,17 +50,18 @@ def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Ref
     if kind is None:
         return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not build {shown(architecture)}")
     if kind == "lacks a setting":
-        sentence = f"onnxruntime-genai 0.18 reads a setting of {shown(architecture)} that transformers 5.23 does not have"
+        sentence = f"onnxruntime-genai 0.18 reads a setting of {shown(architecture)} that transformers 5.23 lacks"
         return Refusal(Cause.CONFIG, sentence)
     if kind == "not read":
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(architecture)}")
-    return _layers_refused(text_config(inspection), architecture)
+    return _layers_refused(text_config(inspection), architecture, kind)
 
 
-def _layers_refused(config: Mapping[str, object], architecture: str) -> Refusal | None:
+def _layers_refused(config: Mapping[str, object], architecture: str, kind: str) -> Refusal | None:
     """Return the refusal of a layer that the builder cannot build."""
     layers, rotary = config.get("layer_types"), config.get("no_rope_layers")
-    if isinstance(layers, list) and not _MAMBA.isdisjoint(map(str, layers)) and "hybrid" in architecture.lower():
+    types = set(map(str, layers)) if isinstance(layers, list) else {"mamba"}
+    if kind == "attention alone" and types - _ATTENTION:
         return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
     if isinstance(rotary, list) and 0 in rotary:
         sentence = f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding"

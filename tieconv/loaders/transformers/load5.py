@@ -191,6 +191,7 @@ def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
 
 
 def config_refusals(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield why transformers 5 does not build the class from the config."""
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
         entry.value is True for entry in declared
