@@ -65,7 +65,12 @@ def tables(model: Any, job: Job) -> dict[str, Any]:
         raise RuntimeError("a parameter was left on the meta device")
     one = head.weight is embedding.weight
     arrays = [value.detach().float().numpy() for value in values]
-    return observations.from_tables(job, arrays[1], arrays[0], one, *arrays[2:])
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    others = [parameters[name] for name in job["tables"] if name in parameters]
+    found = observations.from_tables(job, arrays[1], arrays[0], one, *arrays[2:])
+    if not all(_equal(other, embedding.weight) or _equal(other, head.weight) for other in others):
+        return {**found, "outcome": "random", "why": "a table of the encoder or the decoder was not loaded"}
+    return found
 
 
 def observe(loader: str, job: Job) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Predict the model builder of onnxruntime-genai: it loads with transformers, then shares a tied head's matrix.
 
-The first entry of ``architectures`` chooses the builder. The flag at the top level of the config decides whether it
-shares, and without a flag the default of the class. The embedding then reads the matrix of the head.
+The first entry of ``architectures`` chooses the builder. The flag at the top level of the config, or the default of
+its class, decides whether it shares. The embedding then reads the matrix of the head.
 """
 
 from __future__ import annotations
