@@ -48,6 +48,8 @@ def older_keys(config: dict[str, Any]) -> dict[str, Any]:
         made[_OLDER_DTYPE] = config["dtype"]
     if config.get("model_type") == "gpt2" and "n_positions" in config:
         made.setdefault("n_ctx", config["n_positions"])
+    if str(config.get("model_type")).startswith("qwen") and "num_local_experts" in config:
+        made.setdefault("num_experts", config["num_local_experts"])
     if config.get("model_type") == "granitemoehybrid":
         made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
     return made
