@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.checks.fixtures.model import (
+    BART,
     GEMMA,
     LLAMA,
     Config,
@@ -41,6 +42,8 @@ HYBRID = {
 ATTENTION = {"layer_types": ["attention", "full_attention"]}
 SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "tie_word_embeddings": True}
 WHISPER = {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}
+BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
+SHARED: Tensors = {"model.shared.weight": matrix()}
 SPEECH: Tensors = {"model.decoder.embed_tokens.weight": matrix(), "proj_out.weight": with_row(matrix())}
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
@@ -94,6 +97,13 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "genai needs rotary layers": ("onnxruntime-genai", {**SMOLLM3, "no_rope_layers": [1, 0]}, llama(), "error"),
     "genai builds rotary layers": ("onnxruntime-genai", {**SMOLLM3, "no_rope_layers": [1, 1]}, llama(), "tied"),
     "genai keeps Whisper's two tables": ("onnxruntime-genai", flagged(WHISPER, True), SPEECH, "untied"),
+    "CTranslate2 takes what transformers loads": ("ctranslate2", TIED, OWN, "untied"),
+    "and its random numbers": ("ctranslate2", UNTIED, llama(), "random"),
+    "CTranslate2 does not know a type": ("ctranslate2", flagged(STABLELM, False), OWN, "error"),
+    "CTranslate2 reads a setting that transformers 5 lacks": ("ctranslate2", flagged(PHI, False), OWN, "error"),
+    "CTranslate2 needs a key of the config": ("ctranslate2", flagged(BART, True), SHARED, "error"),
+    "and converts with it": ("ctranslate2", {**flagged(BART, True), "normalize_before": False}, SHARED, "tied"),
+    "CTranslate2 converts a class without its head": ("ctranslate2", BERT, llama(), "unknown"),
     "accelerate ties by the head alone": ("accelerate", TIED, HEAD_ONLY, "tied"),
     "accelerate keeps the first name": ("accelerate", TIED, OWN, "discarded"),
     "accelerate ties an equal copy": ("accelerate", TIED, BOTH, "tied"),

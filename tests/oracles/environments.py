@@ -37,6 +37,11 @@ ENVIRONMENTS: dict[str, Environment] = {
         (TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
         show=("accelerate", "transformers", "torch"),
     ),
+    "ctranslate2": Environment(
+        "ctranslate2",
+        (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5", "sentencepiece"),
+        show=("ctranslate2", "transformers", "torch"),
+    ),
     "onnxruntime-genai": Environment(
         "onnxruntime-genai",
         ("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir", TORCH, "transformers==5.23.0"),

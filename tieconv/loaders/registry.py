@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tieconv.loaders import safetensors_load_model as safetensors
-from tieconv.loaders.engines import accelerate, llama_cpp, mlx_lm, onnxruntime_genai, tensorrt_llm, tgi, vllm
+from tieconv.loaders.engines import (
+    accelerate,
+    ctranslate2,
+    llama_cpp,
+    mlx_lm,
+    onnxruntime_genai,
+    tensorrt_llm,
+    tgi,
+    vllm,
+)
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.transformers import releases as transformers
 
@@ -17,6 +26,7 @@ CONSUMERS: tuple[Consumer, ...] = (
     *tgi.CONSUMERS,
     *tensorrt_llm.CONSUMERS,
     *onnxruntime_genai.CONSUMERS,
+    *ctranslate2.CONSUMERS,
 )
 
 
