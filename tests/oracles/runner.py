@@ -17,6 +17,8 @@ SCRIPTS = {
     "vllm": "run_vllm.py",
     "onnxruntime-genai": "run_genai.py",
     "transformers": "run_transformers.py",
+    "accelerate": "run_accelerate.py",
+    "ctranslate2": "run_ctranslate2.py",
 }
 """The script of each loader. It needs only that loader's environment and numpy."""
 
