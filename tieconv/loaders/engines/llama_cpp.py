@@ -110,7 +110,7 @@ CONSUMERS = (
         measured=True,
         cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
         load=load,
-        own_rows=True,
         ran=("0.3.36",),
+        own_rows=True,
     ),
 )
