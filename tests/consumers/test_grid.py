@@ -52,7 +52,7 @@ def test_the_grid_is_wide() -> None:
 
 
 def test_the_published_figures_are_of_this_grid() -> None:
-    """docs/measured/consumers.json covers the grid for the loaders that pip installs beside tieconv, without a fault."""
+    """docs/measured/consumers.json covers the grid for transformers and safetensors, without a wrong claim."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     from tieconv.loaders.registry import CONSUMERS
 

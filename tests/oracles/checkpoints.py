@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from fixtures import zoo
 from tests.oracles.cells import ABSENT, Cell, Flag
-from tests.oracles.families import older_keys
+from tests.oracles.families import CONFIGS, older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv.architectures import find
-from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.family import Family, Role
 
 FLAG = "tie_word_embeddings"
 PROMPT = (1, 5, 9, 7, 3, 4)  # rows 3 and 4 are those that `near` changes
@@ -53,7 +53,7 @@ def base(kind: str, folder: Path) -> Base:
     assert family.input_embedding and family.output_head, kind
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = zoo.build(kind, tie=True)
+        model = zoo.build(kind, tie=True, **CONFIGS.get(kind, {}))
     saved = folder / f"saved-{kind}"
     model.save_pretrained(saved)
     from safetensors.torch import load_file
@@ -61,7 +61,8 @@ def base(kind: str, folder: Path) -> Base:
     tensors = load_file(saved / "model.safetensors")
     config = _bare(json.loads((saved / "config.json").read_text()))
     names = family.output_biases or (f"{family.output_head.removesuffix('.weight')}.bias",)
-    played = {name for group in family.groups for name in (group.canonical, *group.members)} | set(names)
+    played = {name for group in family.groups for name in (group.canonical, *group.members)}
+    played |= {family.input_embedding, family.output_head, *names}
     embedding = tensors.get(family.input_embedding)
     if embedding is None:  # the class keeps the table under another name of the group
         embedding = next(tensors[name] for name in sorted(played & set(tensors)) if tensors[name].ndim == 2)
@@ -174,10 +175,19 @@ def job(cell: Cell, made: Base, folder: Path, number: int) -> dict[str, Any]:
         "head": made.family.output_head,
         "bias": made.bias_names[0],
         "biases": list(made.bias_names),
+        "tables": _other_tables(made.family),
         "stored": {"embedding": cell.embedding, "head": cell.head, "bias": cell.bias},
         "dtype": cell.dtype,
         "layout": cell.layout,
     }
+
+
+def _other_tables(family: Family) -> list[str]:
+    """Return the names in memory of the tables that the class can tie to the embedding, except the head."""
+    renames = dict(family.renames)
+    words = [group for group in family.groups if group.role is Role.WORD_EMBEDDING]
+    names = [name for group in words for name in (group.canonical, *group.members)]
+    return [renames.get(name, name) for name in names if name not in (family.input_embedding, family.output_head)]
 
 
 def _index(shards: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:

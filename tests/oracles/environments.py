@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.oracles import llama_cpp_files
+
 TORCH = "torch==2.13.0"
 
 
@@ -21,11 +23,41 @@ class Environment:
     further: tuple[Callable[[Path], None], ...] = ()
     show: tuple[str, ...] = field(default=())
     """Packages whose versions the measurement names."""
+    fetched: tuple[str, ...] = ()
+    """What a further step fetches, with versions."""
 
 
 ENVIRONMENTS: dict[str, Environment] = {
+    "llama.cpp": Environment(
+        "llama.cpp",
+        (TORCH, "numpy", "transformers==4.57.6", "gguf", "sentencepiece", "protobuf"),
+        further=(llama_cpp_files.fetch,),
+        show=("transformers", "torch"),
+        fetched=(llama_cpp_files.SOURCE, llama_cpp_files.PREBUILT),
+    ),
     "mlx-lm": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.32.2"), show=("mlx-lm", "mlx")),
     "mlx-lm-0.28": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.28.4"), show=("mlx-lm", "mlx")),
+    **{
+        f"transformers-{version}": Environment(
+            "transformers", (TORCH, f"transformers=={version}"), show=("transformers", "torch", "safetensors")
+        )
+        for version in ("4.48.3", "4.57.6", "5.4.0", "5.23.0")
+    },
+    "accelerate": Environment(
+        "accelerate",
+        (TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
+        show=("accelerate", "transformers", "torch"),
+    ),
+    "ctranslate2": Environment(
+        "ctranslate2",
+        (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5", "sentencepiece"),
+        show=("ctranslate2", "transformers", "torch"),
+    ),
+    "onnxruntime-genai": Environment(
+        "onnxruntime-genai",
+        ("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir", TORCH, "transformers==5.23.0"),
+        show=("onnxruntime-genai", "onnxruntime", "transformers", "torch"),
+    ),
 }
 
 
@@ -47,4 +79,5 @@ def versions(name: str, python: str) -> dict[str, str]:
     script = "import sys\nfrom importlib.metadata import version\nfor p in sys.argv[1:]: print(p, version(p))"
     words = [python, "-c", script, *ENVIRONMENTS[name].show]
     lines = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
-    return dict(line.split() for line in lines)
+    fetched = (package.rpartition("@" if "@" in package else "==") for package in ENVIRONMENTS[name].fetched)
+    return dict(line.split() for line in lines) | {package: version for package, _, version in fetched}

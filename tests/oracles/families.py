@@ -28,7 +28,28 @@ OTHERS = (
 
 FAMILIES = (*CAUSAL, *OTHERS)
 
+_ROUND = {"vocab_size": 112}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": _ROUND,
+    "Ernie4_5_MoeForCausalLM": {"intermediate_size": 160},
+    "FalconForCausalLM": {"ffn_hidden_size": 256},
+    "FalconMambaForCausalLM": {**_ROUND, "intermediate_size": 128},
+    "GraniteMoeHybridForCausalLM": _ROUND,
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
+    "Mamba2ForCausalLM": _ROUND,
+    "MambaForCausalLM": {**_ROUND, "intermediate_size": 128},
+    "NemotronHForCausalLM": _ROUND,
+    "PhiForCausalLM": {"intermediate_size": 256},
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1]},
+}
+"""What the tiny config of a class needs beyond `fixtures.zoo`, so that llama.cpp computes what transformers computes.
+
+Its converter rounds the vocabulary of the state space models up, and derives sizes that other loaders read.
+"""
+
 _OLDER_DTYPE = "torch_dtype"
+_OLDER_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
+"""The names of Granite's layers in transformers before 5.4, which later releases read too."""
 
 
 def older_keys(config: dict[str, Any]) -> dict[str, Any]:
@@ -46,4 +67,8 @@ def older_keys(config: dict[str, Any]) -> dict[str, Any]:
         made[_OLDER_DTYPE] = config["dtype"]
     if config.get("model_type") == "gpt2" and "n_positions" in config:
         made.setdefault("n_ctx", config["n_positions"])
+    if str(config.get("model_type")).startswith("qwen") and "num_local_experts" in config:
+        made.setdefault("num_experts", config["num_local_experts"])
+    if config.get("model_type") == "granitemoehybrid":
+        made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
     return made

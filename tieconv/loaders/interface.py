@@ -20,7 +20,7 @@ class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
     ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source. ``ran``
-    are the releases that the tests ran for it, ``every`` those of the loader, and ``asked`` is the release that the
+    are the releases that the tests ran for it, and ``every`` those of the loader. ``asked`` is the release that the
     user named, if any. ``own_rows`` says that ``load`` compares the rows of the tables with the config, because it
     drops some tables.
     """

@@ -14,7 +14,7 @@ from tieconv.loaders.loaded import Absence, Loaded, Parameter
 class PairModel:
     """The model in one loader. ``absence`` says what a parameter contains if it is not stored.
 
-    ``has_bias`` says that the loader's class has the head bias of the architecture, or takes a stored one.
+    ``has_bias`` says that the loader's class has a head bias, also one that the class of transformers lacks.
     """
 
     loader: str

@@ -122,7 +122,7 @@ def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
     files = by_name(inspection)
     if files is not None:
         yield files
-    yield from _config_refusals(inspection)
+    yield from config_refusals(inspection)
     yield from flag_refusals(inspection)
     yield from unclear_names(inspection)
     misfit = None if read.family.misfit else misshapen(read)
@@ -132,7 +132,8 @@ def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
         )
 
 
-def _config_refusals(inspection: Inspection) -> Iterator[Refusal]:
+def config_refusals(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield why transformers 5 does not build the class from the config."""
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
         entry.value is True for entry in declared
