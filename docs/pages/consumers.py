@@ -72,7 +72,8 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
   `--load-format hf --config-format hf` prevent that (`_prepare_weights` and `is_mistral_model_repo` in its source).
   Older releases load the other files. We did not read what Mistral's format ties, so the outcome is `unknown`.
 - **Several candidates**: the outcome is `unknown` if a second file matches the pattern and holds another embedding or
-  head. Except for transformers, it is also `unknown` for weights of two formats, and for a single file beside an index.
+  head. For all loaders but transformers, it is also `unknown` for a single file beside an index. For weights of two
+  formats, only transformers and mlx-lm have an answer. mlx-lm reads only safetensors files.
 
 `tests/consumers/layouts.py` lists the arrangements of files. Each was loaded under each flag with transformers 4.48.3
 and 4.57.6, and the outcomes are recorded beside it. Every test run loads them with the installed transformers.
@@ -113,8 +114,19 @@ Neither version reports that an untied head or an embedding is not stored.
 
 ## Nested configs
 
-For transformers, the [architecture table](architectures.md) says which level of the config counts. For other loaders,
-tieconv predicts only classes whose config has one level.
+For transformers, the [architecture table](architectures.md) says which level of the config counts. For mlx-lm,
+it is the level that its model class reads: mostly `text_config`. For other loaders, tieconv predicts only classes whose
+config has one level.
+
+## mlx-lm
+
+mlx-lm loads strictly: each stored name must be a parameter, each parameter must be stored, and the shapes must agree.
+Its class of the model type decides whether a head exists. The outcome is also `error` in these cases:
+
+- mlx-lm does not have the model type.
+- The config lacks a key that the class requires, such as `rope_theta`. Configs that transformers 5 wrote may lack it.
+- The rows of a table differ from the size of the vocabulary in the config.
+- The file has names that the class does not know, such as GPT-2's names with the prefix `transformer.`.
 """
 
 _STATES: dict[str, tuple[str, ...]] = {
@@ -165,7 +177,16 @@ def _cell(prediction: Prediction) -> str:
 
 
 def _predicted(flag: bool | None, stored: tuple[str, ...]) -> tuple[Prediction, ...]:
-    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": _ROWS}
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": _ROWS,
+        "hidden_size": _WIDTH,
+        "intermediate_size": _WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "rms_norm_eps": 1e-6,
+    }
     if flag is not None:
         config["tie_word_embeddings"] = flag
     values = {

@@ -96,7 +96,7 @@ def test_each_loader_has_its_own_reason(tmp_path: Path) -> None:
     (finding,) = [finding for finding in inspection.findings if finding.rule == "CON003"]
     first, second = finding.message.split("; ")
     assert first.startswith("transformers 4.48, transformers 4.57 and transformers 5.x: transformers looks for")
-    assert second.startswith("mlx-lm 0.32: mlx-lm looks for model*.safetensors")
+    assert second.startswith("mlx-lm <0.32 and mlx-lm 0.32: mlx-lm looks for model*.safetensors")
 
 
 def test_the_format_that_transformers_takes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
@@ -225,3 +226,15 @@ def test_a_missing_head_is_told_as_what_it_is(tmp_path: Path, model) -> None:
     assert re.search(r"output head +none: this architecture has none\n", ok("inspect", folder).stdout)
     (folder / "config.json").write_text(json.dumps({"model_type": "mine", "architectures": ["MineForCausalLM"]}))
     assert "this architecture has none" not in ok("inspect", folder).stdout
+
+
+@pytest.mark.parametrize(("value", "shown"), [('"False"', '"False"'), ("0", "0"), ("[]", "[]"), ("null", "null")])
+def test_a_flag_that_is_no_boolean_decides_nothing(value: str, shown: str, models: Path, tmp_path: Path) -> None:
+    """The first line quotes the flag: transformers 5 refuses it, and other loaders take its truth value."""
+    model = Path(shutil.copytree(models / "llama-untied", tmp_path / "model"))
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {value}'))
+    first = ok("inspect", model).stdout.splitlines()[0]
+    assert first == (
+        f"Unknown: tie_word_embeddings is {shown}, which is not a boolean, and loaders disagree about its meaning."
+    )

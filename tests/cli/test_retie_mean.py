@@ -94,7 +94,7 @@ def _shorter(values: dict[str, Any]) -> None:
     [
         (_cast, "the dtype of their mean is not clear"),
         (_codes, "I8"),
-        (_doubled, "no useful mean: it is 2.0 times as large"),
+        (_doubled, "no useful mean: lm_head.weight is 2.0 times as large"),
         (_shorter, "shape"),
     ],
 )

@@ -70,13 +70,13 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "llama.cpp needs an output of some": ("llama.cpp", flagged(STABLELM, True), llama(), "error"),
     "llama.cpp leaves Gemma's head out": ("llama.cpp", flagged(GEMMA, False), OWN, "discarded"),
     "llama.cpp counts its tensors": ("llama.cpp", TIED, BIASED, "error"),
-    "mlx-lm leaves a head out": ("mlx-lm", TIED, OWN, "discarded"),
-    "mlx-lm needs an untied head": ("mlx-lm", UNTIED, llama(), "error"),
-    "mlx-lm takes an absent flag for true": ("mlx-lm", LLAMA, llama(), "tied"),
-    "mlx-lm stops at a copy in some models": ("mlx-lm", flagged(OLMO2, True), BOTH, "error"),
-    "mlx-lm requires the flag of some": ("mlx-lm", QWEN3, llama(), "error"),
-    "mlx-lm stops at a bias": ("mlx-lm", TIED, BIASED, "error"),
-    "mlx-lm has a head of its own in some": ("mlx-lm", flagged(STABLELM, True), llama(), "error"),
+    "mlx-lm leaves a head out": ("mlx-lm==0.32", TIED, OWN, "discarded"),
+    "mlx-lm needs an untied head": ("mlx-lm==0.32", UNTIED, llama(), "error"),
+    "mlx-lm takes an absent flag for true": ("mlx-lm==0.32", LLAMA, llama(), "tied"),
+    "mlx-lm stops at a copy in some models": ("mlx-lm==0.32", flagged(OLMO2, True), BOTH, "error"),
+    "mlx-lm requires the flag of some": ("mlx-lm==0.32", QWEN3, llama(), "error"),
+    "mlx-lm stops at a bias": ("mlx-lm==0.32", TIED, BIASED, "error"),
+    "mlx-lm has a head of its own in some": ("mlx-lm==0.32", flagged(STABLELM, True), llama(), "error"),
     "TGI looks under the embedding's name": ("text-generation-inference", TIED, OWN, "discarded"),
     "TGI needs an untied head": ("text-generation-inference", UNTIED, llama(), "error"),
     "TGI depends on a default": ("text-generation-inference", LLAMA, llama(), "unknown"),
@@ -125,12 +125,11 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_outcome(case: str, tmp_path: Path) -> None:
-    """One outcome, marked as not measured, and a sentence that names the tensors."""
+    """One outcome, and a sentence that names the tensors."""
     spec, config, tensors, expected = CASES[case]
     (found,) = api.inspect(save(tmp_path / "model", config, tensors), consumers=spec).consumers
     dropped = f", dropped {' '.join(found.dropped)}" if found.dropped else ""
     assert f"{found.outcome}{dropped}" == expected
-    assert not found.measured
     assert found.detail and "\n" not in found.detail and not found.detail.endswith(".")
     assert found.outcome == "unknown" or all(name in found.detail for name in found.tensors[:1])
 
@@ -144,9 +143,10 @@ def test_rows_that_the_config_does_not_declare(spec: str, stored: Tensors, tmp_p
     """A loader makes tables of vocab_size rows: a stored table of other rows cannot be copied."""
     config = {**TIED, "vocab_size": 12}
     (found,) = api.inspect(save(tmp_path / "model", config, stored), consumers=spec).consumers
-    assert found.outcome == "error"
+    skips = spec == "vllm==0.28" and stored is HEAD_ONLY  # vLLM 0.28 does not read the head of a tied model
+    assert found.outcome == ("random" if skips else "error")
     if stored is not HEAD_ONLY:
-        assert found.detail == "model.embed_tokens.weight has 8 rows, and the config declares vocab_size 12"
+        assert found.detail.startswith("model.embed_tokens.weight has 8 rows, and ") and "12" in found.detail
 
 
 def test_a_format_that_a_loader_does_not_read(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from tests.oracles.environments import ENVIRONMENTS, setup, versions
 from tests.oracles.families import FAMILIES
-from tests.oracles.measure import figures, judge, write
+from tests.oracles.measure import KEPT, faults, figures, judge, write
 from tests.oracles.runner import Runner
 
 
@@ -46,7 +47,35 @@ def measure_command(name: str, spec: str, python: str, every: int, offset: int, 
     click.echo(f"unmatched: {found['unmatched_families']}")
     click.echo({key: value for key, value in found.items() if isinstance(value, int)} | {"wrong": len(found["wrong"])})
     if kept:
-        click.echo(write(spec, versions(name, python), found))
+        click.echo(write(name, spec, versions(name, python), found))
+
+
+@main.command("check")
+@click.argument("names", nargs=-1, type=click.Choice(sorted(ENVIRONMENTS)), required=True)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path(".oracles"), help="Where environments are kept."
+)
+@click.option("--every", default=1, help="Load each N-th checkpoint.")
+def check_command(names: tuple[str, ...], folder: Path, every: int) -> None:
+    """Fail if a loader refutes a prediction that docs/measured/oracles/ does not list as wrong.
+
+    Makes the environments that FOLDER lacks.
+    """
+    faulty = 0
+    for name in names:
+        kept = json.loads((KEPT / f"{name}.json").read_text(encoding="utf-8"))
+        python = folder / name / "bin" / "python"
+        runner = Runner(ENVIRONMENTS[name].loader, str(python if python.exists() else setup(name, folder / name)))
+        judged = list(judge(kept["consumer"], runner, FAMILIES, every))
+        runner.close()
+        wrong = faults(name, judged)
+        for line in wrong:
+            click.echo(line, err=True)
+        answered = sum(one.answered for one in judged)
+        click.echo(f"{name}: {len(judged):,} checkpoints, {answered:,} answered, {len(wrong)} new faults")
+        faulty += len(wrong) + (not answered)
+    if faulty:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+Flag = bool | str | None
+
 ABSENT = "absent"
-FLAGS = (True, False, ABSENT, None)
+FLAGS: tuple[Flag, ...] = (True, False, ABSENT, None)
 """Values of ``tie_word_embeddings``; ``ABSENT``: the config has no such key, ``None``: it is null."""
 HEADS = ("absent", "equal", "near", "different", "rows")
 """The stored head beside the embedding: equal, two rows differ, all rows differ, or it has more rows."""
-NESTED = ((ABSENT, True), (ABSENT, False), (True, False), (False, True), (None, True))
+NESTED: tuple[tuple[Flag, Flag], ...] = ((ABSENT, True), (ABSENT, False), (True, False), (False, True), (None, True))
 DTYPES = ("BF16", "F16", "mixed")
 LAYOUTS = ("sharded", "stray", "stray-model", "two-formats", "torch")
-
-Flag = bool | str | None
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ def cells(family: str, levels: int) -> Iterator[Cell]:
     def flags(flag: Flag) -> tuple[Flag, ...]:
         return (flag,) * levels
 
-    for flag, head, embedding in itertools.product(FLAGS, HEADS, (True, False)):
-        if embedding or head != "absent" or flag in (True, False):
-            yield Cell(family, flags(flag), head, embedding)
+    for declared, head, embedding in itertools.product(FLAGS, HEADS, (True, False)):
+        if embedding or head != "absent" or declared in (True, False):
+            yield Cell(family, flags(declared), head, embedding)
     for pair, head in itertools.product(NESTED if levels == 2 else (), ("absent", "equal", "different")):
         yield Cell(family, pair, head)
     for flag, head, bias in itertools.product((True, False), ("absent", "different"), ("zero", "nonzero")):
         yield Cell(family, flags(flag), head, bias=bias)
-    for layout, flag, head in itertools.product(LAYOUTS, (True, False, ABSENT), ("absent", "equal", "different")):
+    for layout, declared, head in itertools.product(LAYOUTS, FLAGS[:3], ("absent", "equal", "different")):
         if head != "absent" or not layout.startswith("stray"):
-            yield Cell(family, flags(flag), head, layout=layout)
+            yield Cell(family, flags(declared), head, layout=layout)
     for dtype, flag, head in itertools.product(DTYPES, (True, False), ("absent", "equal", "near", "different")):
         if head != "absent" or dtype != "mixed":
             yield Cell(family, flags(flag), head, dtype=dtype)

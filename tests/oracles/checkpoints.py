@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fixtures import zoo
 from tests.oracles.cells import ABSENT, Cell, Flag
-from tests.oracles.families import older_keys
+from tests.oracles.families import CONFIGS, older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
@@ -53,7 +53,7 @@ def base(kind: str, folder: Path) -> Base:
     assert family.input_embedding and family.output_head, kind
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = zoo.build(kind, tie=True)
+        model = zoo.build(kind, tie=True, **CONFIGS.get(kind, {}))
     saved = folder / f"saved-{kind}"
     model.save_pretrained(saved)
     from safetensors.torch import load_file
@@ -61,7 +61,8 @@ def base(kind: str, folder: Path) -> Base:
     tensors = load_file(saved / "model.safetensors")
     config = _bare(json.loads((saved / "config.json").read_text()))
     names = family.output_biases or (f"{family.output_head.removesuffix('.weight')}.bias",)
-    played = {name for group in family.groups for name in (group.canonical, *group.members)} | set(names)
+    played = {name for group in family.groups for name in (group.canonical, *group.members)}
+    played |= {family.input_embedding, family.output_head, *names}
     embedding = tensors.get(family.input_embedding)
     if embedding is None:  # the class keeps the table under another name of the group
         embedding = next(tensors[name] for name in sorted(played & set(tensors)) if tensors[name].ndim == 2)
@@ -79,7 +80,8 @@ def base(kind: str, folder: Path) -> Base:
     )
     arrays = {f"table {name}": table.float().numpy() for name, table in tables.items()}
     arrays["bias"] = bias.numpy()
-    np.savez(made.reference, **arrays, **_references(model, tables, bias))
+    every: dict[str, Any] = {**arrays, **_references(model, tables, bias)}
+    np.savez(made.reference, **every)
     return made
 
 
@@ -119,11 +121,10 @@ def _two_tables(model: Any) -> Any:
     return made
 
 
-@torch.no_grad()
 def _last_logits(model: Any) -> np.ndarray:
     tokens = torch.tensor([PROMPT])
     words = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         logits = model(input_ids=tokens, **words, use_cache=False).logits
     return np.asarray(logits[0, -1].float().numpy())

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.oracles import llama_cpp_files
+
 TORCH = "torch==2.13.0"
 
 
@@ -21,9 +23,18 @@ class Environment:
     further: tuple[Callable[[Path], None], ...] = ()
     show: tuple[str, ...] = field(default=())
     """Packages whose versions the measurement names."""
+    fetched: tuple[str, ...] = ()
+    """What a further step fetches, with versions."""
 
 
 ENVIRONMENTS: dict[str, Environment] = {
+    "llama.cpp": Environment(
+        "llama.cpp",
+        (TORCH, "numpy", "transformers==4.57.6", "gguf", "sentencepiece", "protobuf"),
+        further=(llama_cpp_files.fetch,),
+        show=("transformers", "torch"),
+        fetched=(llama_cpp_files.SOURCE, llama_cpp_files.PREBUILT),
+    ),
     "mlx-lm": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.32.2"), show=("mlx-lm", "mlx")),
     "mlx-lm-0.28": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.28.4"), show=("mlx-lm", "mlx")),
     **{
@@ -68,4 +79,5 @@ def versions(name: str, python: str) -> dict[str, str]:
     script = "import sys\nfrom importlib.metadata import version\nfor p in sys.argv[1:]: print(p, version(p))"
     words = [python, "-c", script, *ENVIRONMENTS[name].show]
     lines = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
-    return dict(line.split() for line in lines)
+    fetched = (package.rpartition("@" if "@" in package else "==") for package in ENVIRONMENTS[name].fetched)
+    return dict(line.split() for line in lines) | {package: version for package, _, version in fetched}

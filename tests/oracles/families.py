@@ -28,6 +28,25 @@ OTHERS = (
 
 FAMILIES = (*CAUSAL, *OTHERS)
 
+_ROUND = {"vocab_size": 112}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": _ROUND,
+    "Ernie4_5_MoeForCausalLM": {"intermediate_size": 160},
+    "FalconForCausalLM": {"ffn_hidden_size": 256},
+    "FalconMambaForCausalLM": {**_ROUND, "intermediate_size": 128},
+    "GraniteMoeHybridForCausalLM": _ROUND,
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
+    "Mamba2ForCausalLM": _ROUND,
+    "MambaForCausalLM": {**_ROUND, "intermediate_size": 128},
+    "NemotronHForCausalLM": _ROUND,
+    "PhiForCausalLM": {"intermediate_size": 256},
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1]},
+}
+"""What the tiny config of a class needs beyond `fixtures.zoo`, so that llama.cpp computes what transformers computes.
+
+Its converter rounds the vocabulary of the state space models up, and derives sizes that other loaders read.
+"""
+
 _OLDER_DTYPE = "torch_dtype"
 _OLDER_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 """The names of Granite's layers in transformers before 5.4, which later releases read too."""

@@ -109,9 +109,20 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
-def write(spec: str, versions: dict[str, str], found: dict[str, Any]) -> Path:
-    """Keep the figures of a run."""
+def write(name: str, spec: str, versions: dict[str, str], found: dict[str, Any]) -> Path:
+    """Keep the figures of a run in the environment ``name``."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    path = KEPT / f"{spec.replace('==', '-')}.json"
+    path = KEPT / f"{name}.json"
     path.write_text(json.dumps({"consumer": spec, "versions": versions, **found}, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def faults(name: str, judged: Sequence[Judged]) -> list[str]:
+    """Return the wrong cells that the kept figures of the environment ``name`` do not list, and the dangerous ones."""
+    kept = json.loads((KEPT / f"{name}.json").read_text(encoding="utf-8"))
+    listed = {_cell(line) for line in kept["wrong"]}
+    return [str(one) for one in judged if one.dangerous or (one.answered and not one.right and one.cell not in listed)]
+
+
+def _cell(line: str) -> str:
+    return line.partition(": predicted ")[0]

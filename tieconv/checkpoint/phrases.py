@@ -49,7 +49,7 @@ def difference(member: Member, noun: str = "rows") -> str:
             assert_never(member.relation)
 
 
-def is_apart(member: Member) -> str:
+def difference_clause(member: Member) -> str:
     """Return `difference` as a full clause, such as ``they differ in row 7 of 8``."""
     phrase = difference(member)
     return f"they differ {phrase}" if phrase.startswith(("in ", "only in ")) else phrase

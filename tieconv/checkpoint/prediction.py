@@ -22,9 +22,10 @@ class Outcome(StrEnum):
 class Prediction:
     """One loader's outcome for one model.
 
-    ``measured`` is true if tests compare the prediction's module with the loader itself. ``cited`` is the source file,
-    issue or release that the prediction follows. ``tensors`` are the names that the outcome is about. ``dropped`` are
-    the stored head biases whose values the loader does not use.
+    ``measured`` is true if tests compare the prediction's module with the loader itself. ``basis`` names the releases
+    that they ran, or is ``read``. ``cited`` is the source file, issue or release that the prediction follows.
+    ``tensors`` are the names that the outcome is about. ``dropped`` are the stored head biases whose values the loader
+    does not use.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Prediction:
     detail: str
     measured: bool
     cited: str
+    basis: str
     tensors: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
@@ -44,6 +46,7 @@ class Prediction:
             "outcome": str(self.outcome),
             "detail": self.detail,
             "measured": self.measured,
+            "basis": self.basis,
             "cited": self.cited,
             "tensors": list(self.tensors),
             "dropped": list(self.dropped),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.inspection import Declared, Inspection, State
 from tieconv.checkpoint.tie_group import Member
 from tieconv.text import shown
 
@@ -19,6 +21,10 @@ def effect(inspection: Inspection) -> str:
         return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
     if family.knowledge is not Knowledge.TABLE:
         return why
+    refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
+    if refused is not None and family.tying is Tying.CAN:
+        flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"
+        return f"Unknown: {flag}, which is not a boolean, and loaders disagree about its meaning."
     transformers4_verdict = reading_v4(inspection)
     head = _differing_head(inspection) if inspection.config.effective else None
     if head is not None:
@@ -33,6 +39,10 @@ def effect(inspection: Inspection) -> str:
         return why
     verdict, _, reason = why.partition(": ")
     return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
+
+
+def _not_boolean(entry: Declared) -> bool:
+    return entry.present and not isinstance(entry.value, bool)
 
 
 def _differing_head(inspection: Inspection) -> Member | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Prediction
 from tieconv.checkpoint.value_type import record
+from tieconv.loaders.basis import basis
 from tieconv.loaders.evidence.table_rows import wrong_rows
 from tieconv.loaders.loaded import Loaded, stopped
 from tieconv.loaders.outcome import verdict
@@ -18,7 +19,10 @@ Version = tuple[int, ...]
 class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
-    ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source.
+    ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source. ``ran``
+    are the releases that the tests ran for it, and ``every`` those of the loader. ``asked`` is the release that the
+    user named, if any. ``own_rows`` says that ``load`` compares the rows of the tables with the config, because it
+    drops some tables.
     """
 
     name: str
@@ -28,11 +32,15 @@ class Consumer:
     measured: bool
     cited: str
     load: Callable[[Inspection], Loaded]
+    own_rows: bool = False
+    ran: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()
+    asked: Version | None = None
 
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""
         loaded = self.load(inspection)
-        rows = None if loaded.refusals else wrong_rows(inspection)
+        rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
         answer = verdict(inspection, stopped(loaded.loader, rows) if rows else loaded)
         return Prediction(
             name=self.name,
@@ -40,6 +48,7 @@ class Consumer:
             outcome=answer.outcome,
             detail=answer.detail,
             measured=self.measured,
+            basis=basis(self.ran, self.every or self.ran, self.asked),
             cited=self.cited,
             tensors=answer.tensors,
             dropped=answer.dropped,

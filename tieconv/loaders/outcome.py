@@ -138,7 +138,7 @@ def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
     """Return the stored head biases with non-zero values that no logit gets."""
     names = [in_file(inspection, name) for name in inspection.family.output_biases]
     if not any(name in loaded.parameters for name in names):
-        return class_bias(inspection)
+        return tuple(name for name in class_bias(inspection) if loaded.source(name) != name)
     pair = bias_group(inspection)
     if pair is None:
         return ()

@@ -94,5 +94,6 @@ CONSUMERS = (
         measured=True,
         cited="safetensors 0.8.0, safetensors/torch.py, load_model",
         load=load,
+        ran=("0.8.0",),
     ),
 )

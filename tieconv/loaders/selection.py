@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tieconv.errors import TieconvError
 from tieconv.loaders.interface import Consumer, Version
@@ -25,10 +26,12 @@ def select(spec: str) -> tuple[Consumer, ...]:
     """
     from tieconv.loaders.registry import CONSUMERS
 
-    chosen: set[Consumer] = set()
+    chosen: dict[tuple[str, str], Consumer] = {}
     for part in spec.split(","):
-        chosen.update(_part(part.strip(), CONSUMERS))
-    return tuple(consumer for consumer in CONSUMERS if consumer in chosen)
+        for consumer in _part(part.strip(), CONSUMERS):
+            chosen.setdefault((consumer.name, consumer.version), consumer)
+    keys = [(consumer.name, consumer.version) for consumer in CONSUMERS]
+    return tuple(chosen[key] for key in keys if key in chosen)
 
 
 def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
@@ -51,7 +54,9 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     meeting = [consumer for consumer in named if _meets(consumer, sign, wanted)]
     if not meeting:
         raise _unknown(f"tieconv does not know what {shown(part)} does", consumers)
-    return meeting
+    asked = wanted if sign in ("==", "") and len(wanted) > 1 else None
+    every = tuple(version for consumer in named for version in consumer.ran)
+    return [replace(consumer, asked=asked, every=every) for consumer in meeting]
 
 
 def _words(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, reading_v4, text_config
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.loaders.load import TRANSFORMERS_4, load, releases
 from tieconv.plans.build import ALIKE
@@ -69,7 +69,7 @@ def apart_note(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, 
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
-    fact = f"{says}, but the stored {shown(member.name)} has other values ({is_apart(member)})"
+    fact = f"{says}, but the stored {shown(member.name)} has other values ({difference_clause(member)})"
     ignores = ", transformers 4 ignores it" if discarded else ""
     text = f"{fact}. It stays as stored: transformers 5 uses it{ignores}"
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)

@@ -14,7 +14,7 @@ from tieconv.loaders.loaded import Absence, Loaded, Parameter
 class PairModel:
     """The model in one loader. ``absence`` says what a parameter contains if it is not stored.
 
-    ``has_bias`` says that the loader's class has the head bias of the architecture.
+    ``has_bias`` says that the loader's class has a head bias, also one that the class of transformers lacks.
     """
 
     loader: str
@@ -35,6 +35,12 @@ class PairModel:
             dict.fromkeys((self.pair.head, self.pair.embedding), parameter), remark, compare=True, in_order=in_order
         )
 
+    def tied_after_loading(self, *, remark: str = "") -> Loaded:
+        """Return one parameter for two stored tensors that are equal once the loader has cast them."""
+        embedding, head = self._parameter(self.pair.embedding), self._parameter(self.pair.head)
+        tables = {self.pair.head: Parameter(head.stored, embedding.parameter), self.pair.embedding: embedding}
+        return self._loaded(tables, remark, compare=False)
+
     def _parameter(self, name: str) -> Parameter:
         stored = name in self.inspection.checkpoint.tensors
         return Parameter(name, name) if stored else Parameter(None, name, self.absence)
@@ -44,6 +50,7 @@ class PairModel:
         names = {family.input_embedding or "": pair.embedding, family.output_head or "": pair.head}
         if self.has_bias:
             names |= {name: in_file(self.inspection, name) for name in family.output_biases}
+            names |= {name: name for name in stored_bias(self.inspection) if name not in names.values()}
         biases = {name: self._parameter(name) for name in names.values() if name not in tables}
         parameters = {**tables, **biases}
         used = {parameter.stored for parameter in parameters.values()}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from tieconv.checkpoint.files.cautions import TWO_FORMATS
 from tieconv.checkpoint.files.model_files import OPENED, Layout
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders.evidence.head_pair import head_pair, listed
@@ -14,15 +16,26 @@ from tieconv.text import shown
 
 
 def by_pattern(
-    inspection: Inspection, loader: str, formats: Collection[str], *patterns: str, indexed: bool = False
+    inspection: Inspection,
+    loader: str,
+    formats: Sequence[str],
+    *patterns: str,
+    indexed: bool = False,
+    prefers: bool = False,
+    joined: bool = False,
 ) -> Refusal | None:
     """Return why the loader does not reach the tensors, or may read other files; ``None`` if it reads these.
 
-    ``indexed`` says that it skips files that an index of the usual name does not list.
+    ``indexed`` says that it skips files that an index of the usual name does not list. ``prefers`` says that it reads
+    only the first of ``formats``, with the first of ``patterns``, if a directory has several. ``joined`` says that the
+    caller adds the tensors of the unused files (`with_orphans`).
     """
-    refusal = unclear_files(inspection)
+    settled = prefers and inspection.checkpoint.format == formats[0]
+    patterns = patterns[:1] if settled else patterns
+    refusal = unclear_files(inspection, *((TWO_FORMATS,) if settled else ()))
     if refusal is None and is_directory(inspection, formats):
-        refusal = _matched(inspection, loader, patterns) or _doubled(inspection, loader, patterns, indexed)
+        refusal = _matched(inspection, loader, patterns)
+        refusal = refusal or _doubled(inspection, loader, patterns, indexed, joined=joined)
     refusal = refusal or unclear_class(inspection) or wrong_format(inspection, loader, formats)
     return refusal or _prefixed_again(inspection, loader)
 
@@ -61,14 +74,29 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _doubled(inspection: Inspection, loader: str, patterns: Sequence[str], indexed: bool) -> Refusal | None:
-    """Return the refusal if the loader also reads an unused file that may hold another embedding or head."""
+def with_orphans(inspection: Inspection, *patterns: str) -> Inspection:
+    """Return ``inspection`` with the files that the model does not use and the loader reads, by their names."""
+    orphans = tuple(file for file in inspection.checkpoint.orphans if _matches(file.name, patterns))
+    if not orphans:
+        return inspection
+    checkpoint = replace(inspection.checkpoint, files=(*orphans, *inspection.checkpoint.files))
+    return replace(inspection, checkpoint=checkpoint)
+
+
+def _doubled(
+    inspection: Inspection, loader: str, patterns: Sequence[str], indexed: bool, joined: bool
+) -> Refusal | None:
+    """Return the refusal if the loader also reads an unused file that may hold another embedding or head.
+
+    ``joined`` says that a tensor that only the unused file holds is part of the model.
+    """
     checkpoint, pair = inspection.checkpoint, head_pair(inspection)
     if pair is None or (indexed and checkpoint.index is not None and checkpoint.entry in OPENED):
         return None
     equal = {(shadow.name, shadow.file) for shadow in inspection.shadows if shadow.differs is False}
     for file in checkpoint.orphans:
         names = {tensor.name for tensor in file.tensors} & {pair.embedding, pair.head}
+        names = names & checkpoint.tensors.keys() if joined else names
         doubled = next((name for name in sorted(names) if (name, file.name) not in equal), None)
         if doubled is not None and _matches(file.name, patterns):
             return unknown(f"{shown(file.name)} also contains {shown(doubled)}, and {loader} reads both files")

@@ -21,6 +21,7 @@ CONSUMERS = (
         measured=True,
         cited="transformers 4.48.3, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
         load=partial(load4.load, version="4.48"),
+        ran=("4.48.3",),
     ),
     Consumer(
         "transformers",
@@ -30,6 +31,7 @@ CONSUMERS = (
         measured=True,
         cited="transformers 4.57.6, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
         load=partial(load4.load, version="4.57"),
+        ran=("4.57.6",),
     ),
     Consumer(
         "transformers",
@@ -39,5 +41,6 @@ CONSUMERS = (
         measured=True,
         cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
         load=load5.load,
+        ran=("5.23.0",),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
@@ -37,7 +37,7 @@ def merge(
             edits.drop_equal(member.name, reference.name, because)
     edits.average(tie.canonical, first, second)
     lost = " and ".join(sorted(map(shown, (first.name, second.name))))
-    text = f"retie replaces {lost} by their mean ({is_apart(differing[0])}) {REVIEW_FIRST}"
+    text = f"retie replaces {lost} by their mean ({difference_clause(differing[0])}) {REVIEW_FIRST}"
     return (Note(text, (first.name, second.name)),)
 
 
@@ -69,7 +69,9 @@ def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRe
             "mean.dtype",
         )
     if differing.state not in _ALIKE:
-        refuse(f"{names} have no useful mean: {is_apart(differing)}", one_of_them, "mean.state")
+        clause = difference_clause(differing)
+        why = f"{shown(differing.name)}{clause.removeprefix('it')}" if clause.startswith("it ") else clause
+        refuse(f"{names} have no useful mean: {why}", one_of_them, "mean.state")
     if first.stride is not None or second.stride is not None:
         refuse(
             f"{names} are not both stored as contiguous rows",

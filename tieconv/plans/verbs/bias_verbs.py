@@ -13,7 +13,7 @@ from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.loaders.load import head_bias
@@ -77,7 +77,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     if differing:
         if survivor is None:
             refuse(
-                f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; "
+                f"{shown(differing[0].name)} and {shown(source)} differ: {difference_clause(differing[0])}; "
                 f"{_readers(inspection)}",
                 f"choose the values to keep: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
                 "bias.copies-differ",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
@@ -68,7 +68,7 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
         hint = f"the flag already matches the stored tensors; compare the two tables: {again(inspection, 'analyze')}"
     return [
         Loss(
-            f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true, "
+            f"{shown(member.name)} is not {shown(canonical)} ({difference_clause(member)}): with the flag true, "
             "transformers 4 silently discards it and transformers 5 keeps it",
             hint,
             "set-tie.discards",

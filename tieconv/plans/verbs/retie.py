@@ -8,7 +8,7 @@ from typing import NoReturn
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import NormFold, Plan, Promises, TiePromise
@@ -192,7 +192,7 @@ def _settle(
     unequal = {member.name for member in differing}
     source = head.name if survivor is Survivor.HEAD and head and head.name in unequal else reference.name
     lost = sorted((unequal | {reference.name}) - {source})
-    differences = "; ".join(is_apart(member) for member in differing)
+    differences = "; ".join(difference_clause(member) for member in differing)
     text = f"retie discards the values of {', '.join(map(shown, lost))} ({differences}) {REVIEW_FIRST}"
     return source, (Note(text, tuple(lost)),)
 
@@ -212,7 +212,9 @@ def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, differing
 
 
 def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
-    sentence = f"{shown(member.name)} is not a byte-identical copy of {shown(reference.name)}: {is_apart(member)}"
+    sentence = (
+        f"{shown(member.name)} is not a byte-identical copy of {shown(reference.name)}: {difference_clause(member)}"
+    )
     if exponent and member.state in EQUAL:
         sentence = (
             f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass would multiply "

@@ -8,7 +8,7 @@ from typing import NoReturn
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
@@ -112,7 +112,7 @@ def _auto(inspection: Inspection) -> bool:
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
         return False
     first = unclear[0]
-    reason = "is absent, but another name is stored separately" if not first.stored else is_apart(first)
+    reason = "is absent, but another name is stored separately" if not first.stored else difference_clause(first)
     return _open(inspection, f"{shown(first.name)}: {reason}")
 
 

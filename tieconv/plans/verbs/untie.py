@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
@@ -126,7 +126,7 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
 def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
     if member.state is State.TRANSPOSED or member.relation.shape_differs:
         refuse(
-            f"loaders cannot read the stored {shown(member.name)}: {is_apart(member)}",
+            f"loaders cannot read the stored {shown(member.name)}: {difference_clause(member)}",
             "store it in the shape of the embedding first",
             "untie.shape",
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_answer import answer
@@ -16,11 +17,12 @@ from tieconv.text import count, listed, shown, size
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
+    from tieconv.checkpoint.prediction import Prediction
 
 _SHOWN_TIES = 8
 _SHOWN_LEVELS = 16
 _SHOWN_FINDINGS = 40
-_UNRUN = "(from source, not run)"
+_UNVERIFIED = "unverified: the source was read, the loader was never run"
 
 
 def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
@@ -170,8 +172,12 @@ def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
     cells = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
     names, outcomes = (max(len(row[column]) for row in cells) for column in (0, 1))
     for (name, outcome), entry in zip(cells, inspection.consumers, strict=True):
-        detail = entry.detail if entry.measured or entry.outcome == "unknown" else f"{entry.detail} {_UNRUN}"
+        detail = entry.detail if entry.outcome is Outcome.UNKNOWN else f"{entry.detail} ({_basis(entry)})"
         yield from wrapped(detail, f"  {name.ljust(names)}  {outcome.ljust(outcomes)}  ", width)
+
+
+def _basis(prediction: Prediction) -> str:
+    return shown(prediction.basis) if prediction.measured else _UNVERIFIED
 
 
 def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:

@@ -1,0 +1,134 @@
+"""llama.cpp: what its converter writes, and what its loader refuses, in the cases that the program itself showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
+from tieconv import api
+from tieconv.loaders import release_tables
+
+OWN = llama(head=with_row(matrix()))
+COPY = llama(head=matrix())
+ROWS = llama(head=matrix(12, seed=3))
+BIAS = {**OWN, "lm_head.bias": vector(seed=4)}
+ZERO = {**OWN, "lm_head.bias": np.zeros_like(vector())}
+T5: Tensors = {f"{half}.embed_tokens.weight": matrix() for half in ("decoder", "encoder")}
+
+
+def config(kind: str, model_type: str, **more: Any) -> Config:
+    """A config without a tie flag."""
+    return {"architectures": [kind], "model_type": model_type, "vocab_size": 8, **more}
+
+
+def prefixed(tensors: Tensors) -> Tensors:
+    """Llama's tensors with the names of a state space model."""
+    return {name.replace("model.embed_tokens", "backbone.embeddings"): tensor for name, tensor in tensors.items()}
+
+
+LLAMA, MAMBA = config("LlamaForCausalLM", "llama"), config("MambaForCausalLM", "mamba")
+DEEPSEEK = config("DeepseekV3ForCausalLM", "deepseek_v3")
+HUNYUAN = config("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense")
+QWEN2, QWEN2_VL = config("Qwen2ForCausalLM", "qwen2"), config("Qwen2VLForConditionalGeneration", "qwen2_vl")
+NEXT = config("Qwen3NextForCausalLM", "qwen3_next")
+
+CASES: dict[str, tuple[Config, Tensors, str]] = {
+    "a head with other rows": (flagged(LLAMA, True), ROWS, "error"),
+    "a head with other rows in a class that drops it": (config("GemmaForCausalLM", "gemma"), ROWS, "discarded"),
+    "a head with other rows that the flag drops": (flagged(DEEPSEEK, True), ROWS, "discarded"),
+    "an equal head of Mamba": (flagged(MAMBA, False), prefixed(COPY), "tied"),
+    "another head of Mamba": (flagged(MAMBA, True), prefixed(OWN), "untied"),
+    "a vocabulary that Mamba rounds up": ({**MAMBA, "vocab_size": 7}, prefixed(llama()), "tied"),
+    "a vocabulary that Mamba rounds up to other rows": ({**MAMBA, "vocab_size": 9}, prefixed(llama()), "error"),
+    "a larger multiple of Mamba 2": (config("Mamba2ForCausalLM", "mamba2"), prefixed(llama()), "error"),
+    "the flag drops a head": (flagged(DEEPSEEK, True), OWN, "discarded"),
+    "the flag is false": (flagged(DEEPSEEK, False), OWN, "untied"),
+    "the flag is absent and the class has false": (DEEPSEEK, OWN, "untied"),
+    "the flag is null": ({**DEEPSEEK, "tie_word_embeddings": None}, OWN, "untied"),
+    "a class that transformers 4 lacks": (flagged(config("YoutuForCausalLM", "youtu"), True), OWN, "discarded"),
+    "the same class without a flag": (config("YoutuForCausalLM", "youtu"), OWN, "untied"),
+    "HunYuan, tied": (flagged(HUNYUAN, True), OWN, "discarded"),
+    "SeedOss": (config("SeedOssForCausalLM", "seed_oss"), llama(), "tied"),
+    "Ernie 4.5": (config("Ernie4_5ForCausalLM", "ernie4_5"), OWN, "untied"),
+    "Falcon H1": (config("FalconH1ForCausalLM", "falcon_h1"), OWN, "untied"),
+    "a class that the converter lacks": (config("HeliumForCausalLM", "helium"), llama(), "error"),
+    "a class with another spelling": (config("MptForCausalLM", "mpt"), {"transformer.wte.weight": matrix()}, "error"),
+    "a head without a GGUF tensor": (config("Cohere2ForCausalLM", "cohere2"), COPY, "error"),
+    "a bias that is added": (QWEN2, BIAS, "untied"),
+    "a bias that is loaded and not added": (QWEN2_VL, BIAS, "untied, dropped lm_head.bias"),
+    "a zero bias that is not added": (QWEN2_VL, ZERO, "untied"),
+    "a bias that the architecture needs": (config("PhiForCausalLM", "phi"), OWN, "error"),
+    "that bias, stored": (config("PhiForCausalLM", "phi"), BIAS, "untied"),
+    "a class without its MTP layers": (NEXT, OWN, "error"),
+    "the same class with them": (NEXT, {**OWN, "mtp.norm.weight": vector()}, "untied"),
+    "names without the prefix": (LLAMA, {"embed_tokens.weight": matrix(), "norm.weight": vector()}, "tied"),
+    "names without a prefix that the converter needs": (
+        MAMBA,
+        {"embeddings.weight": matrix(), "norm_f.weight": vector()},
+        "error",
+    ),
+    "T5 without its shared table": (config("T5ForConditionalGeneration", "t5"), T5, "tied"),
+    "T5, whose first table wins": (
+        config("T5ForConditionalGeneration", "t5"),
+        {**T5, "shared.weight": matrix(seed=7)},
+        "discarded",
+    ),
+}
+
+
+def predicted(folder: Path) -> str:
+    """Return the outcome, and the biases that it drops."""
+    (prediction,) = api.inspect(folder, consumers="llama.cpp").consumers
+    dropped = f", dropped {' '.join(prediction.dropped)}" if prediction.dropped else ""
+    assert prediction.detail and not prediction.detail.endswith(".")
+    return f"{prediction.outcome}{dropped}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outcome(case: str, tmp_path: Path) -> None:
+    """One checkpoint with one weight file."""
+    settings, tensors, expected = CASES[case]
+    assert predicted(save(tmp_path / "model", settings, tensors)) == expected
+
+
+def test_the_class_of_the_text_config_decides(tmp_path: Path) -> None:
+    """The converter looks into text_config first, except for a few classes."""
+    names = {"language_model.model.embed_tokens.weight": matrix(), "language_model.lm_head.weight": matrix(seed=1)}
+    outer = config("LlavaForConditionalGeneration", "llava", text_config={"model_type": "llama"})
+    assert predicted(save(tmp_path / "outer", outer, names)) == "untied"
+    inner = {**outer, "text_config": {"model_type": "helium", "architectures": ["HeliumForCausalLM"]}}
+    assert predicted(save(tmp_path / "inner", inner, names)) == "error"
+
+
+def test_a_head_in_a_shard_of_its_own(tmp_path: Path) -> None:
+    """Shards that the index names are read; a file that it does not name is not."""
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    embedding, head = llama(), {"lm_head.weight": OWN["lm_head.weight"]}
+    weight_map = dict.fromkeys(embedding, first) | dict.fromkeys(head, second)
+    sharded = save_shards(tmp_path / "sharded", flagged(LLAMA, True), {first: embedding, second: head}, weight_map)
+    assert predicted(sharded) == "untied"
+    stray = {"model-00001-of-00001.safetensors": embedding, "extra.safetensors": head}
+    weight_map = dict.fromkeys(embedding, "model-00001-of-00001.safetensors")
+    assert predicted(save_shards(tmp_path / "stray", flagged(LLAMA, True), stray, weight_map)) == "tied"
+
+
+def test_two_formats_side_by_side(tmp_path: Path) -> None:
+    """The converter reads the safetensors files, whatever the torch file holds; and a torch file alone."""
+    both = save(tmp_path / "both", flagged(LLAMA, True), OWN)
+    torch.save({"model.embed_tokens.weight": torch.zeros(8, 4)}, both / "pytorch_model.bin")
+    assert predicted(both) == "untied"
+    (both / "model.safetensors").unlink()
+    assert predicted(both) == "tied"
+
+
+def test_the_tables_cover_the_registry() -> None:
+    """Each class that the converter lists has one kind, and most classes of transformers are not only registered."""
+    tables = release_tables._tables("llama.cpp")
+    lists = [name for entry in tables.values() if isinstance(entry, list) for name in entry]
+    assert len(lists) == len(set(lists)) > 250
+    assert len(tables["registered"]) < 150

@@ -1,0 +1,93 @@
+"""Find mlx-lm's file for a model type, and say what that file refuses in the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tieconv.architectures.flag_levels import FLAG
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.value_type import record
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.head_pair import listed
+from tieconv.loaders.loaded import Cause, Refusal
+from tieconv.text import shown
+
+_TEXT = "text_config"
+
+
+@record
+class TextModel:
+    """The language model that mlx-lm builds: its file, its ``name`` in the tables, and its config.
+
+    ``name`` is the file, or ``file/type`` if the type of the text config decides. ``whole`` is the model's config.
+    """
+
+    tables: str
+    file: str
+    name: str
+    config: Mapping[str, object]
+    whole: Mapping[str, object]
+
+
+def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
+    """Return the language model of the config, or why mlx-lm has none."""
+    whole, tables = inspection.checkpoint.config_values, f"mlx-lm-{release}"
+    model_type = whole.get("model_type")
+    if not isinstance(model_type, str):
+        return Refusal(Cause.CONFIG, "the config has no model_type, and mlx-lm requires it")
+    file = release_tables.by_type(tables, "same file").get(model_type, model_type)
+    names = release_tables.by_type(tables, "required keys")
+    if file not in names:
+        return Refusal(Cause.CONFIG, f"mlx-lm {release} does not have the model type {shown(model_type)}")
+    config = _text_config(whole, release_tables.by_type(tables, "nested").get(file))
+    name = f"{file}/{config.get('model_type')}"
+    return TextModel(tables, file, name if name in names else file, config, whole)
+
+
+def _text_config(whole: Mapping[str, object], nested: str | None) -> Mapping[str, object]:
+    """Return the config of the language model; an `optional` text config is the whole config if it is absent."""
+    config = whole.get(_TEXT)
+    if nested is None or (nested == "optional" and _TEXT not in whole):
+        return whole
+    return config if isinstance(config, Mapping) else {}
+
+
+def config_refused(text: TextModel) -> Refusal | None:
+    """Return the refusal of a config with which mlx-lm's class cannot be built, or ``None``."""
+    return next(_refused(text), None)
+
+
+def _refused(text: TextModel) -> Iterator[Refusal]:
+    required = set(release_tables.by_type(text.tables, "required keys").get(text.name, ()))
+    # A config without any size does not belong to a model that can be built, and its other keys say nothing.
+    if not ({"vocab_size", *required} - {FLAG}) & text.config.keys():
+        return
+    lacks = sorted(required - text.config.keys() - {FLAG})
+    if lacks:
+        yield Refusal(Cause.CONFIG, f"the config has no {listed(lacks)}, and mlx-lm's model class requires it")
+    sizes = release_tables.by_type(text.tables, "not null").get(text.name, ())
+    null = [key for key in sizes if text.config.get(key) is None]
+    if null:
+        yield Refusal(Cause.CONFIG, f"the config has no value for {listed(null)}, and mlx-lm's model class requires it")
+    for first, second in release_tables.by_type(text.tables, "equal sizes").get(text.file, ()):
+        if text.config.get(first, text.config.get(second)) != text.config.get(second):
+            sentence = f"mlx-lm's model class needs {first} to be {second}, and the config has other values"
+            yield Refusal(Cause.CONFIG, sentence)
+    layers = text.config.get("layer_types")
+    if isinstance(layers, list):
+        yield from _layers_refused(text, layers)
+
+
+def _layers_refused(text: TextModel, layers: list[object]) -> Iterator[Refusal]:
+    known = release_tables.by_type(text.tables, "layer types").get(text.file)
+    unknown_type = next((layer for layer in layers if known and layer not in known), None)
+    if unknown_type is not None:
+        yield Refusal(Cause.CONFIG, f"mlx-lm's model class does not have the layer type {shown(str(unknown_type))}")
+    interval = text.config.get(
+        "full_attention_interval", release_tables.by_type(text.tables, "layer interval").get(text.file)
+    )
+    if text.file in release_tables.by_type(text.tables, "layer interval") and isinstance(interval, int) and interval:
+        expected = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(len(layers))]
+        if layers != expected:
+            sentence = f"mlx-lm builds every {interval}th layer with full attention, and layer_types differs"
+            yield Refusal(Cause.CONFIG, sentence)
