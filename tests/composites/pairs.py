@@ -28,7 +28,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from fixtures import families, zoo
-from tests.consumers import loader
+from tests.oracles import run_transformers as loader
 from tieconv import api
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
@@ -138,7 +138,7 @@ class Older:
     """transformers 4.57 in another interpreter."""
 
     def __init__(self, python: str) -> None:
-        command = [python, str(Path(loader.__file__)), "transformers"]
+        command = [python, str(Path(loader.__file__))]
         self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def observe(self, one: dict[str, Any]) -> dict[str, Any]:

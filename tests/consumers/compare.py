@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.consumers import grid, loader
+from tests.consumers import grid
+from tests.oracles import run_transformers as loader
 from tieconv import api
 from tieconv.checkpoint.prediction import Prediction
 
@@ -65,6 +66,6 @@ def _here(spec: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _there(python: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lines = "".join(json.dumps(job) + "\n" for job in jobs)
-    command = [python, str(LOADER), "transformers"]
+    command = [python, str(LOADER)]
     result = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in result.stdout.splitlines()]

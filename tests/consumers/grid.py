@@ -109,7 +109,7 @@ class Foundry:
 
 
 def job(cell: Cell, folder: Path, number: int) -> dict[str, Any]:
-    """What `loader.py` needs to know of a checkpoint."""
+    """What `run_transformers.py` needs to know of a checkpoint."""
     known = family(cell.kind)
     renames = dict(known.renames)
     tables = [name for group in known.groups if group.role is Role.WORD_EMBEDDING for name in _names(group)]

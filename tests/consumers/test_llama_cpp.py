@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
 from tieconv import api
@@ -114,6 +115,15 @@ def test_a_head_in_a_shard_of_its_own(tmp_path: Path) -> None:
     stray = {"model-00001-of-00001.safetensors": embedding, "extra.safetensors": head}
     weight_map = dict.fromkeys(embedding, "model-00001-of-00001.safetensors")
     assert predicted(save_shards(tmp_path / "stray", flagged(LLAMA, True), stray, weight_map)) == "tied"
+
+
+def test_two_formats_side_by_side(tmp_path: Path) -> None:
+    """The converter reads the safetensors files, whatever the torch file holds; and a torch file alone."""
+    both = save(tmp_path / "both", flagged(LLAMA, True), OWN)
+    torch.save({"model.embed_tokens.weight": torch.zeros(8, 4)}, both / "pytorch_model.bin")
+    assert predicted(both) == "untied"
+    (both / "model.safetensors").unlink()
+    assert predicted(both) == "tied"
 
 
 def test_the_tables_cover_the_registry() -> None:

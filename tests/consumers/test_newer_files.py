@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fixtures import zoo
-from tests.consumers import loader
+from tests.oracles import run_transformers as loader
 from tieconv import api
 from tieconv.checkpoint.prediction import Prediction
 

@@ -19,7 +19,7 @@ from tests.oracles.cells import ABSENT, Cell, Flag
 from tests.oracles.families import CONFIGS, older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv.architectures import find
-from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.family import Family, Role
 
 FLAG = "tie_word_embeddings"
 PROMPT = (1, 5, 9, 7, 3, 4)  # rows 3 and 4 are those that `near` changes
@@ -175,10 +175,19 @@ def job(cell: Cell, made: Base, folder: Path, number: int) -> dict[str, Any]:
         "head": made.family.output_head,
         "bias": made.bias_names[0],
         "biases": list(made.bias_names),
+        "tables": _other_tables(made.family),
         "stored": {"embedding": cell.embedding, "head": cell.head, "bias": cell.bias},
         "dtype": cell.dtype,
         "layout": cell.layout,
     }
+
+
+def _other_tables(family: Family) -> list[str]:
+    """Return the names in memory of the tables that the class can tie to the embedding, except the head."""
+    renames = dict(family.renames)
+    words = [group for group in family.groups if group.role is Role.WORD_EMBEDDING]
+    names = [name for group in words for name in (group.canonical, *group.members)]
+    return [renames.get(name, name) for name in names if name not in (family.input_embedding, family.output_head)]
 
 
 def _index(shards: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:

@@ -37,6 +37,27 @@ ENVIRONMENTS: dict[str, Environment] = {
     ),
     "mlx-lm": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.32.2"), show=("mlx-lm", "mlx")),
     "mlx-lm-0.28": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.28.4"), show=("mlx-lm", "mlx")),
+    **{
+        f"transformers-{version}": Environment(
+            "transformers", (TORCH, f"transformers=={version}"), show=("transformers", "torch", "safetensors")
+        )
+        for version in ("4.48.3", "4.57.6", "5.4.0", "5.23.0")
+    },
+    "accelerate": Environment(
+        "accelerate",
+        (TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
+        show=("accelerate", "transformers", "torch"),
+    ),
+    "ctranslate2": Environment(
+        "ctranslate2",
+        (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5", "sentencepiece"),
+        show=("ctranslate2", "transformers", "torch"),
+    ),
+    "onnxruntime-genai": Environment(
+        "onnxruntime-genai",
+        ("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir", TORCH, "transformers==5.23.0"),
+        show=("onnxruntime-genai", "onnxruntime", "transformers", "torch"),
+    ),
 }
 
 

@@ -48,6 +48,8 @@ Its converter rounds the vocabulary of the state space models up, and derives si
 """
 
 _OLDER_DTYPE = "torch_dtype"
+_OLDER_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
+"""The names of Granite's layers in transformers before 5.4, which later releases read too."""
 
 
 def older_keys(config: dict[str, Any]) -> dict[str, Any]:
@@ -65,4 +67,8 @@ def older_keys(config: dict[str, Any]) -> dict[str, Any]:
         made[_OLDER_DTYPE] = config["dtype"]
     if config.get("model_type") == "gpt2" and "n_positions" in config:
         made.setdefault("n_ctx", config["n_positions"])
+    if str(config.get("model_type")).startswith("qwen") and "num_local_experts" in config:
+        made.setdefault("num_experts", config["num_local_experts"])
+    if config.get("model_type") == "granitemoehybrid":
+        made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
     return made

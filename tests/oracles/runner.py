@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ SCRIPTS = {
     "vllm": "run_vllm.py",
     "onnxruntime-genai": "run_genai.py",
     "transformers": "run_transformers.py",
+    "accelerate": "run_accelerate.py",
+    "ctranslate2": "run_ctranslate2.py",
 }
 """The script of each loader. It needs only that loader's environment and numpy."""
 
@@ -45,12 +48,13 @@ class Runner:
         if line:
             seen: dict[str, Any] = json.loads(line)
             return seen
-        code = self._process.wait()
-        self._process = None
-        return {"id": job["id"], "outcome": "error", "dropped": False, "why": f"the process ended with {code}"}
+        return {"id": job["id"], "outcome": "error", "dropped": False, "why": f"the process ended with {self.close()}"}
 
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None and self._process.stdin:
-            self._process.stdin.close()
-            self._process.wait()
+    def close(self) -> int | None:
+        """End the process; return its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with suppress(BrokenPipeError):  # it may have ended before it read its last job
+            process.communicate()
+        return process.wait()

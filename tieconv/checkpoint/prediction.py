@@ -22,10 +22,10 @@ class Outcome(StrEnum):
 class Prediction:
     """One loader's outcome for one model.
 
-    ``measured`` is true if tests compare the prediction's module with the loader itself, and ``basis`` names the
-    releases that they ran; ``read`` if they ran none. ``cited`` is the source file, issue or release that the
-    prediction follows. ``tensors`` are the names that the outcome is about. ``dropped`` are the stored head biases
-    whose values the loader does not use.
+    ``measured`` is true if tests compare the prediction's module with the loader itself. ``basis`` names the releases
+    that they ran, or is ``read``. ``cited`` is the source file, issue or release that the prediction follows.
+    ``tensors`` are the names that the outcome is about. ``dropped`` are the stored head biases whose values the loader
+    does not use.
     """
 
     name: str

@@ -8,10 +8,10 @@ measurement of the class in that loader, or only the model's own code defines th
 No finding for a loader does not mean that the loader works.
 
 ## Example
-A tied BERT, asked for mlx-lm:
+A tied BERT, asked for text-generation-inference:
 
-    note CON005: mlx-lm 0.32: tieconv has no measurement of mlx-lm 0.32 for
-    models of type bert
+    note CON005: text-generation-inference 3.x: tieconv has no measurement of
+    text-generation-inference for BertForMaskedLM
 
 ## How to fix
 Load the model with that loader and compare its outputs.

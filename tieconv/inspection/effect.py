@@ -21,10 +21,10 @@ def effect(inspection: Inspection) -> str:
         return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
     if family.knowledge is not Knowledge.TABLE:
         return why
-    odd = next((entry for entry in inspection.config.declared if _is_odd(entry)), None)
-    if odd is not None and family.tying is Tying.CAN:
-        value = shown(json.dumps(odd.value), 60)
-        return f"Unknown: {shown(odd.path)} is {value}, which is not a boolean, and loaders disagree about its meaning."
+    refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
+    if refused is not None and family.tying is Tying.CAN:
+        flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"
+        return f"Unknown: {flag}, which is not a boolean, and loaders disagree about its meaning."
     transformers4_verdict = reading_v4(inspection)
     head = _differing_head(inspection) if inspection.config.effective else None
     if head is not None:
@@ -41,7 +41,7 @@ def effect(inspection: Inspection) -> str:
     return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
 
 
-def _is_odd(entry: Declared) -> bool:
+def _not_boolean(entry: Declared) -> bool:
     return entry.present and not isinstance(entry.value, bool)
 
 

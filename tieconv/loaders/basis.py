@@ -14,8 +14,8 @@ READ = "read"
 def basis(ran: Sequence[str], every: Collection[str], asked: Version | None) -> str:
     """Return ``read``, ``ran 0.32.2``, or where the release ``asked`` lies beside those that ran.
 
-    ``ran`` are the releases that tests ran for the prediction, ``every`` those of the loader, ``asked`` is the release
-    that the user named.
+    ``ran`` are the releases that tests ran for the prediction, and ``every`` those of the loader. ``asked`` is the
+    release that the user named.
     """
     if not ran:
         return READ

@@ -20,9 +20,9 @@ class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
     ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source. ``ran``
-    are the releases that the tests ran for it, ``every`` those of the loader, and ``asked`` is the release that the
-    user named, if any.
-    ``own_rows`` says that ``load`` compares the rows of the tables with the config, because it drops some tables.
+    are the releases that the tests ran for it, and ``every`` those of the loader. ``asked`` is the release that the
+    user named, if any. ``own_rows`` says that ``load`` compares the rows of the tables with the config, because it
+    drops some tables.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Consumer:
     measured: bool
     cited: str
     load: Callable[[Inspection], Loaded]
+    own_rows: bool = False
     ran: tuple[str, ...] = ()
     every: tuple[str, ...] = ()
     asked: Version | None = None
-    own_rows: bool = False
 
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""

@@ -23,6 +23,7 @@ class Cause(StrEnum):
 
     FILES = "files"  # the loader does not find the weights
     FLAG = "flag"  # the tie flag is not a boolean
+    CLASS = "class"  # the release does not have it
     CONFIG = "config"
     METADATA = "metadata"  # of a weight file
     NAMES = "names"

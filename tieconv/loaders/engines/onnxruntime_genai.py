@@ -1,28 +1,78 @@
-"""Predict the model builder of onnxruntime-genai: it loads with transformers, then shares a tied head's matrix."""
+"""Predict the model builder of onnxruntime-genai: it loads with transformers, then shares a tied head's matrix.
+
+The first entry of ``architectures`` chooses the builder. The flag at the top level of the config, or the default of
+its class, decides whether it shares. The embedding then reads the matrix of the head.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tieconv.architectures.flag_levels import FLAG
+from tieconv.architectures.flag_levels import FLAG, text_config
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.evidence.head_pair import Pair
-from tieconv.loaders.evidence.unclear import known_pair
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.head_pair import Pair, head_pair
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.loaded import Loaded, Refusal, stopped
+from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
 from tieconv.loaders.transformers import load5
+from tieconv.text import shown
+
+_LOADER = "onnxruntime-genai"
+_ATTENTION = frozenset({"attention", "full_attention"})
 
 
 def load(inspection: Inspection) -> Loaded:
     """Return what the exported graph uses, for transformers 5 and a builder without extra options."""
     loaded = load5.load(inspection)
-    if inspection.checkpoint.config is None or not inspection.family.architecture:
+    checkpoint = inspection.checkpoint
+    if checkpoint.config is None or checkpoint.adapter is not None or checkpoint.format == "gguf":
         return loaded
-    known = known_pair(inspection, "onnxruntime-genai", "onnxruntime-genai")
-    if isinstance(known, Refusal):
-        return stopped(loaded.loader, known)
-    shares = inspection.checkpoint.config_values.get(FLAG) is True
-    return _shared(loaded, known[1]) if shares else loaded
+    architecture = _architecture(checkpoint.config_values)
+    kind = release_tables.kind(_LOADER, architecture)
+    refusal = _refused(inspection, architecture, kind)
+    if refusal is not None:
+        return stopped(_LOADER, refusal)
+    pair = head_pair(inspection)
+    shares = kind != "two tables" and _flag(inspection)
+    return _shared(loaded, pair) if shares and pair is not None else loaded
+
+
+def _architecture(config: Mapping[str, object]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list | tuple) and names else ""
+
+
+def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Refusal | None:
+    """Return why the builder fails, or why tieconv makes no claim about the architecture."""
+    if not architecture:
+        return Refusal(Cause.CONFIG, "the builder needs architectures in the config")
+    if kind is None:
+        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not build {shown(architecture)}")
+    if kind == "lacks a setting":
+        sentence = f"onnxruntime-genai 0.18 reads a setting of {shown(architecture)} that transformers 5.23 lacks"
+        return Refusal(Cause.CONFIG, sentence)
+    if kind == "not read":
+        return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(architecture)}")
+    return _layers_refused(text_config(inspection), architecture, kind)
+
+
+def _layers_refused(config: Mapping[str, object], architecture: str, kind: str) -> Refusal | None:
+    """Return the refusal of a layer that the builder cannot build."""
+    layers, rotary = config.get("layer_types"), config.get("no_rope_layers")
+    types = set(map(str, layers)) if isinstance(layers, list) else {"mamba"}
+    if kind == "attention alone" and types - _ATTENTION:
+        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
+    if isinstance(rotary, list) and 0 in rotary:
+        sentence = f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding"
+        return Refusal(Cause.CONFIG, sentence)
+    return None
+
+
+def _flag(inspection: Inspection) -> bool:
+    """Return the tie flag at the top level of the config, with the default of its class."""
+    values = inspection.checkpoint.config_values
+    return bool(values[FLAG]) if FLAG in values else inspection.family.default_v5
 
 
 def _shared(loaded: Loaded, pair: Pair) -> Loaded:

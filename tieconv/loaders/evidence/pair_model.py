@@ -35,6 +35,12 @@ class PairModel:
             dict.fromkeys((self.pair.head, self.pair.embedding), parameter), remark, compare=True, in_order=in_order
         )
 
+    def tied_after_loading(self, *, remark: str = "") -> Loaded:
+        """Return one parameter for two stored tensors that are equal once the loader has cast them."""
+        embedding, head = self._parameter(self.pair.embedding), self._parameter(self.pair.head)
+        tables = {self.pair.head: Parameter(head.stored, embedding.parameter), self.pair.embedding: embedding}
+        return self._loaded(tables, remark, compare=False)
+
     def _parameter(self, name: str) -> Parameter:
         stored = name in self.inspection.checkpoint.tensors
         return Parameter(name, name) if stored else Parameter(None, name, self.absence)

@@ -9,7 +9,7 @@ from tieconv.text import shown
 
 
 def wrong_rows(inspection: Inspection) -> Refusal | None:
-    """Return the refusal of a table whose row count is no vocabulary size of the config, or ``None``.
+    """Return the refusal of a table if its row count differs from each vocabulary size of the config.
 
     Loaders make a parameter of ``vocab_size`` rows and refuse to copy a tensor of another shape into it.
     """

@@ -27,10 +27,11 @@ def by_pattern(
     """Return why the loader does not reach the tensors, or may read other files; ``None`` if it reads these.
 
     ``indexed`` says that it skips files that an index of the usual name does not list. ``prefers`` says that it reads
-    only the first of ``formats`` if a directory has several. ``joined`` says that the caller adds the tensors of the
-    unused files (`with_unused_files`).
+    only the first of ``formats``, with the first of ``patterns``, if a directory has several. ``joined`` says that the
+    caller adds the tensors of the unused files (`with_unused_files`).
     """
     settled = prefers and inspection.checkpoint.format == formats[0]
+    patterns = patterns[:1] if settled else patterns
     refusal = unclear_files(inspection, *((TWO_FORMATS,) if settled else ()))
     if refusal is None and is_directory(inspection, formats):
         refusal = _matched(inspection, loader, patterns)

@@ -7,28 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import assert_never
 
 from tieconv.architectures.flag_levels import FLAG, cannot_build
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
-from tieconv.checkpoint.relation.proved import (
-    Cast,
-    Different,
-    Empty,
-    Identical,
-    Near,
-    OtherBytes,
-    OtherSample,
-    OtherShape,
-    RowFigures,
-    Scaled,
-    Transposed,
-    Unread,
-)
-from tieconv.checkpoint.tie_group import Member
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.equal_in_dtype import equal_members
 from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.evidence.tie_groups import (
     Group,
@@ -47,9 +31,6 @@ from tieconv.loaders.transformers.weight_search import by_name
 from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
-_COARSER = {"F16": 1 << 13, "BF16": 1 << 16}
-"""float32 steps in one step of a narrower type: copies with a larger difference stay different after rounding."""
-
 Guesses = Mapping[tuple[str, str], bool]
 
 
@@ -123,49 +104,10 @@ def _equal(inspection: Inspection, group: Group, first: str | None, second: str 
         return True
     if (first, second) in guesses:
         return guesses[first, second]
-    try:
-        return _compared(inspection, members[first], members[second])
-    except _UndecidedError:
-        raise _UndecidedError(first, second) from None
-
-
-def _compared(inspection: Inspection, first: Member, second: Member) -> bool:
-    if State.CANONICAL not in (first.state, second.state):
-        equal = [_as_reference(inspection, member) for member in (first, second)]
-        if not any(equal):
-            raise _UndecidedError
-        return all(equal)
-    return _as_reference(inspection, second if first.state is State.CANONICAL else first)
-
-
-def _as_reference(inspection: Inspection, member: Member) -> bool:
-    """Return whether a stored member equals the group's reference by value, in the dtype of the loaded model."""
-    dtype = load_dtype(inspection)
-    match member.relation:
-        case Canonical() | Aliased() | Identical():
-            return not member.relation.holds_nan
-        case Cast(lossless=True):
-            return True
-        case Cast(narrow=narrow) if dtype is not None:
-            return dtype == inspection.checkpoint.tensors[narrow].dtype
-        case Unread() | Cast():
-            raise _UndecidedError
-        case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:
-            return True
-        case Near(figures=figures):
-            if _may_round_to_equal(inspection, member, figures, dtype):
-                raise _UndecidedError
-            return False
-        case Absent() | Transposed() | Scaled() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample():
-            return False
-        case _:
-            assert_never(member.relation)
-
-
-def _may_round_to_equal(inspection: Inspection, member: Member, figures: RowFigures, dtype: str | None) -> bool:
-    if inspection.checkpoint.tensors[member.name].dtype != "F32" or dtype not in _COARSER:
-        return False
-    return figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
+    equal = equal_members(inspection, members[first], members[second], load_dtype(inspection))
+    if equal is None:
+        raise _UndecidedError(first, second)
+    return equal
 
 
 def load_dtype(inspection: Inspection) -> str | None:
@@ -180,7 +122,7 @@ def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
     files = by_name(inspection)
     if files is not None:
         yield files
-    yield from _config_refusals(inspection)
+    yield from config_refusals(inspection)
     yield from flag_refusals(inspection)
     yield from unclear_names(inspection)
     misfit = None if read.family.misfit else misshapen(read)
@@ -190,7 +132,8 @@ def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
         )
 
 
-def _config_refusals(inspection: Inspection) -> Iterator[Refusal]:
+def config_refusals(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield why transformers 5 does not build the class from the config."""
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
         entry.value is True for entry in declared

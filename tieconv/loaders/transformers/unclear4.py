@@ -11,7 +11,7 @@ from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import head_pair, stored_bias
 from tieconv.loaders.evidence.tie_groups import groups, two_vocabularies
 from tieconv.loaders.evidence.unclear import SAFETENSORS
-from tieconv.loaders.loaded import Refusal, unknown
+from tieconv.loaders.loaded import Cause, Refusal, unknown
 from tieconv.text import shown
 
 
@@ -41,7 +41,7 @@ def unclear_model(inspection: Inspection, version: str) -> Iterator[Refusal]:
                 f"{shown(file.name)} was written by {framework}, and transformers 4 needs {framework} to read it"
             )
     if reading_v4(inspection) is None or (version == "4.48" and not has_class_448(family)):
-        yield unknown(_not_known(family, version))
+        yield _without_class(inspection, version)
     if head_pair(inspection) is None:
         yield unknown("the architecture table does not name both the embedding and the head")
     if _listed(family.model_type, version, "not understood"):
@@ -62,11 +62,16 @@ def unclear_tables(inspection: Inspection, version: str) -> Iterator[Refusal]:
         yield unknown("tieconv cannot explain how transformers 4.48 loads these tables if one is missing")
 
 
-def _not_known(family: Family, version: str) -> str:
+def _without_class(inspection: Inspection, version: str) -> Refusal:
+    """Return the refusal of a class that the release lacks, or that was not measured with it."""
+    family = inspection.family
     if version == "4.48" and unmeasured_448(family):
         part = f" with a text part of type {shown(family.part.model_type)}" if family.part is not None else ""
-        return f"tieconv has no measurement of transformers 4.48 for {shown(family.architecture)}{part}"
-    return f"transformers {version} has no model of type {shown(family.model_type)}"
+        return unknown(f"tieconv has no measurement of transformers 4.48 for {shown(family.architecture)}{part}")
+    sentence = f"transformers {version} has no model of type {shown(family.model_type)}"
+    if "auto_map" in inspection.checkpoint.config_values:
+        return unknown(f"{sentence}, and the model has code that tieconv does not run")
+    return Refusal(Cause.CLASS, sentence)
 
 
 def _lacks_tables(inspection: Inspection) -> bool:

@@ -83,9 +83,9 @@ def _refused(text: TextModel) -> Iterator[Refusal]:
 
 def _layers_refused(text: TextModel, layers: list[object]) -> Iterator[Refusal]:
     known = release_tables.by_type(text.tables, "layer types").get(text.file)
-    other = next((layer for layer in layers if known and layer not in known), None)
-    if other is not None:
-        yield Refusal(Cause.CONFIG, f"mlx-lm's model class does not have the layer type {shown(str(other))}")
+    unknown_type = next((layer for layer in layers if known and layer not in known), None)
+    if unknown_type is not None:
+        yield Refusal(Cause.CONFIG, f"mlx-lm's model class does not have the layer type {shown(str(unknown_type))}")
     interval = text.config.get(
         "full_attention_interval", release_tables.by_type(text.tables, "layer interval").get(text.file)
     )

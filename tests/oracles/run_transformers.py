@@ -1,25 +1,25 @@
-"""What a loader really does with a directory. Needs torch and the loader alone, so that any interpreter can run it.
+"""Load each job's model with transformers, or with `safetensors.torch.load_model`, and report its parameters.
 
-    python tests/consumers/loader.py LOADER < jobs.jsonl     (LOADER: transformers or safetensors)
-
-A job names the class, the directory, the names of the embedding, the head, the tied tables and the biases; ``whole``,
-where it is given, is a directory with all the tensors in one file. The answer is one of tied, untied, random,
-discarded, error, and which stored biases no parameter holds.
+The interpreter needs torch, transformers and numpy. A job of the grid in `cells.py` is judged by `observe.py`. A job of
+`tests/consumers/grid.py` lists the names that it stores: the outcome then says which of them a parameter holds.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import observe as observations
+
 Job = dict[str, Any]
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    """The tensors of the directory's one weight file."""
+    """Return the tensors of the directory's one weight file."""
     import torch
     from safetensors.torch import load_file
 
@@ -29,7 +29,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 def load(loader: str, job: Job) -> Any:
-    """The loaded model; raises where the loader refuses."""
+    """Return the loaded model. Raises what the loader raises."""
     import torch
     import transformers
 
@@ -37,7 +37,7 @@ def load(loader: str, job: Job) -> Any:
     folder = Path(job["folder"])
     torch.manual_seed(7)
     if loader == "transformers":
-        return kind.from_pretrained(folder, torch_dtype=torch.float32)
+        return kind.from_pretrained(folder, **({} if "layout" in job else {"torch_dtype": torch.float32}))
     from safetensors.torch import load_model
 
     model = kind(kind.config_class.from_pretrained(folder))
@@ -45,12 +45,40 @@ def load(loader: str, job: Job) -> Any:
     return model
 
 
-def observe(loader: str, job: Job) -> dict[str, Any]:
-    """What became of the head, and the biases that were lost."""
+def answer(job: Job) -> dict[str, Any]:
+    """Return the observation of a job of the grid: the tables and the bias of the loaded model."""
     import transformers
 
     if not hasattr(transformers, job["class"]):
-        return {"outcome": "unknown", "dropped": [], "why": "this version has no such class"}
+        return {"id": job["id"], "outcome": "error", "dropped": False, "why": "this version has no such class"}
+    return tables(load("transformers", job), job)
+
+
+def tables(model: Any, job: Job) -> dict[str, Any]:
+    """Return the observation of a loaded model: its embedding, its head, and the head's bias."""
+    head, embedding = _head(model), model.get_input_embeddings()
+    bias = _bias(model)
+    if bias is None:
+        bias = dict(model.named_parameters()).get(job["biases"][-1])
+    values = [head.weight, embedding.weight, *([] if bias is None else [bias])]
+    if any(value.is_meta for value in values):
+        raise RuntimeError("a parameter was left on the meta device")
+    one = head.weight is embedding.weight
+    arrays = [value.detach().float().numpy() for value in values]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    others = [parameters[name] for name in job["tables"] if name in parameters]
+    found = observations.from_tables(job, arrays[1], arrays[0], one, *arrays[2:])
+    if not all(_equal(other, embedding.weight) or _equal(other, head.weight) for other in others):
+        return {**found, "outcome": "random", "why": "a table of the encoder or the decoder was not loaded"}
+    return found
+
+
+def observe(loader: str, job: Job) -> dict[str, Any]:
+    """Return the outcome of the head, and the biases that were lost."""
+    import transformers
+
+    if not hasattr(transformers, job["class"]):
+        return {"outcome": "error", "dropped": [], "why": "this version has no such class"}
     try:
         model = load(loader, job)
     except Exception as error:
@@ -87,9 +115,17 @@ def _look(model: Any, job: Job, tensors: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": outcome, "dropped": _dropped(bias, job, tensors)}
 
 
+def _head(model: Any) -> Any:
+    """Return the output embedding of the model, or of the text model in it, which has the accessor in some releases."""
+    head = model.get_output_embeddings()
+    inner = getattr(model, "language_model", None)
+    return head if head is not None or inner is None else inner.get_output_embeddings()
+
+
 def _bias(model: Any) -> Any:
-    """The bias that reaches the logits."""
-    found = getattr(model.get_output_embeddings(), "bias", None)
+    """Return the bias that reaches the logits."""
+    head = model.get_output_embeddings()
+    found = getattr(head, "bias", None)
     return found if found is not None else getattr(model, "final_logits_bias", None)
 
 
@@ -111,9 +147,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    for line in sys.stdin:
-        job = json.loads(line)
-        print(json.dumps({"id": job["id"], **observe(sys.argv[1], job)}), flush=True)
+    observations.serve(
+        lambda job: answer(job) if "layout" in job else {"id": job["id"], **observe("transformers", job)}
+    )
 
 
 if __name__ == "__main__":

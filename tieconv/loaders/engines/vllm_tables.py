@@ -1,0 +1,143 @@
+"""Say which stored tensors vLLM's embedding and head get, by the kind of the class and the tie flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from tieconv.architectures.flag_levels import FLAG
+from tieconv.architectures.vocabulary import vocabulary_sizes
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.value_type import record
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.equal_in_dtype import equal_members
+from tieconv.loaders.evidence.head_pair import stored_bias
+from tieconv.loaders.evidence.pair_model import PairModel
+from tieconv.loaders.evidence.unclear import SAFETENSORS
+from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped
+from tieconv.loaders.transformers.load5 import load_dtype
+from tieconv.text import shown
+
+_LOADER = "vLLM"
+_HEAD = "lm_head.weight"
+
+
+@record
+class Tables:
+    """The embedding and the head of one model. ``kind`` is the name of the table that lists its class."""
+
+    model: PairModel
+    kind: str
+
+    def loaded_028(self) -> Loaded:
+        """Return the model before 0.29: the tie flag decides."""
+        tied = self._flag
+        if self.kind.startswith("own"):
+            return self._checked(self._without_head() if "skips" in self.kind and tied else self.model.untied(), tied)
+        if not tied and not self._always:
+            return self._checked(self.model.untied(), tied)
+        pair = self.model.pair
+        skips = "skips always" in self.kind or ("skips" in self.kind and tied)
+        if skips or pair.has_embedding or not pair.has_head:
+            return self._checked(self.model.tied(pair.embedding, in_order=not skips), tied)
+        return self._checked(self.model.tied(pair.head), tied)
+
+    def loaded_033(self) -> Loaded:
+        """Return the model from 0.29 on: vLLM unties a model whose files store a head, and ties equal tensors again."""
+        untied_by_file = self._flag and self._file_has_head()
+        tied = self._flag and not untied_by_file
+        if not self._always and not tied:
+            return self._checked(self._untied(compare=untied_by_file), tied)
+        pair = self.model.pair
+        if self._always and "skips always" in self.kind:
+            return self._checked(self.model.tied(pair.embedding), tied)
+        if self.kind.startswith("own"):
+            return self._checked(self._untied(compare=False), tied)
+        if pair.has_head and not pair.has_embedding:
+            sentence = f"vLLM skips {shown(pair.head)} in a tied model, and {shown(pair.embedding)} is not stored"
+            return stopped(_LOADER, Refusal(Cause.NAMES, sentence, (pair.embedding, pair.head)))
+        return self._checked(self.model.tied(pair.embedding), tied)
+
+    @property
+    def _flag(self) -> bool:
+        inspection = self.model.inspection
+        declared = inspection.checkpoint.config_values
+        # vLLM's own config classes accept null, and the model's class then reads it as false.
+        null = FLAG in declared and declared[FLAG] is None
+        return bool(inspection.config.effective) and not null
+
+    @property
+    def _always(self) -> bool:
+        return self.kind.startswith(("embedding", "demands true"))
+
+    def _file_has_head(self) -> bool:
+        """Return whether any safetensors file of the directory has a head, also a file that the index does not list."""
+        checkpoint = self.model.inspection.checkpoint
+        if checkpoint.format != SAFETENSORS:
+            return False
+        files = (*checkpoint.files, *checkpoint.orphans)
+        return any(tensor.name.endswith(_HEAD) for file in files for tensor in file.tensors)
+
+    def _untied(self, *, compare: bool) -> Loaded:
+        """Return two parameters; ``compare``: vLLM makes them one if they are equal after loading."""
+        model, pair = self.model, self.model.pair
+        if not (compare and pair.has_head and pair.has_embedding):
+            return model.untied()
+        dtype = vllm_dtype(model.inspection)
+        equal = _equal(model.inspection, pair.embedding, pair.head, dtype)
+        if equal is None:
+            return replace(model.untied(), undecided=(pair.embedding, pair.head))
+        if not equal:
+            return model.untied()
+        if pair.same:
+            return model.tied(pair.embedding)
+        return model.tied_after_loading(remark=f"they are equal only in {dtype}, the type that --dtype auto selects")
+
+    def _without_head(self) -> Loaded:
+        """Return two parameters, the head without its stored values."""
+        loaded, head = self.model.untied(), self.model.pair.head
+        return replace(loaded, parameters={**loaded.parameters, head: Parameter(None, head, self.model.absence)})
+
+    def _checked(self, loaded: Loaded, tied: bool) -> Loaded:
+        """Return ``loaded``, or the reason why vLLM fails. ``tied`` is the flag when vLLM builds the class."""
+        refusal = next(self._refusals(loaded, tied), None)
+        return loaded if refusal is None else stopped(_LOADER, refusal)
+
+    def _refusals(self, loaded: Loaded, tied: bool) -> Iterator[Refusal]:
+        pair = self.model.pair
+        if "demands" in self.kind and tied is self.kind.startswith("demands false"):
+            sentence = f"vLLM's class requires tie_word_embeddings to be {'false' if tied else 'true'}"
+            yield Refusal(Cause.CONFIG, sentence)
+        stored = (*((pair.head,) if pair.has_head else ()), *stored_bias(self.model.inspection))
+        if stored and "refuses" in self.kind:
+            yield Refusal(Cause.NAMES, f"vLLM's class has no parameter for {shown(stored[0])}", stored[:1])
+        read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
+        yield from self._wrong_rows(name for name in (pair.embedding, pair.head) if name in read)
+
+    def _wrong_rows(self, names: Iterable[str]) -> Iterator[Refusal]:
+        """Yield the refusal of each table with more or fewer rows than the vocabulary that the config declares."""
+        inspection = self.model.inspection
+        sizes = vocabulary_sizes(inspection)
+        for name in names if sizes else ():
+            rows = inspection.checkpoint.tensors[name].shape[0]
+            if rows not in sizes.values():
+                path, size = next(iter(sizes.items()))
+                sentence = f"{shown(name)} has {rows:,} rows, and the config declares {shown(path)} {size:,}"
+                yield Refusal(Cause.SHAPES, sentence, (name,))
+
+
+def vllm_dtype(inspection: Inspection) -> str | None:
+    """Return the dtype that ``--dtype auto`` selects, or ``None`` if the config declares none.
+
+    vLLM loads float32 as bfloat16, and so float16 for a few model types (config/model.py, _resolve_auto_dtype).
+    """
+    dtype = load_dtype(inspection)
+    without_f16 = inspection.family.model_type in release_tables.names("vllm-0.33", "float16 not supported")
+    return "BF16" if dtype in ("F32", "F64") or (dtype == "F16" and without_f16) else dtype
+
+
+def _equal(inspection: Inspection, first: str, second: str, dtype: str | None) -> bool | None:
+    members = {member.name: member for tie in inspection.ties for member in tie.members}
+    if first not in members or second not in members:
+        return None
+    return equal_members(inspection, members[first], members[second], dtype)
