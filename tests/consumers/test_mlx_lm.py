@@ -46,6 +46,7 @@ QWEN3 = config("Qwen3ForCausalLM", "qwen3")
 OLMO2 = config("Olmo2ForCausalLM", "olmo2", tie_word_embeddings=True)
 ERNIE = config("Ernie4_5ForCausalLM", "ernie4_5", tie_word_embeddings=True)
 HELIUM = config("HeliumForCausalLM", "helium", tie_word_embeddings=True)
+KIMI = config("DeepseekV3ForCausalLM", "deepseek_v3") | {"model_type": "kimi_k2"}
 PHI = config("PhiForCausalLM", "phi")
 HYBRID = config("GraniteMoeHybridForCausalLM", "granitemoehybrid", layer_types=["linear_attention"])
 NEXT = config("Qwen3NextForCausalLM", "qwen3_next", layer_types=["linear_attention", "full_attention"])
@@ -82,6 +83,7 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "no prefix": (TIED, {"embed_tokens.weight": matrix()}, "error", "has no parameter embed_tokens.weight"),
     "frequencies that are dropped": (TIED, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "tied", "one"),
     "frequencies": (ERNIE, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "error", "inv_freq"),
+    "a type with the file of another": (KIMI, OWN, "untied", "two parameters"),
     "a class of another type": ({**TIED, "model_type": "mamba"}, llama(), "unknown", "of another model type"),
 }
 

@@ -35,9 +35,10 @@ def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
     model_type = whole.get("model_type")
     if not isinstance(model_type, str):
         return Refusal(Cause.CONFIG, "the config has no model_type, and mlx-lm requires it")
-    file = release_tables.by_type(tables, "same file").get(model_type, model_type)
+    renamed, family_type = release_tables.by_type(tables, "same file"), inspection.family.model_type
+    file = renamed.get(model_type, model_type)
     names = release_tables.by_type(tables, "required keys")
-    if inspection.family.model_type not in ("", model_type):
+    if family_type and renamed.get(family_type, family_type) != file:
         return unknown(f"the config names the class {shown(inspection.family.architecture)} of another model type")
     if file not in names:
         return Refusal(Cause.CONFIG, f"mlx-lm {release} does not have the model type {shown(model_type)}")
