@@ -16,7 +16,7 @@ from tieconv.loaders.engines.mlx_lm.tensor_names import names_refused, other_spe
 from tieconv.loaders.evidence.head_pair import Pair, listed, stored_bias
 from tieconv.loaders.evidence.pair_model import PairModel
 from tieconv.loaders.evidence.unclear import SAFETENSORS, known_pair
-from tieconv.loaders.evidence.weight_patterns import by_pattern, with_orphans
+from tieconv.loaders.evidence.weight_patterns import by_pattern, with_unused_files
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, missing, stopped
 from tieconv.text import shown
@@ -30,7 +30,7 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, prefers=True, joined=True)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    read = with_orphans(inspection, _PATTERN)
+    read = with_unused_files(inspection, _PATTERN)
     text = text_model(read, release)
     if isinstance(text, Refusal):
         return stopped(_LOADER, text)

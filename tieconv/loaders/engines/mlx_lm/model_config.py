@@ -62,7 +62,7 @@ def config_refused(text: TextModel) -> Refusal | None:
 
 def _refused(text: TextModel) -> Iterator[Refusal]:
     required = set(release_tables.by_type(text.tables, "required keys").get(text.name, ()))
-    # A config without any size does not belong to a model that can be built, and its other keys say nothing.
+    # A config without any size is a fragment: no loader builds a model from it.
     if not ({"vocab_size", *required} - {FLAG}) & text.config.keys():
         return
     lacks = sorted(required - text.config.keys() - {FLAG})

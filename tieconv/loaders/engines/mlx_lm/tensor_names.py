@@ -17,7 +17,7 @@ _QUERY = re.compile(r"\blayers\.(\d+)\.self_attn\.q_proj\.weight$")
 
 
 def names_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
-    """Return the refusal of a tensor name that the class does not have, or of one that it needs; else ``None``."""
+    """Return the refusal of a name that the class does not have, or of an absent one that it needs."""
     return next(_names(inspection, text), None)
 
 
@@ -66,7 +66,7 @@ def shapes_refused(inspection: Inspection, text: TextModel, pair: Pair, *, tied:
 def _vocabulary(text: TextModel) -> int | None:
     """Return the rows of the tables in mlx-lm's model; ``None`` if the config does not say."""
     defaults = release_tables.by_type(text.tables, "default vocabulary")
-    # A composite with a default of its own overwrites the size in the text config.
+    # A composite with a default overwrites the size in the text config.
     outer = text.config is not text.whole and text.file in defaults
     rows = text.whole.get("vocab_size", defaults[text.file]) if outer else text.config.get("vocab_size")
     inner = text.config.get("text_config")
