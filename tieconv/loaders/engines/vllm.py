@@ -89,7 +89,8 @@ def _class_refused(inspection: Inspection, release: str) -> Iterator[Refusal]:
     wrong = _wrong_size(inspection, release_tables.by_type(data, "fixed size").get(family.architecture))
     if wrong is not None:
         yield wrong
-    for refusal in flag_refusals(inspection):
+    own = family.model_type in release_tables.names(data, "own config")
+    for refusal in () if own else flag_refusals(inspection):
         yield replace(refusal, sentence=f"vLLM reads the config with transformers 5, and {refusal.sentence}")
 
 

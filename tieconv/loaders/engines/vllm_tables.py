@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from tieconv.architectures.flag_levels import FLAG
 from tieconv.architectures.vocabulary import vocabulary_sizes
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.value_type import record
@@ -59,7 +60,11 @@ class Tables:
 
     @property
     def _flag(self) -> bool:
-        return bool(self.model.inspection.config.effective)
+        inspection = self.model.inspection
+        declared = inspection.checkpoint.config_values
+        # vLLM's own config classes accept null, and the model's class then reads it as false.
+        null = FLAG in declared and declared[FLAG] is None
+        return bool(inspection.config.effective) and not null
 
     @property
     def _always(self) -> bool:
