@@ -154,8 +154,10 @@ def _equal(one: Any, two: Any) -> bool:
 
 def main() -> None:
     """Answer each job of stdin with a line."""
+    import torch
     import transformers
 
+    torch.use_deterministic_algorithms(True, warn_only=True)  # it fills uninitialised memory with NaN
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
