@@ -76,7 +76,9 @@ def page() -> str:
         layouts=", ".join(layout.replace("-", " ") for layout in LAYOUTS),
         dtypes=", ".join(DTYPES),
     )
-    return "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), RUN]).rstrip() + "\n"
+    return (
+        "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), RUN]).rstrip() + "\n"
+    )
 
 
 def _figures(results: dict[str, Any]) -> Iterator[str]:

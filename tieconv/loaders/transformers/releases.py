@@ -1,8 +1,8 @@
 """The releases of transformers.
 
 transformers 4 ties by the flag alone, under the embedding's name. transformers 5 also looks at the stored tensors: it
-keeps a head that differs, and warns. Releases 5.0 to 5.3 have no entry: they never tie two stored tensors, also equal
-ones, and they accept a flag that is null.
+keeps a head that differs, and warns. Releases 5.0 to 5.3 have no entry. They never tie two stored tensors, also equal
+ones. They accept a flag that is null.
 """
 
 from __future__ import annotations
