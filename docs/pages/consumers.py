@@ -43,8 +43,8 @@ SOURCES = """\
 
 The basis of a prediction is a release that the tests run, or the cited source. What we read and did not run is
 *unverified*. [Predictions beside the loaders](oracles.md) shows what the tests ran. For a class whose source we did not
-read, the outcome is `unknown`. An answer names its basis, in text and in JSON (`basis`). Without a run, the text says *unverified*. If you
-name a release that did not run (`--for vllm==0.30`), the basis says between which releases it lies.
+read, the outcome is `unknown`. An answer names its basis, in text and in JSON (`basis`). If you name a release that did
+not run (`--for vllm==0.30`), the basis says between which releases it lies.
 """
 
 FILES = """\

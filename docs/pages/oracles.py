@@ -10,7 +10,7 @@ from typing import Any
 from tests.oracles.cells import DTYPES, HEADS, LAYOUTS, NESTED
 from tests.oracles.families import FAMILIES
 
-KEPT = Path(__file__).parents[1] / "measured" / "oracles"
+FIGURES_FOLDER = Path(__file__).parents[1] / "measured" / "oracles"
 _REASONS = 6
 
 INTRO = """\
@@ -70,7 +70,9 @@ python -m tests.oracles check mlx-lm llama.cpp --every 20
 
 def page() -> str:
     """Return the whole page."""
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))}
+    results = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FIGURES_FOLDER.glob("*.json"))
+    }
     intro = INTRO.format(
         families=len(FAMILIES),
         nested=len(NESTED),

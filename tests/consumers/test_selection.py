@@ -9,9 +9,10 @@ import pytest
 from tieconv.loaders.registry import CONSUMERS
 from tieconv.loaders.selection import UnknownConsumerError, select
 
+TRANSFORMERS = ["transformers 4.48", "transformers 4.57", "transformers 5.0", "transformers 5.x"]
 CASES = {
     "all": [f"{consumer.name} {consumer.version}" for consumer in CONSUMERS],
-    "transformers": ["transformers 4.48", "transformers 4.57", "transformers 5.x"],
+    "transformers": TRANSFORMERS,
     "vllm,transformers>=4.57": [
         "transformers 4.57",
         "transformers 5.0",

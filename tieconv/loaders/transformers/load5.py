@@ -31,8 +31,7 @@ from tieconv.loaders.transformers.weight_search import by_name
 from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
-_NOT_LOADED_50 = ("ApertusForCausalLM", "Mistral3ForConditionalGeneration")
-"""Classes whose config of transformers 5.23 cannot be built by transformers 5.0, for reasons beside the tables."""
+RELEASE_50 = "transformers-5.0"
 
 Guesses = Mapping[tuple[str, str], bool]
 
@@ -59,12 +58,18 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
 
 def load_50(inspection: Inspection) -> Loaded:
     """Return the model in transformers 5.0 to 5.3, which never tie two stored tensors and accept a flag of null."""
-    if inspection.family.architecture in _NOT_LOADED_50:
-        kind = shown(inspection.family.architecture)
-        return stopped(
-            "transformers 5", unknown(f"transformers 5.0 did not load the small model of {kind} in our tests")
-        )
+    if inspection.family.text_class in release_tables.names(RELEASE_50, "not loaded"):
+        kind = shown(inspection.family.text_class)
+        sentence = f"transformers 5.0 did not load the small model of {kind} in our tests"
+        return stopped("transformers 5", unknown(sentence))
     return _load(inspection, {}, compares=False)
+
+
+def _leaves_untied(inspection: Inspection) -> bool:
+    """Return whether transformers 5.0 reads no true flag: it is null, or absent where the class defaults to false."""
+    declared = [entry for entry in inspection.config.declared if entry.present]
+    untied = inspection.family.text_class in release_tables.names(RELEASE_50, "untied by default")
+    return any(entry.value is None for entry in declared) or (untied and not declared)
 
 
 def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded:
@@ -75,8 +80,8 @@ def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded
     unknown_names = unread(inspection.family, inspection.checkpoint.tensors)
     read = without_tensors(inspection, unknown_names)
     family, parameters = read.family, before_ties(read, RELEASE)
-    null = not compares and any(entry.present and entry.value is None for entry in read.config.declared)
-    tied = [group for group in groups(read) if group.declared and not (null and group.gated)]
+    untied = not compares and _leaves_untied(read)
+    tied = [group for group in groups(read) if group.declared and not (untied and group.gated)]
     open_pairs = [_tie(read, group, parameters, guesses, compares=compares) for group in tied]
     pair = [in_file(read, name) for name in (family.output_head, family.input_embedding) if name]
     if family.output_head:
