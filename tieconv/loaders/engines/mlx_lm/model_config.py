@@ -66,16 +66,17 @@ def _refused(text: TextModel) -> Iterator[Refusal]:
     # A config without any size is a fragment: no loader builds a model from it.
     if not ({"vocab_size", *required} - {FLAG}) & text.config.keys():
         return
-    lacks = sorted(required - text.config.keys() - {FLAG})
+    lacks = sorted(required - text.config.keys())
     if lacks:
         yield Refusal(Cause.CONFIG, f"the config has no {listed(lacks)}, and mlx-lm's model class requires it")
     sizes = release_tables.by_type(text.tables, "not null").get(text.name, ())
     null = [key for key in sizes if text.config.get(key) is None]
     if null:
         yield Refusal(Cause.CONFIG, f"the config has no value for {listed(null)}, and mlx-lm's model class requires it")
-    for first, second in release_tables.by_type(text.tables, "equal sizes").get(text.file, ()):
-        if text.config.get(first, text.config.get(second)) != text.config.get(second):
-            sentence = f"mlx-lm's model class needs {first} to be {second}, and the config has other values"
+    for first, second, factor in release_tables.by_type(text.tables, "equal sizes").get(text.file, ()):
+        size, width = text.config.get(first), text.config.get(second)
+        if isinstance(size, int) and isinstance(width, int) and size != factor * width:
+            sentence = f"mlx-lm's model class needs {first} to be {factor} times {second}, and the config differs"
             yield Refusal(Cause.CONFIG, sentence)
     layers = text.config.get("layer_types")
     if isinstance(layers, list):
