@@ -62,9 +62,10 @@ class Tables:
     def _flag(self) -> bool:
         inspection = self.model.inspection
         declared = inspection.checkpoint.config_values
-        # vLLM's own config classes accept null, and the model's class then reads it as false.
-        null = FLAG in declared and declared[FLAG] is None
-        return bool(inspection.config.effective) and not null
+        # vLLM reads the flag also for a class that transformers never ties. Its own config classes accept null.
+        if FLAG in declared and not inspection.family.levels:
+            return bool(declared[FLAG])
+        return bool(inspection.config.effective)
 
     @property
     def _always(self) -> bool:
