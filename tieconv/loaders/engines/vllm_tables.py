@@ -20,6 +20,7 @@ from tieconv.text import shown
 
 _LOADER = "vLLM"
 _HEAD = "lm_head.weight"
+_PER_LAYER = "hidden_size_per_layer_input"
 
 
 @record
@@ -82,7 +83,9 @@ class Tables:
     def _untied(self, *, compare: bool) -> Loaded:
         """Return two parameters; ``compare``: vLLM makes them one if they are equal after loading."""
         model, pair = self.model, self.model.pair
-        if not (compare and pair.has_head and pair.has_embedding):
+        # vLLM compares only if the model has exactly one embedding layer.
+        second = "per layer" in self.kind and model.inspection.checkpoint.config_values.get(_PER_LAYER) != 0
+        if second or not (compare and pair.has_head and pair.has_embedding):
             return model.untied()
         dtype = vllm_dtype(model.inspection)
         equal = _equal(model.inspection, pair.embedding, pair.head, dtype)
