@@ -41,8 +41,10 @@ and `>` select by version. The selection is the union of the parts, and `all` se
 SOURCES = """\
 ## The loaders
 
-The tests compare *measured* predictions with the loader itself. The others follow the cited source, which we read and
-did not run. For a class whose source we did not read, the outcome is `unknown`.
+The basis of a prediction is a release that the tests run ([Predictions beside the loaders](oracles.md)), or the cited
+source, which we read and did not run (*unverified*). For a class whose source we did not read, the outcome is
+`unknown`. An answer names its basis, in text and in JSON (`basis`). Without a run, the text says *unverified*. If you
+name a release that did not run (`--for vllm==0.30`), the basis says between which releases it lies.
 """
 
 FILES = """\
@@ -82,7 +84,8 @@ and 4.57.6, and the outcomes are recorded beside it. Every test run loads them w
 NOTES = """\
 ## Names of tensors
 
-**transformers 5** finds a tensor under its old and its new name, with or without the base model's prefix. Some names of
+**transformers 5** is predicted from release 5.4 on. Releases 5.0 to 5.3 never tie two stored tensors, even if they are
+equal, and they accept a flag that is null. Release 5 finds a tensor under its old and its new name, with or without the base model's prefix. Some names of
 16 renamed classes are exceptions (Qwen2-VL's `embed_tokens.weight`): their parameters start at random.
 
 **transformers 4** does not find GPT-NeoX's head under `lm_head.weight`. Some classes contain a language model (LLaVA,
@@ -152,7 +155,7 @@ def _sources() -> Iterator[str]:
     yield "| loader | version | basis | source |"
     yield "|---|---|---|---|"
     for consumer in CONSUMERS:
-        basis = "measured" if consumer.measured else "source"
+        basis = f"ran {', '.join(consumer.ran)}" if consumer.ran else "read (unverified)"
         yield f"| {consumer.name} | `{consumer.version}` | {basis} | {consumer.cited} |"
 
 

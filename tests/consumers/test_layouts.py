@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.checks.remedy import run
-from tests.consumers import layouts, loader
+from tests.consumers import layouts
+from tests.oracles import run_transformers as loader
 from tieconv import api
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.errors import TieconvError

@@ -139,4 +139,4 @@ def test_tables_that_differ_in_shape_by_design(tmp_path: Path) -> None:
     loaded = zoo.model_class(kind).from_pretrained(tmp_path / "m")
     stored = load_file(tmp_path / "m" / "model.safetensors")["lm_head.weight"]
     assert torch.equal(loaded.get_parameter("lm_head.weight"), stored)
-    assert (older[0], newer[0], five[0]) == ("unknown", "untied", "untied")
+    assert (older[0], newer[0], five[0]) == ("error", "untied", "untied")  # 4.48 lacks the class

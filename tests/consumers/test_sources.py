@@ -42,6 +42,9 @@ HYBRID = {
 ATTENTION = {"layer_types": ["attention", "full_attention"]}
 SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "tie_word_embeddings": True}
 WHISPER = {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}
+NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
+EMBED_IN: Tensors = {"gpt_neox.embed_in.weight": matrix()}
+EMBED_BOTH: Tensors = {**EMBED_IN, "embed_out.weight": with_row(matrix())}
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
 SHARED: Tensors = {"model.shared.weight": matrix()}
 SPEECH: Tensors = {"model.decoder.embed_tokens.weight": matrix(), "proj_out.weight": with_row(matrix())}
@@ -113,6 +116,9 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "accelerate loads a bias of the class": ("accelerate", flagged(PHI, True), BIASED, "tied"),
     "accelerate drops an unknown bias": ("accelerate", TIED, BIASED, "tied, dropped lm_head.bias"),
     "accelerate renames no expert": ("accelerate", flagged(MIXTRAL, True), llama(), "error"),
+    "accelerate ties without a renamed head": ("accelerate", flagged(NEOX, True), EMBED_IN, "tied"),
+    "accelerate does not read a renamed head": ("accelerate", flagged(NEOX, True), EMBED_BOTH, "discarded"),
+    "which it needs in an untied model": ("accelerate", flagged(NEOX, False), EMBED_BOTH, "error"),
     "accelerate needs the prefix": ("accelerate", flagged(GPT2, True), {"wte.weight": matrix()}, "error"),
 }
 

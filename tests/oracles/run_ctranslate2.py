@@ -32,7 +32,7 @@ def answer(job: Job) -> dict[str, Any]:
 
 def _array(value: Any) -> numpy.ndarray:
     tensor = getattr(value, "tensor", value)
-    return tensor.float().numpy() if hasattr(tensor, "float") else numpy.asarray(tensor, numpy.float32)
+    return tensor.detach().float().numpy() if hasattr(tensor, "detach") else numpy.asarray(tensor, numpy.float32)
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ ALLOWED = {
         "_Table",
         "values",
     ): "a table of a TOML file, whose keys are read and checked one by one",
+    ("tieconv/loaders/engines/mlx_lm/model_config.py", "TextModel", "config"): JSON,
+    ("tieconv/loaders/engines/mlx_lm/model_config.py", "TextModel", "whole"): JSON,
     ("tieconv/onnx/parity/graph/file.py", "Initializer", "tensor"): MODULE,
     ("tieconv/onnx/parity/graph/file.py", "Graph", "model"): MODULE,
     ("tieconv/onnx/parity/measured_pair.py", "Subject", "config"): MODULE,

@@ -16,6 +16,7 @@ from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import head_pair
 from tieconv.loaders.evidence.tie_groups import Group, file_names, groups, misshapen
 from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, unclear_class, unclear_files, wrong_format
+from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
 from tieconv.loaders.transformers.load5 import config_refusals
@@ -32,16 +33,24 @@ def load(inspection: Inspection) -> Loaded:
     refusal = next(_refusals(inspection), None)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    names = file_names(inspection)
-    parameters = {name: _parameter(inspection, name) for name in names.values()}
+    unread = _unread(inspection)
+    read = without_tensors(inspection, unread)
+    names = file_names(read)
+    parameters = {name: _parameter(read, name) for name in names.values()}
     undecided = None
-    for group in groups(inspection):
+    for group in groups(read):
         if group.declared:
             undecided = undecided or _tie(group, parameters)
     absent = [name for name, parameter in parameters.items() if parameter.absence is Absence.UNSET]
     if absent:
         return stopped(_LOADER, missing(absent[:1]))
-    return Loaded(_LOADER, names, parameters, undecided=undecided)
+    return Loaded(_LOADER, names, parameters, unread=unread, undecided=undecided)
+
+
+def _unread(inspection: Inspection) -> frozenset[str]:
+    """Return the stored tensors that have another name in the class."""
+    renamed = {stored for stored, memory in inspection.family.renames if stored != memory}
+    return frozenset(renamed & inspection.checkpoint.tensors.keys())
 
 
 def _parameter(inspection: Inspection, name: str) -> Parameter:
@@ -110,8 +119,9 @@ CONSUMERS = (
         "1.15",
         since=(1, 0),
         before=None,
-        measured=False,
+        measured=True,
         cited="accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model, with transformers 5.23.0",
         load=load,
+        ran=("1.15.0",),
     ),
 )

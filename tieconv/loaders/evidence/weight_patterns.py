@@ -28,7 +28,7 @@ def by_pattern(
 
     ``indexed`` says that it skips files that an index of the usual name does not list. ``prefers`` says that it reads
     only the first of ``formats``, with the first of ``patterns``, if a directory has several. ``joined`` says that the
-    caller adds the tensors of the unused files (`with_orphans`).
+    caller adds the tensors of the unused files (`with_unused_files`).
     """
     settled = prefers and inspection.checkpoint.format == formats[0]
     patterns = patterns[:1] if settled else patterns
@@ -74,7 +74,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def with_orphans(inspection: Inspection, *patterns: str) -> Inspection:
+def with_unused_files(inspection: Inspection, *patterns: str) -> Inspection:
     """Return ``inspection`` with the files that the model does not use and the loader reads, by their names."""
     orphans = tuple(file for file in inspection.checkpoint.orphans if _matches(file.name, patterns))
     if not orphans:

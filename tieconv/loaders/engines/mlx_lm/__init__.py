@@ -12,11 +12,11 @@ from functools import partial
 from tieconv.architectures.flag_levels import FLAG
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders.engines.mlx_lm.model_config import TextModel, config_refused, text_model
-from tieconv.loaders.engines.mlx_lm.tensor_names import names_refused, shapes_refused
+from tieconv.loaders.engines.mlx_lm.tensor_names import names_refused, other_spelling, shapes_refused
 from tieconv.loaders.evidence.head_pair import Pair, listed, stored_bias
 from tieconv.loaders.evidence.pair_model import PairModel
 from tieconv.loaders.evidence.unclear import SAFETENSORS, known_pair
-from tieconv.loaders.evidence.weight_patterns import by_pattern, with_orphans
+from tieconv.loaders.evidence.weight_patterns import by_pattern, with_unused_files
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, missing, stopped
 from tieconv.text import shown
@@ -30,7 +30,7 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, prefers=True, joined=True)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    read = with_orphans(inspection, _PATTERN)
+    read = with_unused_files(inspection, _PATTERN)
     text = text_model(read, release)
     if isinstance(text, Refusal):
         return stopped(_LOADER, text)
@@ -61,7 +61,7 @@ def _is_tied(text: TextModel, kind: str, pair: Pair) -> bool | None:
 def _head_refused(inspection: Inspection, kind: str, pair: Pair, tied: bool | None) -> Refusal | None:
     bias = stored_bias(inspection)
     if not pair.has_embedding:
-        return missing([pair.embedding])
+        return other_spelling(inspection, pair) or missing([pair.embedding])
     if bias and "bias" not in kind:
         return Refusal(Cause.NAMES, f"the model class has no parameter {listed(bias)}", bias)
     if not bias and "bias" in kind:

@@ -9,7 +9,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import listed
-from tieconv.loaders.loaded import Cause, Refusal
+from tieconv.loaders.loaded import Cause, Refusal, unknown
 from tieconv.text import shown
 
 _TEXT = "text_config"
@@ -37,9 +37,14 @@ def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
         return Refusal(Cause.CONFIG, "the config has no model_type, and mlx-lm requires it")
     file = release_tables.by_type(tables, "same file").get(model_type, model_type)
     names = release_tables.by_type(tables, "required keys")
+    if inspection.family.model_type not in ("", model_type):
+        return unknown(f"the config names the class {shown(inspection.family.architecture)} of another model type")
     if file not in names:
         return Refusal(Cause.CONFIG, f"mlx-lm {release} does not have the model type {shown(model_type)}")
-    config = _text_config(whole, release_tables.by_type(tables, "nested").get(file))
+    nested = release_tables.by_type(tables, "nested").get(file)
+    if not isinstance(whole.get(_TEXT, {}), Mapping) or (nested == "required" and _TEXT not in whole):
+        return Refusal(Cause.CONFIG, f"the config has no {_TEXT}, and mlx-lm requires it")
+    config = _text_config(whole, nested)
     name = f"{file}/{config.get('model_type')}"
     return TextModel(tables, file, name if name in names else file, config, whole)
 
@@ -47,9 +52,7 @@ def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
 def _text_config(whole: Mapping[str, object], nested: str | None) -> Mapping[str, object]:
     """Return the config of the language model; an `optional` text config is the whole config if it is absent."""
     config = whole.get(_TEXT)
-    if nested is None or (nested == "optional" and _TEXT not in whole):
-        return whole
-    return config if isinstance(config, Mapping) else {}
+    return config if nested is not None and isinstance(config, Mapping) else whole
 
 
 def config_refused(text: TextModel) -> Refusal | None:
@@ -59,7 +62,7 @@ def config_refused(text: TextModel) -> Refusal | None:
 
 def _refused(text: TextModel) -> Iterator[Refusal]:
     required = set(release_tables.by_type(text.tables, "required keys").get(text.name, ()))
-    # A config without any size does not belong to a model that can be built, and its other keys say nothing.
+    # A config without any size is a fragment: no loader builds a model from it.
     if not ({"vocab_size", *required} - {FLAG}) & text.config.keys():
         return
     lacks = sorted(required - text.config.keys() - {FLAG})

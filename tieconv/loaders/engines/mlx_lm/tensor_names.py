@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.engines.mlx_lm.model_config import TextModel
-from tieconv.loaders.evidence.head_pair import Pair
-from tieconv.loaders.loaded import Cause, Refusal
+from tieconv.loaders.evidence.head_pair import Pair, head_pair
+from tieconv.loaders.loaded import Cause, Refusal, unknown
 from tieconv.text import shown
 
 _QUERY = re.compile(r"\blayers\.(\d+)\.self_attn\.q_proj\.weight$")
 
 
 def names_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
-    """Return the refusal of a tensor name that the class does not have, or of one that it needs; else ``None``."""
+    """Return the refusal of a name that the class does not have, or of an absent one that it needs."""
     return next(_names(inspection, text), None)
 
 
 def _names(inspection: Inspection, text: TextModel) -> Iterator[Refusal]:
-    names = inspection.checkpoint.tensors
+    names, pair = inspection.checkpoint.tensors, head_pair(inspection)
+    if (
+        pair is not None
+        and pair.has_embedding
+        and text.file not in release_tables.by_type(text.tables, "other prefixes")
+    ):
+        canonical = inspection.family.input_embedding
+        if pair.embedding != canonical:
+            sentence = f"mlx-lm's model class has no parameter {shown(pair.embedding)}, it has {shown(canonical)}"
+            yield Refusal(Cause.NAMES, sentence, (pair.embedding,))
     for pattern in release_tables.by_type(text.tables, "unknown names").get(text.file, ()):
         for name in names:
             if fnmatchcase(name, pattern):
@@ -30,6 +39,13 @@ def _names(inspection: Inspection, text: TextModel) -> Iterator[Refusal]:
     for pattern in release_tables.by_type(text.tables, "needed names").get(text.file, ()):
         if not any(fnmatchcase(name, pattern) for name in names):
             yield Refusal(Cause.NAMES, f"the file does not contain {shown(pattern)}, which mlx-lm's model class needs")
+
+
+def other_spelling(inspection: Inspection, pair: Pair) -> Refusal | None:
+    """Return the refusal of a claim if another stored name may be that of the embedding, or ``None``."""
+    end = "." + ".".join(pair.embedding.split(".")[-2:])
+    name = next((name for name in inspection.checkpoint.tensors if name.endswith(end)), None)
+    return unknown(f"{shown(name)} may be the embedding under another name") if name is not None else None
 
 
 def shapes_refused(inspection: Inspection, text: TextModel, pair: Pair, *, tied: bool | None) -> Refusal | None:
@@ -50,9 +66,11 @@ def shapes_refused(inspection: Inspection, text: TextModel, pair: Pair, *, tied:
 def _vocabulary(text: TextModel) -> int | None:
     """Return the rows of the tables in mlx-lm's model; ``None`` if the config does not say."""
     defaults = release_tables.by_type(text.tables, "default vocabulary")
-    # A composite with a default of its own overwrites the size in the text config.
+    # A composite with a default overwrites the size in the text config.
     outer = text.config is not text.whole and text.file in defaults
     rows = text.whole.get("vocab_size", defaults[text.file]) if outer else text.config.get("vocab_size")
+    inner = text.config.get("text_config")
+    rows = inner.get("vocab_size") if rows is None and isinstance(inner, Mapping) else rows
     return rows if isinstance(rows, int) else None
 
 

@@ -1,0 +1,186 @@
+"""mlx-lm: what its config classes, its names and its shapes decide, in the two releases that the oracle runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checks.fixtures.model import (
+    BERT,
+    HEAD,
+    LLAMA,
+    Config,
+    Tensors,
+    flagged,
+    llama,
+    matrix,
+    save,
+    vector,
+    weights,
+)
+from tieconv import api
+from tieconv.checkpoint.prediction import Prediction
+from tieconv.loaders import release_tables
+
+EMBED = "model.embed_tokens.weight"
+OWN, BOTH, LONGER = llama(head=matrix(seed=1)), llama(head=matrix()), llama(head=matrix(16, seed=1))
+LAYER = "model.layers.0.self_attn"
+
+
+def config(architecture: str, model_type: str, **values: object) -> Config:
+    """Return a config with every key that mlx-lm requires; the flag is only in ``values``."""
+    keys = release_tables.by_type("mlx-lm-0.32", "required keys")[model_type]
+    sizes: Config = {key: 1 for key in keys if key != "tie_word_embeddings"}
+    known = {"architectures": [architecture], "model_type": model_type, "vocab_size": len(matrix())}
+    return sizes | known | values
+
+
+def predicted(folder: Path, settings: Config, tensors: Tensors, spec: str = "mlx-lm==0.32") -> Prediction:
+    (found,) = api.inspect(save(folder / "model", settings, tensors), consumers=spec).consumers
+    return found
+
+
+TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
+QWEN3 = config("Qwen3ForCausalLM", "qwen3")
+OLMO2 = config("Olmo2ForCausalLM", "olmo2", tie_word_embeddings=True)
+ERNIE = config("Ernie4_5ForCausalLM", "ernie4_5", tie_word_embeddings=True)
+HELIUM = config("HeliumForCausalLM", "helium", tie_word_embeddings=True)
+PHI = config("PhiForCausalLM", "phi")
+HYBRID = config("GraniteMoeHybridForCausalLM", "granitemoehybrid", layer_types=["linear_attention"])
+NEXT = config("Qwen3NextForCausalLM", "qwen3_next", layer_types=["linear_attention", "full_attention"])
+FALCON = config("FalconH1ForCausalLM", "falcon_h1", num_attention_heads=1)
+GRIFFIN = config("RecurrentGemmaForCausalLM", "recurrent_gemma", hidden_size=4, lru_width=8)
+BIGCODE = config("GPTBigCodeForCausalLM", "gpt_bigcode", n_inner=None)
+QUERY = {f"{LAYER}.q_proj.weight": matrix(4, 4)}
+WTE = {"wte.weight": matrix()}
+GPT2 = config("GPT2LMHeadModel", "gpt2", tie_word_embeddings=True)
+CASES: dict[str, tuple[Config, Tensors, str, str]] = {
+    "a longer head": (UNTIED, LONGER, "error", "lm_head.weight has 16 rows, and mlx-lm's model has 8"),
+    "a longer head that is dropped": (TIED, LONGER, "discarded", "replaces lm_head.weight"),
+    "more rows than the config": (TIED, {EMBED: matrix(16)}, "error", "has 16 rows, and mlx-lm's model has 8"),
+    "null is false": ({**LLAMA, "tie_word_embeddings": None}, llama(), "error", "does not contain lm_head.weight"),
+    "an absent flag is the default": (LLAMA, llama(), "tied", "one parameter"),
+    "a required flag": (QWEN3, BOTH, "error", "has no tie_word_embeddings"),
+    "a head that is refused": (OLMO2, BOTH, "error", "has no parameter lm_head.weight"),
+    "Helium needs a head": (HELIUM, llama(), "error", "does not contain lm_head.weight"),
+    "Helium takes an equal head": (HELIUM, BOTH, "tied", "one parameter"),
+    "Helium does not use another head": (HELIUM, OWN, "discarded", "replaces lm_head.weight"),
+    "a head bias that must be stored": (PHI, OWN, "error", "does not contain lm_head.bias"),
+    "a head bias": (PHI, {**OWN, "lm_head.bias": vector()}, "untied", "two parameters"),
+    "no such model type": (BERT, llama(), "error", "does not have the model type bert"),
+    "no model type": ({k: v for k, v in TIED.items() if k != "model_type"}, llama(), "error", "has no model_type"),
+    "a key that is not there": ({**TIED, "rms_norm_eps": ...}, llama(), "error", "the config has no rms_norm_eps"),
+    "a size that is null": (BIGCODE, {"transformer.wte.weight": matrix()}, "error", "no value for n_inner"),
+    "a text config that is null": ({**TIED, "text_config": None}, llama(), "error", "has no text_config"),
+    "an unknown layer": (HYBRID, llama(), "error", "does not have the layer type linear_attention"),
+    "layers at another interval": (NEXT, OWN, "error", "every 4th layer"),
+    "a head size by default": (FALCON, {**llama(), **QUERY}, "error", "does not fit mlx-lm's default of 64"),
+    "two widths": (GRIFFIN, llama(), "error", "lru_width to be hidden_size"),
+    "GPT-2 as transformers saves it": (GPT2, {"transformer.wte.weight": matrix()}, "error", "has no parameter"),
+    "GPT-2 as on the Hub": (GPT2, WTE, "tied", "one parameter"),
+    "no prefix": (TIED, {"embed_tokens.weight": matrix()}, "error", "has no parameter embed_tokens.weight"),
+    "frequencies that are dropped": (TIED, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "tied", "one"),
+    "frequencies": (ERNIE, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "error", "inv_freq"),
+    "a class of another type": ({**TIED, "model_type": "mamba"}, llama(), "unknown", "of another model type"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outcome(case: str, tmp_path: Path) -> None:
+    """One outcome, and a sentence with its reason."""
+    settings, tensors, outcome, reason = CASES[case]
+    found = predicted(tmp_path, {key: value for key, value in settings.items() if value is not ...}, tensors)
+    assert (str(found.outcome), found.basis) == (outcome, "ran 0.32.2")
+    assert reason in found.detail
+
+
+COMPOSITE_EMBED, COMPOSITE_HEAD = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
+
+
+def composite(model_type: str, architecture: str, text_type: str, **flags: bool) -> Config:
+    """Return the config of a composite; ``top`` and ``text`` are the flags of both levels."""
+    levels = {name: {"tie_word_embeddings": flag} for name, flag in flags.items()}
+    text = config("", text_type) | levels.get("text", {})
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": len(matrix()),
+        "text_config": text,
+        **levels.get("top", {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "stored", "outcome"),
+    [
+        ({"top": True}, (), "error"),  # the text config has no flag: the composite sets it to false
+        ({"top": False, "text": True}, (), "tied"),
+        ({"top": True, "text": False}, (COMPOSITE_HEAD,), "untied"),
+    ],
+)
+def test_the_flag_of_the_text_config(
+    flags: dict[str, bool], stored: tuple[str, ...], outcome: str, tmp_path: Path
+) -> None:
+    """Mistral 3 reads the flag of its text config."""
+    settings = composite("mistral3", "Mistral3ForConditionalGeneration", "llama", **flags)
+    tensors = {COMPOSITE_EMBED: matrix(), **dict.fromkeys(stored, matrix(seed=1))}
+    assert str(predicted(tmp_path, settings, tensors).outcome) == outcome
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_gemma3_follows_the_file(flag: bool, tmp_path: Path) -> None:
+    """Gemma 3 is tied exactly if no head is stored, with any flag."""
+    settings = composite("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", top=flag, text=flag)
+    alone = {COMPOSITE_EMBED: matrix()}
+    assert str(predicted(tmp_path / "alone", settings, alone).outcome) == "tied"
+    both = {**alone, COMPOSITE_HEAD: matrix(seed=1)}
+    assert str(predicted(tmp_path / "both", settings, both).outcome) == "untied"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "tensors", "older", "newer"),
+    [
+        ("MixtralForCausalLM", "mixtral", llama(), "error", "tied"),
+        ("Qwen3MoeForCausalLM", "qwen3_moe", BOTH, "untied", "tied"),
+        ("GraniteForCausalLM", "granite", BOTH, "error", "tied"),
+        ("GPTJForCausalLM", "gptj", llama(), "error", "error"),
+    ],
+)
+def test_two_releases(
+    architecture: str, model_type: str, tensors: Tensors, older: str, newer: str, tmp_path: Path
+) -> None:
+    """Release 0.28.4 has other classes than 0.32.2; a release between them is not claimed to have run."""
+    settings = config(architecture, model_type, tie_word_embeddings=True)
+    folder = save(tmp_path / "model", settings, tensors)
+    first, second = api.inspect(folder, consumers="mlx-lm").consumers
+    assert [str(first.outcome), str(second.outcome)] == [older, newer]
+    assert (first.basis, second.basis) == ("ran 0.28.4", "ran 0.32.2")
+    (between,) = api.inspect(folder, consumers="mlx-lm==0.30").consumers
+    assert between.basis == "between 0.28.4 and 0.32.2, which ran"
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "outcome"),
+    [
+        ("model-extra.safetensors", False, "untied"),
+        ("model-extra.safetensors", True, "unknown"),  # nothing compared the head of an unused file
+        ("extra.safetensors", False, "error"),
+        ("extra.safetensors", True, "tied"),
+    ],
+)
+def test_a_head_in_an_unused_file(name: str, flag: bool, outcome: str, tmp_path: Path) -> None:
+    """mlx-lm reads every model*.safetensors, also those that the index does not name."""
+    folder = save(tmp_path / "model", flagged(LLAMA, flag), llama())
+    (folder / name).write_bytes(weights({HEAD: matrix(seed=1)}))
+    (found,) = api.inspect(folder, consumers="mlx-lm==0.32").consumers
+    assert str(found.outcome) == outcome
+
+
+def test_every_file_has_its_required_keys() -> None:
+    """The table of required keys lists the files of the release: an absent type is an error of the loader."""
+    for release, count in (("0.28", 85), ("0.32", 120)):
+        tables = f"mlx-lm-{release}"
+        files = release_tables.by_type(tables, "required keys")
+        assert len(files) > count and {"llama", "qwen3", "gemma3"} <= files.keys()
+        assert set(release_tables.by_type(tables, "same file").values()) <= files.keys()
