@@ -35,6 +35,7 @@ def prefixed(tensors: Tensors) -> Tensors:
 
 COHERE, GEMMA2 = ("CohereForCausalLM", "cohere"), ("Gemma2ForCausalLM", "gemma2")
 BLOOM, OLMOE, ARCEE = ("BloomForCausalLM", "bloom"), ("OlmoeForCausalLM", "olmoe"), ("ArceeForCausalLM", "arcee")
+GEMMA4 = ("Gemma4ForCausalLM", "gemma4_text")
 NULL: Config = {"tie_word_embeddings": None}
 MPT: Tensors = {"transformer.wte.weight": matrix()}
 BIASED = {**OWN, "lm_head.bias": vector()}
@@ -55,6 +56,8 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "more rows, declared untied": ({**UNTIED, "vocab_size": 8}, WIDE, "error", "error"),
     "a null flag": ({**LLAMA, "tie_word_embeddings": None}, OWN, "error", "error"),
     "a null flag in vLLM's own config": (of("NemotronForCausalLM", "nemotron", None, **NULL), OWN, "untied", "error"),
+    "an equal copy beside a second embedding": (of(*GEMMA4, True), COPY, "tied", "untied"),
+    "no second embedding": (of(*GEMMA4, True, hidden_size_per_layer_input=0), COPY, "tied", "tied"),
     "a class without any model": (
         of("MptForCausalLM", "mpt", True),
         {"transformer.wte.weight": matrix()},

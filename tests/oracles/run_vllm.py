@@ -131,7 +131,15 @@ def _caught(layer: type) -> Iterator[_Calls]:
         layer.forward = forward
 
 
-_NOT_SEEN = ("causal_conv1d_weight_pack", "MoE backend", "failed to be inspected", "fa_utils", "compute_logits")
+_NOT_SEEN = (
+    "causal_conv1d_weight_pack",
+    "MoE backend",
+    "is supported only for CUDA",
+    "fa_utils",
+    "'triton'",
+    "failed to be inspected",
+    "compute_logits",
+)
 """Words of failures that say nothing about a checkpoint: kernels for CPU, packages that are missing here (torchvision),
 and models without logits."""
 

@@ -20,6 +20,7 @@ from tieconv.text import shown
 
 _LOADER = "vLLM"
 _HEAD = "lm_head.weight"
+_PER_LAYER = "hidden_size_per_layer_input"
 
 
 @record
@@ -62,9 +63,10 @@ class Tables:
     def _flag(self) -> bool:
         inspection = self.model.inspection
         declared = inspection.checkpoint.config_values
-        # vLLM's own config classes accept null, and the model's class then reads it as false.
-        null = FLAG in declared and declared[FLAG] is None
-        return bool(inspection.config.effective) and not null
+        # vLLM reads the flag also for a class that transformers never ties. Its own config classes accept null.
+        if FLAG in declared and not inspection.family.levels:
+            return bool(declared[FLAG])
+        return bool(inspection.config.effective)
 
     @property
     def _always(self) -> bool:
@@ -81,7 +83,9 @@ class Tables:
     def _untied(self, *, compare: bool) -> Loaded:
         """Return two parameters; ``compare``: vLLM makes them one if they are equal after loading."""
         model, pair = self.model, self.model.pair
-        if not (compare and pair.has_head and pair.has_embedding):
+        # vLLM compares only if the model has exactly one embedding layer.
+        second = "per layer" in self.kind and model.inspection.checkpoint.config_values.get(_PER_LAYER) != 0
+        if second or not (compare and pair.has_head and pair.has_embedding):
             return model.untied()
         dtype = vllm_dtype(model.inspection)
         equal = _equal(model.inspection, pair.embedding, pair.head, dtype)
