@@ -29,7 +29,7 @@ CASES = {
     "transformers==5.0": ["transformers 5.0"],
     "transformers==5.3": ["transformers 5.0"],
     "transformers==5.4": ["transformers 5.x"],
-    "transformers==5.x": ["transformers 5.x"],
+    "transformers==5.x": ["transformers 5.0", "transformers 5.x"],
     "transformers>=5.0.0": ["transformers 5.0", "transformers 5.x"],
     "transformers<5": ["transformers 4.48", "transformers 4.57"],
     "transformers==4.57.6": ["transformers 4.57"],

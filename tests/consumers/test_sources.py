@@ -49,6 +49,8 @@ BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
 SHARED: Tensors = {"model.shared.weight": matrix()}
 SPEECH: Tensors = {"model.decoder.embed_tokens.weight": matrix(), "proj_out.weight": with_row(matrix())}
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+MAMBA = {**LLAMA, "architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+MAMBA_TABLE: Tensors = {"backbone.embeddings.weight": matrix()}
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 BIASED = {**llama(), "lm_head.bias": vector()}
 
@@ -175,7 +177,23 @@ def test_vllm_looks_into_safetensors_alone(tmp_path: Path) -> None:
 def test_what_was_not_compared_is_not_claimed(spec: str, tmp_path: Path) -> None:
     """With headers alone nobody can say whether a stored head of a tied model differs."""
     found = api.inspect(save(tmp_path / "model", TIED, OWN), depth="header", consumers=spec).consumers
-    assert {str(prediction.outcome) for prediction in found} == {"unknown"}
+    outcomes = {prediction.version: str(prediction.outcome) for prediction in found}
+    if spec == "transformers":
+        assert outcomes.pop("5.0") == "untied"  # it compares nothing, and never ties two stored tensors
+    assert set(outcomes.values()) == {"unknown"}
+
+
+def test_transformers_50_ties_no_two_stored_tensors(tmp_path: Path) -> None:
+    """Equal copies are two parameters, a null flag does not tie, and one table is both."""
+    for name, config, tensors, expected in (
+        ("equal", TIED, BOTH, "untied"),
+        ("null", {**LLAMA, "tie_word_embeddings": None}, BOTH, "untied"),
+        ("one", TIED, llama(), "tied"),
+        ("head", TIED, HEAD_ONLY, "tied"),
+        ("default", MAMBA, MAMBA_TABLE, "random"),
+    ):
+        (early,) = api.inspect(save(tmp_path / name, config, tensors), consumers="transformers==5.0").consumers
+        assert str(early.outcome) == expected, name
 
 
 def test_accelerate_reads_a_torch_file_first(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.fuzz.targets import TARGETS
 from tests.mutants.rooms import TESTS
+from tests.oracles.environments import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -96,7 +97,7 @@ def test_the_run_calls_what_exists() -> None:
     modules = set(re.findall(r"python -m (tests[\w.]+)", text))
     scripts = set(re.findall(r"python ([\w/]+\.py)", text))
     (folders,) = re.findall(r"set -- tests/\{([\w,]+)\}", text)
-    assert (len(modules), len(scripts)) == (4, 3)
+    assert (len(modules), len(scripts)) == (5, 3)
     for path in (ROOT / module.replace(".", "/") for module in modules):
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), path
     assert all((ROOT / script).is_file() for script in scripts)
@@ -110,11 +111,12 @@ def test_the_run_refuses_an_unknown_task() -> None:
 
 
 def test_what_takes_long_is_scheduled() -> None:
-    """slow, matrix (with the loaders' grids), every fuzz target, every room's mutants, the canary with its tables."""
+    """slow, matrix, every real loader, every fuzz target, every room's mutants, the canary with its tables."""
     jobs = {path.stem: loaded(path) for path in WORKFLOWS}
     for name in ("slow", "fuzz", "mutants", "canary"):
         assert "schedule" in jobs[name][True]
     assert jobs["slow"]["jobs"]["tests"]["strategy"]["matrix"]["task"] == ["slow", "matrix"]
+    assert jobs["slow"]["jobs"]["loaders"]["strategy"]["matrix"]["loader"] == sorted(ENVIRONMENTS)
     assert set(jobs["fuzz"]["jobs"]["target"]["strategy"]["matrix"]["target"]) == set(TARGETS)
     parts = jobs["mutants"]["jobs"]["part"]["strategy"]["matrix"]["include"]
     assert {room for part in parts for room in part["rooms"].split()} == set(TESTS)

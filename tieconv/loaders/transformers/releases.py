@@ -51,6 +51,6 @@ CONSUMERS = (
         measured=True,
         cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
         load=load5.load,
-        ran=("5.4.0", "5.23.0"),
+        ran=("5.23.0",),
     ),
 )
