@@ -41,10 +41,10 @@ and `>` select by version. The selection is the union of the parts, and `all` se
 SOURCES = """\
 ## The loaders
 
-The basis of a prediction is a release that the tests run ([Predictions beside the loaders](oracles.md)), or the cited
-source, which we read and did not run (*unverified*). For a class whose source we did not read, the outcome is
-`unknown`. An answer names its basis, in text and in JSON (`basis`). Without a run, the text says *unverified*. If you
-name a release that did not run (`--for vllm==0.30`), the basis says between which releases it lies.
+The basis of a prediction is a release that the tests run, or the cited source. What we read and did not run is
+*unverified*. [Predictions beside the loaders](oracles.md) shows what the tests ran. For a class whose source we did not
+read, the outcome is `unknown`. An answer names its basis, in text and in JSON (`basis`). If you name a release that did
+not run (`--for vllm==0.30`), the basis says between which releases it lies.
 """
 
 FILES = """\
@@ -56,7 +56,8 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
 
 | loader | files that it reads in a directory |
 |---|---|
-| transformers, onnxruntime-genai | the first existing file of {opened} |
+| transformers, onnxruntime-genai, ctranslate2 | the first existing file of {opened} |
+| accelerate | `pytorch_model.bin`, else `model.safetensors`, else the only `*.index.json` |
 | vllm | every `*.safetensors`, else `*.bin`, else `*.pt` |
 | text-generation-inference | every `*.safetensors`, else `*.bin` |
 | tensorrt-llm | every `*.safetensors`, else `*.bin`, else `*.pth` |
@@ -85,9 +86,10 @@ and 4.57.6, and the outcomes are recorded beside it. Every test run loads them w
 NOTES = """\
 ## Names of tensors
 
-**transformers 5** is predicted from release 5.4 on. Releases 5.0 to 5.3 never tie two stored tensors, even if they are
-equal, and they accept a flag that is null. Release 5 finds a tensor under its old and its new name, with or without the base model's prefix. Some names of
-16 renamed classes are exceptions (Qwen2-VL's `embed_tokens.weight`): their parameters start at random.
+**transformers 5** uses two stored tensors as two parameters if they differ. Releases 5.0 to 5.3 do so with equal
+tensors too, and they accept a flag that is null. Release 5 finds a tensor under its old and its new name, with or
+without the base model's prefix. Some names of 16 renamed classes are exceptions (Qwen2-VL's `embed_tokens.weight`):
+their parameters start at random.
 
 **transformers 4** does not find GPT-NeoX's head under `lm_head.weight`. Some classes contain a language model (LLaVA,
 Gemma 3, PaliGemma, Qwen2-VL and others). Release 4.57 knows the new names of some, and 4.48 of none.

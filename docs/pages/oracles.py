@@ -10,7 +10,7 @@ from typing import Any
 from tests.oracles.cells import DTYPES, HEADS, LAYOUTS, NESTED
 from tests.oracles.families import FAMILIES
 
-KEPT = Path(__file__).parents[1] / "measured" / "oracles"
+FIGURES_FOLDER = Path(__file__).parents[1] / "measured" / "oracles"
 _REASONS = 6
 
 INTRO = """\
@@ -30,22 +30,24 @@ Parameters that a loader does not initialize are filled with NaN first.
 Each of {families} classes is a model of two layers, width 64 and about 99 tokens. Its checkpoints vary:
 
 - **Flag**: true, false, absent or null; for a config with two levels also {nested} pairs of unequal flags.
-- **Head**: {heads}. `near` differs in two rows, and `rows` has eight rows more than the config declares.
+- **Head**: {heads}. `near` differs in two rows. `rows` has eight rows more than the config
+  declares.
 - **Embedding**: stored or not.
 - **Bias**: none, zero or non-zero.
-- **Files**: one file, {layouts}. A stray file holds the head, and the index does not name it.
+- **Files**: one file, {layouts}. A stray file holds the head, and the index
+  does not name it.
 - **Dtype**: F32, {dtypes}. `mixed` stores the head in BF16 beside an embedding in F32.
 
-The axes are not all crossed: flags, heads and embeddings are, and each other axis is crossed with flags and heads. A
-family has 107 or more checkpoints. `tests/oracles/cells.py` lists them.
+Flags, heads and embeddings are crossed. Each other axis is crossed with flags and heads. A family has 107 or more
+checkpoints. `tests/oracles/cells.py` lists them.
 """
 
 FIGURES = """\
 ## Figures
 
 *Answered* cells have a prediction and a result. *Dangerous* cells are those where tieconv predicted `tied` or `untied`,
-and the loader failed or gave other values. *No match* means that the logits belong to no pair of tables: the loader
-computes this class in another way than transformers.
+and the loader failed or gave other values. *No match* means that the logits belong to no pair of tables. Then the
+loader computes the class in another way than transformers.
 
 | loader | judged with | cells | answered | right | wrong | dangerous | unknown | no match |
 |---|---|---|---|---|---|---|---|---|"""
@@ -68,7 +70,9 @@ python -m tests.oracles check mlx-lm llama.cpp --every 20
 
 def page() -> str:
     """Return the whole page."""
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))}
+    results = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FIGURES_FOLDER.glob("*.json"))
+    }
     intro = INTRO.format(
         families=len(FAMILIES),
         nested=len(NESTED),
@@ -76,7 +80,9 @@ def page() -> str:
         layouts=", ".join(layout.replace("-", " ") for layout in LAYOUTS),
         dtypes=", ".join(DTYPES),
     )
-    return "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), RUN]).rstrip() + "\n"
+    return (
+        "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), RUN]).rstrip() + "\n"
+    )
 
 
 def _figures(results: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import warnings
 from collections.abc import Iterable
@@ -61,7 +62,7 @@ def _here(spec: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     transformers.logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [loader.observe(spec.partition("=")[0], job) for job in jobs]
+        return [loader.observe(re.split("[<>=]", spec)[0], job) for job in jobs]
 
 
 def _there(python: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def _versions(python: str) -> dict[str, str]:
 def main() -> None:
     """Measure and write; print a line a loader."""
     oldest, older = sys.argv[1:3]
-    plan = {"transformers==4.48": oldest, "transformers==4.57": older, "transformers==5": None, "safetensors": None}
+    plan = {"transformers==4.48": oldest, "transformers==4.57": older, "transformers>=5.4": None, "safetensors": None}
     results = [measure(spec, python) for spec, python in plan.items()]
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

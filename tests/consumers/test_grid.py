@@ -22,7 +22,7 @@ def spread(kind: str) -> list[grid.Cell]:
 @pytest.mark.parametrize("kind", grid.PLAN)
 def test_transformers_does_what_is_predicted(kind: str, tmp_path: Path) -> None:
     """Tied, untied, random, discarded or refused, and which bias is lost: as `from_pretrained` has it."""
-    wrong = [str(found) for found in match(spread(kind), "transformers==5", tmp_path) if not found.agrees]
+    wrong = [str(found) for found in match(spread(kind), "transformers>=5.4", tmp_path) if not found.agrees]
     assert not wrong
 
 
@@ -34,7 +34,7 @@ def test_load_model_does_what_is_predicted(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("spec", ["transformers==5", "safetensors"])
+@pytest.mark.parametrize("spec", ["transformers>=5.4", "safetensors"])
 def test_the_whole_grid(spec: str, tmp_path: Path) -> None:
     """Every checkpoint of the grid."""
     wrong = [str(found) for found in match(grid.cells(), spec, tmp_path) if not found.agrees]

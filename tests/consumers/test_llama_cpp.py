@@ -66,6 +66,7 @@ CASES: dict[str, tuple[Config, Tensors, str]] = {
     "that bias, stored": (config("PhiForCausalLM", "phi"), BIAS, "untied"),
     "a class without its MTP layers": (NEXT, OWN, "error"),
     "the same class with them": (NEXT, {**OWN, "mtp.norm.weight": vector()}, "untied"),
+    "a class whose small model does not load": (config("MellumForCausalLM", "mellum"), OWN, "unknown"),
     "names without the prefix": (LLAMA, {"embed_tokens.weight": matrix(), "norm.weight": vector()}, "tied"),
     "names without a prefix that the converter needs": (
         MAMBA,

@@ -46,6 +46,8 @@ QWEN3 = config("Qwen3ForCausalLM", "qwen3")
 OLMO2 = config("Olmo2ForCausalLM", "olmo2", tie_word_embeddings=True)
 ERNIE = config("Ernie4_5ForCausalLM", "ernie4_5", tie_word_embeddings=True)
 HELIUM = config("HeliumForCausalLM", "helium", tie_word_embeddings=True)
+KIMI = config("DeepseekV3ForCausalLM", "deepseek_v3") | {"model_type": "kimi_k2"}
+GLM = config("Glm4MoeForCausalLM", "glm4_moe")
 PHI = config("PhiForCausalLM", "phi")
 HYBRID = config("GraniteMoeHybridForCausalLM", "granitemoehybrid", layer_types=["linear_attention"])
 NEXT = config("Qwen3NextForCausalLM", "qwen3_next", layer_types=["linear_attention", "full_attention"])
@@ -76,12 +78,14 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "an unknown layer": (HYBRID, llama(), "error", "does not have the layer type linear_attention"),
     "layers at another interval": (NEXT, OWN, "error", "every 4th layer"),
     "a head size by default": (FALCON, {**llama(), **QUERY}, "error", "does not fit mlx-lm's default of 64"),
-    "two widths": (GRIFFIN, llama(), "error", "lru_width to be hidden_size"),
+    "two widths": (GRIFFIN, llama(), "error", "lru_width to be 1 times hidden_size"),
     "GPT-2 as transformers saves it": (GPT2, {"transformer.wte.weight": matrix()}, "error", "has no parameter"),
     "GPT-2 as on the Hub": (GPT2, WTE, "tied", "one parameter"),
     "no prefix": (TIED, {"embed_tokens.weight": matrix()}, "error", "has no parameter embed_tokens.weight"),
     "frequencies that are dropped": (TIED, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "tied", "one"),
     "frequencies": (ERNIE, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "error", "inv_freq"),
+    "a required flag that decides nothing": (GLM, OWN, "error", "has no tie_word_embeddings"),
+    "a type with the file of another": (KIMI, OWN, "untied", "two parameters"),
     "a class of another type": ({**TIED, "model_type": "mamba"}, llama(), "unknown", "of another model type"),
 }
 

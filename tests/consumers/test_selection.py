@@ -9,22 +9,37 @@ import pytest
 from tieconv.loaders.registry import CONSUMERS
 from tieconv.loaders.selection import UnknownConsumerError, select
 
+TRANSFORMERS = ["transformers 4.48", "transformers 4.57", "transformers 5.0", "transformers 5.x"]
 CASES = {
     "all": [f"{consumer.name} {consumer.version}" for consumer in CONSUMERS],
-    "transformers": ["transformers 4.48", "transformers 4.57", "transformers 5.x"],
-    "vllm,transformers>=4.57": ["transformers 4.57", "transformers 5.x", "vllm <0.29", "vllm >=0.29"],
+    "transformers": TRANSFORMERS,
+    "vllm,transformers>=4.57": [
+        "transformers 4.57",
+        "transformers 5.0",
+        "transformers 5.x",
+        "vllm <0.29",
+        "vllm >=0.29",
+    ],
     " VLLM == 0.28.1 ": ["vllm <0.29"],
     "vllm==0.29": ["vllm >=0.29"],
     "vllm==0.29.0": ["vllm >=0.29"],
     "vllm<0.29": ["vllm <0.29"],
     "vllm<=0.29": ["vllm <0.29", "vllm >=0.29"],
-    "transformers==5": ["transformers 5.x"],
+    "transformers==5": ["transformers 5.0", "transformers 5.x"],
+    "transformers==5.0": ["transformers 5.0"],
+    "transformers==5.3": ["transformers 5.0"],
+    "transformers==5.4": ["transformers 5.x"],
     "transformers==5.x": ["transformers 5.x"],
-    "transformers>=5.0.0": ["transformers 5.x"],
+    "transformers>=5.0.0": ["transformers 5.0", "transformers 5.x"],
     "transformers<5": ["transformers 4.48", "transformers 4.57"],
     "transformers==4.57.6": ["transformers 4.57"],
     "transformers==4": ["transformers 4.48", "transformers 4.57"],
-    "transformers>4.57,transformers": ["transformers 4.48", "transformers 4.57", "transformers 5.x"],
+    "transformers>4.57,transformers": [
+        "transformers 4.48",
+        "transformers 4.57",
+        "transformers 5.0",
+        "transformers 5.x",
+    ],
     "llama.cpp": ["llama.cpp 2026"],
     "transformers 4.50": ["transformers 4.57"],
     "vllm 0.30.1,tensorrt-llm engine": ["vllm >=0.29", "tensorrt-llm engine"],

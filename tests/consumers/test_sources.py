@@ -135,7 +135,7 @@ def test_outcome(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["transformers==4.48", "transformers==4.57", "transformers==5", "vllm==0.28", "vllm==0.29", "llama.cpp",
+    "spec", ["transformers==4.48", "transformers==4.57", "transformers>=5.4", "vllm==0.28", "vllm==0.29", "llama.cpp",
              "mlx-lm==0.32", "onnxruntime-genai", "safetensors"],
 )  # fmt: skip
 @pytest.mark.parametrize("stored", [llama(), HEAD_ONLY])
@@ -155,7 +155,7 @@ def test_a_format_that_a_loader_does_not_read(tmp_path: Path) -> None:
     save(folder, TIED, llama())
     (folder / "model.safetensors").unlink()
     torch.save({"model.embed_tokens.weight": torch.from_numpy(matrix())}, folder / "pytorch_model.bin")
-    found = api.inspect(folder, consumers="mlx-lm,transformers==5,vllm>=0.29,safetensors").consumers
+    found = api.inspect(folder, consumers="mlx-lm,transformers>=5.4,vllm>=0.29,safetensors").consumers
     outcomes = {prediction.name: str(prediction.outcome) for prediction in found}
     assert outcomes == {"mlx-lm": "error", "transformers": "tied", "vllm": "tied", "safetensors": "error"}
 

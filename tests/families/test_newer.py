@@ -95,7 +95,7 @@ def predicted(folder: Path, family: Family, file: File) -> Prediction:
     config = {"architectures": [family.architecture], "model_type": family.model_type}
     (folder / "config.json").write_text(json.dumps(_flagged(config, family, file.flags)))
     _save(folder / "model.safetensors", family, {body(family): 8, **file.stored})
-    (found,) = api.inspect(folder, consumers="transformers==5").consumers
+    (found,) = api.inspect(folder, consumers="transformers>=5.4").consumers
     return found
 
 

@@ -41,7 +41,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         f"transformers-{version}": Environment(
             "transformers", (TORCH, f"transformers=={version}"), show=("transformers", "torch", "safetensors")
         )
-        for version in ("4.48.3", "4.57.6", "5.4.0", "5.23.0")
+        for version in ("4.48.3", "4.57.6", "5.0.0", "5.4.0", "5.23.0")
     },
     "accelerate": Environment(
         "accelerate",

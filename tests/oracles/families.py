@@ -30,7 +30,7 @@ FAMILIES = (*CAUSAL, *OTHERS)
 
 _ROUND = {"vocab_size": 112}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "BambaForCausalLM": _ROUND,
+    "BambaForCausalLM": {**_ROUND, "attn_layer_indices": [1]},
     "Ernie4_5_MoeForCausalLM": {"intermediate_size": 160},
     "FalconForCausalLM": {"ffn_hidden_size": 256},
     "FalconMambaForCausalLM": {**_ROUND, "intermediate_size": 128},

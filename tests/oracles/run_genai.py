@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy
 import observe
+from run_transformers import Job, exact
 
-Job = dict[str, Any]
 _HEAD, _TABLE, _BIAS = "lm_head.MatMul.weight", "model.embed_tokens.weight", "lm_head.Add.bias"
 
 
@@ -87,9 +87,7 @@ def answer(job: Job) -> dict[str, Any]:
         head_size = build(job, folder)
         path = folder / "model.onnx"
         seen = tables(onnx_ir.load(path).graph, job)
-        found = observe.from_tables(job, **seen)
-        if found["outcome"] == "tied" and rounded(job, seen["embedding"]):
-            found = {**found, "outcome": "discarded", "why": "the embedding has the rounded values of the head"}
+        found = exact(job, observe.from_tables(job, **seen), seen["embedding"])
         try:
             values = logits(path, job["prompt"], head_size)
         except InvalidArgument as error:  # an operator wants larger sizes
@@ -97,16 +95,6 @@ def answer(job: Job) -> dict[str, Any]:
         if not numpy.isfinite(values).all():
             raise ValueError("the logits are not finite")
         return found
-
-
-def rounded(job: Job, embedding: numpy.ndarray) -> bool:
-    """Return whether a model that stores its head in a narrower dtype lost the exact values of the embedding."""
-    from safetensors import safe_open
-
-    if job["dtype"] != "mixed" or not job["stored"]["embedding"]:
-        return False
-    with safe_open(Path(job["folder"]) / "model.safetensors", "np") as file:
-        return not numpy.array_equal(embedding, file.get_tensor(job["embedding"]))
 
 
 def main() -> None:

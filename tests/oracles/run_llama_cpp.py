@@ -194,9 +194,6 @@ def _keys_of_4(config: Job) -> Job:
             return {"decoder_start_token_id": config.get("pad_token_id")}
         case "falcon" if config.get("multi_query") and not config.get("new_decoder_architecture"):
             return {"num_kv_heads": 1}
-        case "bamba":
-            kinds = enumerate(config["layer_types"])
-            return {"attn_layer_indices": [index for index, kind in kinds if kind == "full_attention"]}
         case "cohere2":
             return {"rotary_pct": 1.0}
         case "dots1":

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'\"()[]{}<>/|+-*=_~@#$%&"
-_SPECIAL = ("<s>", "</s>", "<unk>", "<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>", "<bos>", "<eos>")
+_SPECIAL = (
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<|endoftext|>",
+    "[gMASK]",
+    "<|user|>",
+    "<|observation|>",
+    "<|startoftext|>",
+    "<bos>",
+    "<eos>",
+)
 """Tokens that the converters of some classes look up by name."""
 
 

@@ -65,6 +65,7 @@ def _words(text: str) -> list[str]:
 
 def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
     """Return whether a version in the consumer's range satisfies the constraint; ``==5`` includes every 5.y."""
+    family = consumer.since[: len(wanted)] == wanted
     wanted, since = _without_zeros(wanted), _without_zeros(consumer.since)
     reaches = consumer.before is None or _without_zeros(consumer.before) > wanted
     match sign:
@@ -73,7 +74,7 @@ def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
         case "<=":
             return since <= wanted
         case "==" | "":
-            return reaches and (since <= wanted or since[: len(wanted)] == wanted)
+            return reaches and (since <= wanted or family)
     return reaches
 
 

@@ -78,10 +78,11 @@ def _known(inspection: Inspection) -> tuple[Treatment, Pair] | Refusal:
         return Refusal(Cause.CONFIG, f"{_CONVERTER} does not know the class {shown(name)}")
     if pair is None or kind == "registered":
         return unknown(f"tieconv has no measurement of llama.cpp for {shown(name)}")
-    stored = (name.removeprefix("model.") for name in inspection.checkpoint.tensors)
-    if name in release_tables.by_type("llama.cpp", "classes")["needs mtp"] and not any(
-        name.startswith("mtp.") for name in stored
-    ):
+    classes = release_tables.by_type("llama.cpp", "classes")
+    if name in classes["not run"]:
+        return unknown(f"the small model of {shown(name)} that tieconv tests with does not load in llama.cpp")
+    has_mtp = any(stored.removeprefix("model.").startswith("mtp.") for stored in inspection.checkpoint.tensors)
+    if name in classes["needs mtp"] and not has_mtp:
         return Refusal(Cause.NAMES, f"{_CONVERTER} needs the mtp.* tensors of {shown(name)}, and none is stored")
     return frozenset(kind.split(", ")), pair
 

@@ -24,13 +24,15 @@ from tieconv.loaders.evidence.tie_groups import (
     misshapen,
 )
 from tieconv.loaders.evidence.without_tensors import without_tensors
-from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal
+from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.loaders.transformers.names5 import RELEASE, steps, unread
 from tieconv.loaders.transformers.unclear5 import flag_refusals, remark, unclear_names
 from tieconv.loaders.transformers.weight_search import by_name
 from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+RELEASE_50 = "transformers-5.0"
+
 Guesses = Mapping[tuple[str, str], bool]
 
 
@@ -40,7 +42,7 @@ class _UndecidedError(Exception):
 
 def load(inspection: Inspection) -> Loaded:
     """Return the model in transformers 5, with ``alternatives`` if stored tensors were not compared."""
-    loaded = _load(inspection, {})
+    loaded = _load(inspection, {}, compares=True)
     return loaded if loaded.undecided is None else replace(loaded, alternatives=tuple(_settled(inspection, loaded, {})))
 
 
@@ -51,15 +53,36 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
         return
     for equal in (False, True):
         settled = {**guesses, loaded.undecided: equal}
-        yield from _settled(inspection, _load(inspection, settled), settled)
+        yield from _settled(inspection, _load(inspection, settled, compares=True), settled)
 
 
-def _load(inspection: Inspection, guesses: Guesses) -> Loaded:
-    """Return the model. ``guesses`` decides about pairs that were not compared; without a guess they differ."""
+def load_50(inspection: Inspection) -> Loaded:
+    """Return the model in transformers 5.0 to 5.3, which never tie two stored tensors and accept a flag of null."""
+    if inspection.family.text_class in release_tables.names(RELEASE_50, "not loaded"):
+        kind = shown(inspection.family.text_class)
+        sentence = f"transformers 5.0 did not load the small model of {kind} in our tests"
+        return stopped("transformers 5", unknown(sentence))
+    return _load(inspection, {}, compares=False)
+
+
+def _leaves_untied(inspection: Inspection) -> bool:
+    """Return whether transformers 5.0 reads no true flag: it is null, or absent where the class defaults to false."""
+    declared = [entry for entry in inspection.config.declared if entry.present]
+    untied = inspection.family.text_class in release_tables.names(RELEASE_50, "untied by default")
+    return any(entry.value is None for entry in declared) or (untied and not declared)
+
+
+def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded:
+    """Return the model. ``guesses`` decides about pairs that were not compared; without a guess they differ.
+
+    ``compares`` says that the release compares two stored tensors of a tied group.
+    """
     unknown_names = unread(inspection.family, inspection.checkpoint.tensors)
     read = without_tensors(inspection, unknown_names)
     family, parameters = read.family, before_ties(read, RELEASE)
-    open_pairs = [_tie(read, group, parameters, guesses) for group in groups(read)]
+    untied = not compares and _leaves_untied(read)
+    tied = [group for group in groups(read) if group.declared and not (untied and group.gated)]
+    open_pairs = [_tie(read, group, parameters, guesses, compares=compares) for group in tied]
     pair = [in_file(read, name) for name in (family.output_head, family.input_embedding) if name]
     if family.output_head:
         factor = head_factor(read, family.meaning_v5, family.default_v5)
@@ -70,24 +93,24 @@ def _load(inspection: Inspection, guesses: Guesses) -> Loaded:
         {name: parameters[name] for name in dict.fromkeys((*pair, *parameters))},
         unread=unknown_names,
         discarded=discarded(read, parameters, unknown_names),
-        refusals=tuple(_refusals(inspection, read)),
+        refusals=tuple(_refusals(inspection, read, compares=compares)),
         undecided=next(filter(None, open_pairs), None),
         remark=remark(read) if len({parameters[name].parameter for name in pair}) > 1 else "",
     )
 
 
 def _tie(
-    inspection: Inspection, group: Group, parameters: dict[str, Parameter], guesses: Guesses
+    inspection: Inspection, group: Group, parameters: dict[str, Parameter], guesses: Guesses, *, compares: bool
 ) -> tuple[str, str] | None:
     """Tie the names of one group. Return the first stored pair that was not compared, or ``None``."""
     names = {name: member.name for name, member in zip(group.names, group.members, strict=True)}
     stored = [member.stored for member in group.members]
     undecided = None
-    for give, take, both in steps(inspection.family, group.names, stored) if group.declared else ():
+    for give, take, both in steps(inspection.family, group.names, stored):
         source, target = parameters[names[give]], parameters[names[take]]
         if both:
             try:
-                equal = _equal(inspection, group, source.stored, target.stored, guesses)
+                equal = compares and _equal(inspection, group, source.stored, target.stored, guesses)
             except _UndecidedError as pair:
                 undecided, equal = undecided or pair.args, False
             if not equal:
@@ -117,13 +140,13 @@ def load_dtype(inspection: Inspection) -> str | None:
     return _DTYPES.get(str(named).removeprefix("torch."))
 
 
-def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
+def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> Iterator[Refusal]:
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
     files = by_name(inspection)
     if files is not None:
         yield files
     yield from config_refusals(inspection)
-    yield from flag_refusals(inspection)
+    yield from flag_refusals(inspection, null=compares)
     yield from unclear_names(inspection)
     misfit = None if read.family.misfit else misshapen(read)
     if misfit is not None:

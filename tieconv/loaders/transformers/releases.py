@@ -1,8 +1,8 @@
 """The releases of transformers.
 
 transformers 4 ties by the flag alone, under the embedding's name. transformers 5 also looks at the stored tensors: it
-keeps a head that differs, and warns. Releases 5.0 to 5.3 have no entry: they never tie two stored tensors, also equal
-ones, and they accept a flag that is null.
+keeps a head that differs, and warns. Releases 5.0 to 5.3 never tie two stored tensors, also equal ones. They accept a
+flag that is null.
 """
 
 from __future__ import annotations
@@ -35,12 +35,22 @@ CONSUMERS = (
     ),
     Consumer(
         "transformers",
+        "5.0",
+        since=(5, 0),
+        before=(5, 4),
+        measured=True,
+        cited="transformers 5.0.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
+        load=load5.load_50,
+        ran=("5.0.0",),
+    ),
+    Consumer(
+        "transformers",
         "5.x",
         since=(5, 4),
         before=None,
         measured=True,
         cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
         load=load5.load,
-        ran=("5.23.0",),
+        ran=("5.4.0", "5.23.0"),
     ),
 )

@@ -14,12 +14,17 @@ from tieconv.loaders.transformers.names5 import RELEASE, mistakable, twice
 from tieconv.text import shown
 
 
-def flag_refusals(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield the refusal of a flag that is neither true nor false, at a level that transformers 5 reads."""
+def flag_refusals(inspection: Inspection, *, null: bool = True) -> Iterator[Refusal]:
+    """Yield the refusal of a flag that is neither true nor false, at a level that transformers 5 reads.
+
+    ``null`` says that the release refuses null too.
+    """
     family = inspection.family
     levels = [f"{level}.{FLAG}".lstrip(".") for level in ("", *family.levels)]
     for entry in inspection.config.declared:
         if entry.path not in levels or not entry.present or isinstance(entry.value, bool):
+            continue
+        if entry.value is None and not null:
             continue
         if entry.path == FLAG and family.model_type not in release_tables.names(RELEASE, "takes any flag"):
             sentence = f"transformers 5 refuses the config: {entry.path} is neither true nor false"

@@ -35,9 +35,10 @@ def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
     model_type = whole.get("model_type")
     if not isinstance(model_type, str):
         return Refusal(Cause.CONFIG, "the config has no model_type, and mlx-lm requires it")
-    file = release_tables.by_type(tables, "same file").get(model_type, model_type)
+    renamed, family_type = release_tables.by_type(tables, "same file"), inspection.family.model_type
+    file = renamed.get(model_type, model_type)
     names = release_tables.by_type(tables, "required keys")
-    if inspection.family.model_type not in ("", model_type):
+    if family_type and renamed.get(family_type, family_type) != file:
         return unknown(f"the config names the class {shown(inspection.family.architecture)} of another model type")
     if file not in names:
         return Refusal(Cause.CONFIG, f"mlx-lm {release} does not have the model type {shown(model_type)}")
@@ -65,16 +66,17 @@ def _refused(text: TextModel) -> Iterator[Refusal]:
     # A config without any size is a fragment: no loader builds a model from it.
     if not ({"vocab_size", *required} - {FLAG}) & text.config.keys():
         return
-    lacks = sorted(required - text.config.keys() - {FLAG})
+    lacks = sorted(required - text.config.keys())
     if lacks:
         yield Refusal(Cause.CONFIG, f"the config has no {listed(lacks)}, and mlx-lm's model class requires it")
     sizes = release_tables.by_type(text.tables, "not null").get(text.name, ())
     null = [key for key in sizes if text.config.get(key) is None]
     if null:
         yield Refusal(Cause.CONFIG, f"the config has no value for {listed(null)}, and mlx-lm's model class requires it")
-    for first, second in release_tables.by_type(text.tables, "equal sizes").get(text.file, ()):
-        if text.config.get(first, text.config.get(second)) != text.config.get(second):
-            sentence = f"mlx-lm's model class needs {first} to be {second}, and the config has other values"
+    for first, second, factor in release_tables.by_type(text.tables, "equal sizes").get(text.file, ()):
+        size, width = text.config.get(first), text.config.get(second)
+        if isinstance(size, int) and isinstance(width, int) and size != factor * width:
+            sentence = f"mlx-lm's model class needs {first} to be {factor} times {second}, and the config differs"
             yield Refusal(Cause.CONFIG, sentence)
     layers = text.config.get("layer_types")
     if isinstance(layers, list):
