@@ -76,7 +76,8 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
   Older releases load the other files. We did not read what Mistral's format ties, so the outcome is `unknown`.
 - **Several candidates**: the outcome is `unknown` if a second file matches the pattern and holds another embedding or
   head. For all loaders but transformers, it is also `unknown` for a single file beside an index. For weights of two
-  formats, only transformers and mlx-lm have an answer. mlx-lm reads only safetensors files.
+  formats, only transformers, vLLM and mlx-lm have an answer. mlx-lm reads only safetensors files. vLLM reads torch
+  files only if there are no others.
 
 `tests/consumers/layouts.py` lists the arrangements of files. Each was loaded under each flag with transformers 4.48.3
 and 4.57.6, and the outcomes are recorded beside it. Every test run loads them with the installed transformers.
@@ -115,7 +116,14 @@ store its bias under two names, and the releases of transformers read different 
 ## vLLM
 
 Before 0.29, vLLM follows the flag. From 0.29 on, it first looks for a tensor `lm_head.weight` in safetensors files.
+It looks in all of them, also in files that the index does not list. If it finds one, it builds an untied model. It does
+not read the unlisted file, so the head then keeps uninitialised memory. After loading, it ties two equal tensors again.
+It compares them in the dtype of `--dtype auto`: vLLM loads float32 as bfloat16.
 Neither version reports that an untied head or an embedding is not stored.
+
+Some classes always use the embedding (Cohere, Gemma 2), and some always have their own head (OLMoE). vLLM runs classes
+outside its registry with its Transformers backend, which also loads a head bias. Config classes of transformers 5
+refuse a null flag, and so does vLLM.
 
 ## Nested configs
 
