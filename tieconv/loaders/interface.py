@@ -19,17 +19,15 @@ Version = tuple[int, ...]
 class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
-    ``load`` is pure. ``measured`` says that tests compare it with the loader itself. ``cited`` is its source. ``ran``
-    are the releases that the tests ran for it, and ``every`` those of the loader. ``asked`` is the release that the
-    user named, if any. ``own_rows`` says that ``load`` compares the rows of the tables with the config, because it
-    drops some tables.
+    ``load`` is pure. ``cited`` is its source. ``ran`` are the releases that the tests ran for it, and ``every`` those of
+    the loader. ``asked`` is the release that the user named, if any. ``own_rows`` says that ``load`` compares the rows
+    of the tables with the config, because it drops some tables.
     """
 
     name: str
     version: str
     since: Version
     before: Version | None
-    measured: bool
     cited: str
     load: Callable[[Inspection], Loaded]
     own_rows: bool = False
@@ -47,7 +45,7 @@ class Consumer:
             version=self.version,
             outcome=answer.outcome,
             detail=answer.detail,
-            measured=self.measured,
+            measured=bool(self.ran),
             basis=basis(self.ran, self.every or self.ran, self.asked),
             cited=self.cited,
             tensors=answer.tensors,

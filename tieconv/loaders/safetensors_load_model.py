@@ -91,7 +91,6 @@ CONSUMERS = (
         "0.8",
         since=(0, 4),
         before=None,
-        measured=True,
         cited="safetensors 0.8.0, safetensors/torch.py, load_model",
         load=load,
         ran=("0.8.0",),

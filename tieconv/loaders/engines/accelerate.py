@@ -119,7 +119,6 @@ CONSUMERS = (
         "1.15",
         since=(1, 0),
         before=None,
-        measured=True,
         cited="accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model, with transformers 5.23.0",
         load=load,
         ran=("1.15.0",),

@@ -49,7 +49,6 @@ CONSUMERS = (
         "4.8",
         since=(4, 8),
         before=None,
-        measured=True,
         cited="ctranslate2 4.8.5, converters/transformers.py, with transformers 5.23.0",
         load=load,
         ran=("4.8.5",),

@@ -43,7 +43,6 @@ CONSUMERS = (
         "3.x",
         since=(3, 0),
         before=None,
-        measured=False,
         cited="huggingface/text-generation-inference#2918; its flash_llama_modeling.py and flash_qwen2_modeling.py",
         load=load,
     ),
