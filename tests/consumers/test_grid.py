@@ -58,6 +58,8 @@ def test_the_published_figures_are_of_this_grid() -> None:
 
     here = ("transformers", "safetensors")
     measured = {f"{consumer.name} {consumer.version}" for consumer in CONSUMERS if consumer.name in here}
+    measured.remove("transformers 5.0")  # docs/measured/oracles has it
+
     assert {entry["consumer"] for entry in results} == measured
     for entry in results:
         assert entry["checkpoints"] == len(list(grid.cells()))

@@ -44,7 +44,9 @@ def spelled(source: Path, folder: Path, new: dict[str, str], drop: str = "") -> 
 
 
 def predicted(folder: Path) -> list[tuple[str, str]]:
-    return [(str(found.outcome), found.detail) for found in api.inspect(folder, consumers="transformers").consumers]
+    """What 4.48, 4.57 and 5.x do; 5.0 finds names as 5.x does."""
+    older = "transformers<5,transformers>=5.4"
+    return [(str(found.outcome), found.detail) for found in api.inspect(folder, consumers=older).consumers]
 
 
 def observed(kind: str, folder: Path, embedding: str, head: str) -> str:

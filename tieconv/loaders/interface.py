@@ -19,7 +19,7 @@ Version = tuple[int, ...]
 class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
-    ``load`` is pure. ``cited`` is its source. ``ran`` are the releases that the tests ran for it, and ``every`` those of
+    ``load`` is pure. ``cited`` is its source. ``ran`` are the releases that the tests ran for it, ``every`` those of
     the loader. ``asked`` is the release that the user named, if any. ``own_rows`` says that ``load`` compares the rows
     of the tables with the config, because it drops some tables.
     """

@@ -11,6 +11,7 @@ from tieconv.loaders.transformers.unclear4 import has_class_448 as has_class_448
 
 TRANSFORMERS = "transformers"
 TRANSFORMERS_5 = "5.x"
+TRANSFORMERS_50 = "5.0"
 TRANSFORMERS_4 = "4.57"
 """The release of transformers 4 that plans and `diff` use: the last one."""
 
@@ -23,6 +24,8 @@ def load(inspection: Inspection, release: str, loader: str = TRANSFORMERS) -> Lo
     """Return the model as a loader loads it; ``release`` is the version in the registry. Read no file."""
     if (loader, release) == (TRANSFORMERS, TRANSFORMERS_5):
         return load5.load(inspection)
+    if (loader, release) == (TRANSFORMERS, TRANSFORMERS_50):
+        return load5.load_50(inspection)
     if loader == TRANSFORMERS:
         return load4.load(inspection, release)
     from tieconv.loaders.registry import consumer  # plans ask about transformers only
