@@ -241,6 +241,7 @@ def test_the_pinned_runtime_is_a_measured_one() -> None:
 @example("f2", [], [("Cast", 1.0), ("Mul", 0.3)])
 @example("f2", [("Mul", 0.3), ("Cast", 1.0)], [])
 @example("f4", [("Mul", 0.3)], [("Cast", 1.0), ("Div", 30.0)])
+@example("f2", [], [("Cast", 1.0), ("Cast", 1.0), ("Cast", 1.0)])
 def test_another_rounding_is_said(dtype: str, before: Steps, behind: Steps) -> None:
     """Bits that differ are told in the plan, with the command that keeps them; that form has the same bits.
 

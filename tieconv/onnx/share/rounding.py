@@ -110,7 +110,7 @@ def _numbers(node: ir.Node) -> Iterator[float]:
 def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.DataType) -> str:
     """Return what a head meets across a Cast from or to F16; empty if nothing.
 
-    That is a factor that the session fuses, or a node with an F16 kernel.
+    That is a factor that the session fuses, a node with an F16 kernel, or two further Casts.
     """
     for cast, dtype_beside in ((before, cast_from(before)), (behind, cast_to(behind))):
         if cast is None or dtype_beside is None or not {dtype, dtype_beside} & _HALF:
@@ -122,7 +122,16 @@ def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.Data
                 continue
             if not is_standard(node, *_PLAIN) or scale(node, np.float32(1)) is not None:
                 return describe(node)
+            if cast is behind and _casts_again(node):
+                return describe(node)
     return ""
+
+
+def _casts_again(node: ir.Node) -> bool:
+    """Return whether ``node`` and a reader of it are Casts. A session merges three Casts in a row behind a MatMul."""
+    if not is_standard(node, "Cast"):
+        return False
+    return any(user is not None and is_standard(user, "Cast") for user in _readers(node.outputs[0], cast_to(node)))
 
 
 def _readers(value: ir.Value, dtype: ir.DataType | None) -> Iterator[ir.Node | None]:
