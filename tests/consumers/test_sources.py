@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.checks.fixtures.model import (
     BART,
@@ -218,3 +219,24 @@ def test_a_release_without_the_class_is_an_error(tmp_path: Path) -> None:
         folder = save(tmp_path / outcome, {**flagged(GEMMA3, True), **more}, llama())
         (found,) = api.inspect(folder, consumers="transformers==4.48").consumers
         assert str(found.outcome) == outcome and "has no model of type gemma3_text" in found.detail
+
+
+def test_a_rounded_head_of_a_composite_in_448(tmp_path: Path) -> None:
+    """LLaVA in 4.48 keeps the head's rounded values, which no other release does: nothing is claimed."""
+    text = {**LLAMA, "architectures": ["LlamaForCausalLM"]}
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": flagged(text, True),
+        "tie_word_embeddings": True,
+    }
+    folder = tmp_path / "model"
+    save(folder, config, {"language_model.model.embed_tokens.weight": matrix()})
+    table = torch.from_numpy(matrix()) + 1e-4
+    names = ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight")
+    tensors = {names[0]: table, names[1]: table.bfloat16()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    outcomes = {
+        found.version: str(found.outcome) for found in api.inspect(folder, consumers="transformers<5").consumers
+    }
+    assert outcomes == {"4.48": "unknown", "4.57": "tied"}

@@ -25,7 +25,7 @@ from tieconv.loaders.evidence.tie_groups import (
 )
 from tieconv.loaders.evidence.unclear import SAFETENSORS
 from tieconv.loaders.evidence.without_tensors import without_tensors
-from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal
+from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
 from tieconv.loaders.transformers.names4 import corrupt, unread
 from tieconv.loaders.transformers.ties4 import NO_VALUES, last_wins, source_name, sources
 from tieconv.loaders.transformers.unclear4 import ties_alone, unclear_model, unclear_tables, unclear_vocabularies
@@ -164,6 +164,18 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
     yield from unclear_vocabularies(read)
     yield from _config_and_shapes(inspection, read, version)
     yield from unclear_tables(read, version)
+    if version == "4.48" and read.family.levels and reading_v4(read):
+        yield from _unclear_dtypes(read)
+
+
+def _unclear_dtypes(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield the refusal of a head that is a rounded copy: LLaVA in 4.48 keeps the head's values, not the embedding's."""
+    members = [member for tie in inspection.ties for member in tie.stored_members]
+    copy = next((member for member in members if member.state is State.CAST), None)
+    if copy is not None:
+        yield unknown(
+            f"tieconv has no measurement of which dtype stays in 4.48 if {shown(copy.name)} is a rounded copy"
+        )
 
 
 def _metadata(inspection: Inspection) -> Iterator[Refusal]:
