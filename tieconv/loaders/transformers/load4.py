@@ -169,13 +169,12 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
 
 
 def _unclear_dtypes(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield the refusal of a head that is a rounded copy: LLaVA in 4.48 keeps the head's values, not the embedding's."""
+    """Yield the refusal of a copy that is rounded: LLaVA in 4.48 gets the head\'s values, not the embedding\'s."""
     members = [member for tie in inspection.ties for member in tie.stored_members]
     copy = next((member for member in members if member.state is State.CAST), None)
     if copy is not None:
-        yield unknown(
-            f"tieconv has no measurement of which dtype stays in 4.48 if {shown(copy.name)} is a rounded copy"
-        )
+        sentence = f"{shown(copy.name)} is a rounded copy, and tieconv has no measurement of which copy 4.48 uses"
+        yield unknown(sentence)
 
 
 def _metadata(inspection: Inspection) -> Iterator[Refusal]:
