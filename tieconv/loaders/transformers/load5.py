@@ -62,8 +62,8 @@ def load_50(inspection: Inspection) -> Loaded:
         kind = shown(inspection.family.text_class)
         sentence = f"transformers 5.0 did not load the small model of {kind} in our tests"
         return stopped("transformers 5", unknown(sentence))
-    levels = ("", *inspection.family.levels[:1])
-    if len({_flag_at(inspection, level) for level in levels}) > 1:
+    flags = [_flag_at(inspection, level) for level in ("", *inspection.family.levels[:1])]
+    if flags[0] != flags[-1]:
         sentence = "tieconv does not know which level of the flag transformers 5.0 reads"
         return stopped("transformers 5", unknown(sentence))
     return _load(inspection, {}, compares=False)
