@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import tieconv
 from fixtures.hostile import write_corpus
@@ -40,3 +43,19 @@ def test_any_value_of_the_flag(config: Config, value: object, tmp_path: Path) ->
     changed = {**config, "tie_word_embeddings": value, "dtype": value, "vocab_size": value, "text_config": value}
     found = tieconv.inspect(save(tmp_path / "model", changed, tensors), consumers="all").consumers
     assert len(found) == len(CONSUMERS)
+
+
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "PhiForCausalLM", "MambaForCausalLM"])
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("side", ["embedding", "head", "both"])
+def test_tables_that_are_scalars(kind: str, flag: bool, side: str, tmp_path: Path) -> None:
+    """A scalar has no rows: every loader still has an answer."""
+    embedding = "backbone.embeddings.weight" if kind[0] == "M" else "model.embed_tokens.weight"
+    config = {"architectures": [kind], "model_type": kind[:-11].lower(), "tie_word_embeddings": flag, "vocab_size": 8}
+    shapes = {embedding: "embedding", "lm_head.weight": "head"}
+    tensors = {name: np.ones(() if side in (part, "both") else (8, 4), np.float32) for name, part in shapes.items()}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    assert all(entry.detail for entry in tieconv.inspect(folder, consumers="all").consumers)

@@ -8,7 +8,7 @@ from tieconv.architectures.flag_levels import text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, in_file, listed, stored_bias
-from tieconv.loaders.evidence.table_rows import wrong_rows
+from tieconv.loaders.evidence.table_rows import row_count, wrong_rows
 from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Cause, Refusal
 from tieconv.text import shown
@@ -63,10 +63,9 @@ def names_refused(
 
 def rows_refused(inspection: Inspection, pair: Pair, embedding: str, *, dropped: bool) -> Refusal | None:
     """Return the refusal of a table in the GGUF without one row for each token. A head may be ``dropped``."""
-    tensors = inspection.checkpoint.tensors
-    rows = tensors[embedding].shape[0]
-    if pair.has_head and not dropped and tensors[pair.head].shape[0] != rows:
-        sentence = f"{shown(pair.head)} has {tensors[pair.head].shape[0]} rows, and {shown(embedding)} has {rows}"
+    rows, head_rows = row_count(inspection, embedding), row_count(inspection, pair.head) if pair.has_head else 0
+    if pair.has_head and not dropped and head_rows != rows:
+        sentence = f"{shown(pair.head)} has {head_rows} rows, and {shown(embedding)} has {rows}"
         return Refusal(Cause.SHAPES, sentence, (pair.head, embedding))
     multiple = release_tables.by_type(_RELEASE, "vocabulary multiple").get(converted_class(inspection))
     if multiple is None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tieconv.architectures.flag_levels import FLAG
-from tieconv.architectures.vocabulary import vocabulary_sizes
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.equal_in_dtype import equal_members
 from tieconv.loaders.evidence.head_pair import stored_bias
 from tieconv.loaders.evidence.pair_model import PairModel
+from tieconv.loaders.evidence.table_rows import row_count, undeclared_rows
 from tieconv.loaders.evidence.unclear import SAFETENSORS
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped
 from tieconv.loaders.transformers.load5 import load_dtype
@@ -116,18 +116,11 @@ class Tables:
         if stored and "refuses" in self.kind:
             yield Refusal(Cause.NAMES, f"vLLM's class has no parameter for {shown(stored[0])}", stored[:1])
         read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
-        yield from self._wrong_rows(name for name in (pair.embedding, pair.head) if name in read)
-
-    def _wrong_rows(self, names: Iterable[str]) -> Iterator[Refusal]:
-        """Yield the refusal of each table with more or fewer rows than the vocabulary that the config declares."""
         inspection = self.model.inspection
-        sizes = vocabulary_sizes(inspection)
-        for name in names if sizes else ():
-            rows = inspection.checkpoint.tensors[name].shape[0]
-            if rows not in sizes.values():
-                path, size = next(iter(sizes.items()))
-                sentence = f"{shown(name)} has {rows:,} rows, and the config declares {shown(path)} {size:,}"
-                yield Refusal(Cause.SHAPES, sentence, (name,))
+        tables = {name: row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
+        rows = undeclared_rows(inspection, tables)
+        if rows is not None:
+            yield rows
 
 
 def vllm_dtype(inspection: Inspection) -> str | None:

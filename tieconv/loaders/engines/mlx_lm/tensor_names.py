@@ -10,6 +10,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.engines.mlx_lm.model_config import TextModel
 from tieconv.loaders.evidence.head_pair import Pair, head_pair
+from tieconv.loaders.evidence.table_rows import row_count
 from tieconv.loaders.loaded import Cause, Refusal, unknown
 from tieconv.text import shown
 
@@ -55,10 +56,10 @@ def shapes_refused(inspection: Inspection, text: TextModel, pair: Pair, *, tied:
     """
     tensors = inspection.checkpoint.tensors
     tables = [name for name in (pair.embedding, *(() if tied else (pair.head,))) if name in tensors]
-    rows = _vocabulary(text) or tensors[tables[0]].shape[0]
+    rows = _vocabulary(text) or row_count(inspection, tables[0])
     misfit = next((name for name in tables if tensors[name].shape[:1] != (rows,)), None)
     if misfit is not None:
-        sentence = f"{shown(misfit)} has {tensors[misfit].shape[0]} rows, and mlx-lm's model has {rows}"
+        sentence = f"{shown(misfit)} has {row_count(inspection, misfit)} rows, and mlx-lm's model has {rows}"
         return Refusal(Cause.SHAPES, sentence, (misfit,))
     return _heads_refused(inspection, text)
 
