@@ -65,9 +65,10 @@ class Fault:
 class Hub:
     """The state of both servers. ``requests`` is everything that was asked, in order, ``most`` the most at a time.
 
-    Each answer is ``delay`` seconds late. Files in ``swapped`` are served with the bytes of another, those in ``etags``
-    with another etag (none where it is empty), ``answers`` are what the API answers in place of the truth, and
-    ``errors`` what is said of every error.
+    Until ``together`` requests were open at once, each answer of the storage waits for the others, two seconds at
+    most. Files in ``swapped`` are served with the bytes of another, those in ``etags`` with another etag (none where
+    it is empty), ``answers`` are what the API answers in place of the truth, and ``errors`` what is said of every
+    error.
     """
 
     repos: dict[str, Repo] = field(default_factory=dict)
@@ -83,10 +84,10 @@ class Hub:
     answers: dict[str, str] = field(default_factory=dict)
     errors: str | None = None
     read_only: bool = False
-    delay: float = 0
+    together: int = 1
     open: int = 0
     most: int = 0
-    lock: Any = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)
     digests: dict[tuple[str, int], str] = field(default_factory=dict)
     url: str = ""
     storage: str = ""
@@ -167,8 +168,10 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 hub.requests.append(self.asked)
                 hub.open += 1
                 hub.most = max(hub.most, hub.open)
+                hub.lock.notify_all()
+                if server == "storage":
+                    hub.lock.wait_for(lambda: hub.most >= hub.together, timeout=2)
             try:
-                time.sleep(hub.delay)
                 self.route()
             finally:
                 with hub.lock:

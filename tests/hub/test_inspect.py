@@ -154,7 +154,7 @@ def layered(path: Path, layers: int = 24) -> Path:
 def test_small_reads_travel_together(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     """At full depth samples come eight at a time and neighbours in one request; the verdict is that of all bytes."""
     hub.add("org/m", layered(tmp_path / "m"))
-    hub.delay = 0.02
+    hub.together = 4
     far = inspected(tieconv("inspect", "hf://org/m", "--depth", "full", "--json"))
     assert verdict(far) == verdict(local(tmp_path / "m", depth="full"))
     [norms] = [found for found in far["duplicates"] if "norm" in found["tensors"][0]]  # type: ignore[attr-defined]
