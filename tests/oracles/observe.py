@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,16 @@ def serve(observe: Callable[[Job], Observation]) -> None:
         except BaseException as error:  # a converter may call sys.exit
             answer = failed(job, error)
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def serve_with_transformers(observe: Callable[[Job], Observation]) -> None:
+    """Answer each job of stdin with a line, without the messages and the progress bars of transformers."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
+    serve(observe)
 
 
 def _outcome(job: Job, embedding: set[str], head: set[str], one: bool | None) -> str:

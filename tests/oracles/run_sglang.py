@@ -14,34 +14,17 @@ import os
 import sys
 import tempfile
 import traceback
-import types
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-warnings.simplefilter("ignore")
+os.environ |= {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 sys.path.insert(0, str(Path(__file__).parent))
 
 import observe
+import sglang_kernels  # noqa: F401
 import torch
-
-
-class _Kernels(types.ModuleType):
-    """Kernels for CPU, which are in no package: loading calls none of them."""
-
-    __path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: None
-
-
-sys.modules["sgl_kernel"] = _Kernels("sgl_kernel")
-
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -63,9 +46,7 @@ def start() -> None:
     publish(server, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     initialize_moe_config()
     address = f"file://{tempfile.mkdtemp()}/group"
-    parallel_state.init_distributed_environment(
-        1, 0, distributed_init_method=address, local_rank=0, backend="gloo"
-    )
+    parallel_state.init_distributed_environment(1, 0, distributed_init_method=address, local_rank=0, backend="gloo")
     parallel_state.initialize_model_parallel()
     dp_attention.initialize_dp_attention(server)
     initialise = loader._initialize_model
@@ -89,8 +70,8 @@ def load(folder: str) -> tuple[Any, Any]:
     return made.load_model(model_config=config, device_config=DeviceConfig("cpu", 0)), config
 
 
-def head_layer(model: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the layer that the model gives to its logits processor, and the named arguments of that call.
+def head_layer(model: Any) -> Any:
+    """Return the layer that the model gives to its logits processor.
 
     The body of the model is replaced by zeros: only the call of the logits processor matters.
     """
@@ -102,7 +83,7 @@ def head_layer(model: Any) -> tuple[Any, dict[str, Any]]:
     with _caught(logits_processor.LogitsProcessor) as seen, contextlib.suppress(_SeenError):
         owner.forward(torch.tensor([1]), torch.tensor([0]), mock.MagicMock())
     positional, named = seen[0]
-    return named.get("lm_head", positional[2] if len(positional) > 2 else None), named
+    return named.get("lm_head", positional[2] if len(positional) > 2 else None)
 
 
 def _processor(module: Any) -> Any:
@@ -162,8 +143,7 @@ def look(job: observe.Job) -> observe.Observation:
     try:
         return tables(job)
     except Exception as error:
-        if os.environ.get("TRACE"):
-            traceback.print_exc()
+        traceback.print_exc()
         answer = observe.failed(job, error)
         return {**answer, "outcome": "unmatched"} if any(words in str(error) for words in _NOT_SEEN) else answer
 
@@ -173,7 +153,7 @@ def tables(job: observe.Job) -> observe.Observation:
     model, config = load(job["folder"])
     with torch.no_grad():
         embedding = embedding_layer(model)
-        head, named = head_layer(model)
+        head = head_layer(model)
     one = head.weight is embedding.weight or head.weight.data_ptr() == embedding.weight.data_ptr()
     size = config.hf_text_config.vocab_size
     # The logits processor multiplies by the weight alone: no class adds the bias of its head.

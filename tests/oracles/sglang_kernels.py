@@ -1,0 +1,29 @@
+"""Stand-ins for SGLang's kernels for CPU, which no package has. To load a model, SGLang calls none of them.
+
+A runner imports this module before it imports SGLang.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+
+
+class _Kernels(types.ModuleType):
+    """A module that has a function of every name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+torch.ops.sgl_kernel = sys.modules["sgl_kernel"] = _Kernels("sgl_kernel")
+
+from sglang.srt.layers.attention.mamba import mamba  # noqa: E402  (it imports the kernels)
+
+for _name in ("causal_conv1d_fn", "causal_conv1d_update"):  # SGLang imports them for GPUs alone
+    mamba.__dict__.setdefault(_name, None)
