@@ -28,6 +28,7 @@ import torch
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.update_config import adjust_config_with_unaligned_cpu_tp
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers import dp_attention, logits_processor, vocab_parallel_embedding
 from sglang.srt.layers.moe import initialize_moe_config
@@ -66,6 +67,7 @@ def load(folder: str) -> tuple[Any, Any]:
     """Return SGLang's model of a directory and its config, with ``--dtype auto``."""
     config = ModelConfig(model_path=folder)
     dp_attention.init_dp_gathered_buffer(config)
+    config = adjust_config_with_unaligned_cpu_tp(config, LoadConfig(), 1)
     made = loader.get_model_loader(load_config=LoadConfig(), model_config=config)
     return made.load_model(model_config=config, device_config=DeviceConfig("cpu", 0)), config
 
