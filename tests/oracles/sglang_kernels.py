@@ -9,8 +9,6 @@ import sys
 import types
 from typing import Any
 
-import torch
-
 
 class _Kernels(types.ModuleType):
     """A module that has a function of every name."""
@@ -22,14 +20,12 @@ class _Kernels(types.ModuleType):
 
 
 sys.modules["sgl_kernel"] = _Kernels("sgl_kernel")
-for _name in ("fused_sigmoid_mul_cpu", "fused_qk_gemma_rmsnorm_cpu", "fused_qk_gemma_rmsnorm_with_gate_cpu"):
-    torch.library.define(f"sgl_kernel::{_name}", "(Tensor a) -> Tensor")
 
 from sglang.srt.layers.attention.mamba import mamba  # noqa: E402  (it imports the kernels)
+from sglang.srt.layers.rotary_embedding import factory  # noqa: E402
 
 for _name in ("causal_conv1d_fn", "causal_conv1d_update"):  # SGLang imports them for GPUs alone
     mamba.__dict__.setdefault(_name, None)
     mamba.__dict__.setdefault(f"{_name}_triton", None)
-from sglang.srt.layers.rotary_embedding import factory  # noqa: E402
 
 factory.get_rope_cpu = lambda *arguments: factory.get_rope(*arguments[:-1])  # for CPU, SGLang has a kernel of one type

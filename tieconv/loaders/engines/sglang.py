@@ -55,7 +55,10 @@ def _refusals(inspection: Inspection) -> Iterator[Refusal]:
     if checkpoint.native:
         name = shown(checkpoint.native)
         yield unknown(f"{name} has Mistral's own format, and tieconv has no measurement of its ties in {_LOADER}")
-    if family.architecture in release_tables.names(_DATA, "no class"):
+    kind = release_tables.kind(_DATA, family.architecture) or ""
+    if "auto_map" in checkpoint.config_values and (kind == "no class" or "backend" in kind):
+        yield unknown(f"{_LOADER} may run the code beside the model, and tieconv does not run that code")
+    if kind == "no class":
         yield Refusal(Cause.CLASS, f"{_LOADER} cannot run {shown(family.architecture)}")
     keys = release_tables.by_type(_DATA, "needs keys").get(family.architecture, ())
     absent = next((key for key in keys if not _has_key(checkpoint.config_values, key)), None)
