@@ -113,6 +113,32 @@ def test_other_names_are_not_claimed(tmp_path: Path) -> None:
     assert str(found.outcome) == "unknown"
 
 
+NAMES = ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("text", "flag", "expected"),
+    [
+        ("mistral", True, "discarded"),
+        ("mistral", False, "untied"),
+        ("mistral", None, "untied"),
+        ("qwen2", True, "unknown"),
+    ],
+)
+def test_the_text_model_of_mistral3_reads_the_flag(text: str, flag: bool | None, expected: str, tmp_path: Path) -> None:
+    """The flag of the whole config does not count."""
+    inner = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": text}
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": inner if flag is None else flagged(inner, flag),
+        "tie_word_embeddings": not flag,
+    }
+    stored = dict(zip(NAMES, (matrix(), with_row(matrix())), strict=True))
+    (found,) = api.inspect(save(tmp_path / "model", config, stored), consumers="sglang").consumers
+    assert str(found.outcome) == expected
+
+
 SOURCE = """
 class Tied:
     def __init__(self, config):

@@ -31,8 +31,13 @@ class Environment:
     """What a further step fetches, with versions."""
 
 
-_SGLANG_IMPORTS = ("aiohttp",)
-"""What SGLang's loader imports. The kernels have stand-ins (sglang_kernels.py)."""
+_SGLANG_IMPORTS = (
+    "aiohttp", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "dill", "einops", "fastapi", "gguf",
+    "ipython", "mistral_common", "msgspec", "nvidia-ml-py", "openai==2.8.0", "orjson", "partial_json_parser", "pillow",
+    "psutil", "pybase64", "pydantic", "python-multipart", "pyzmq", "requests", "scipy", "sentencepiece==0.2.1",
+    "setproctitle", "starlette", "tiktoken", "timm==1.0.25", "uvicorn", "watchfiles", "xgrammar==0.2.7", "zstandard",
+)  # fmt: skip
+"""What SGLang's loader imports. Its kernels have stand-ins (sglang_kernels.py)."""
 
 ENVIRONMENTS: dict[str, Environment] = {
     "llama.cpp": Environment(

@@ -105,6 +105,8 @@ def _outcome(job: Job, embedding: set[str], head: set[str], one: bool | None) ->
         if "E" in embedding and value in head:
             return "untied"
         outside = job["layout"].startswith("stray") and "E" in embedding and "E" in head
+        if outside and one is False:
+            return "same"
         return "left-out" if outside else "discarded"
     if stored["embedding"] and value:  # equal copies
         return "same" if one is None else "tied" if one else "untied"

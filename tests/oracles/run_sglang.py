@@ -28,7 +28,6 @@ import torch
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.configs.update_config import adjust_config_with_unaligned_cpu_tp
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers import dp_attention, logits_processor, vocab_parallel_embedding
 from sglang.srt.layers.moe import initialize_moe_config
@@ -67,7 +66,6 @@ def load(folder: str) -> tuple[Any, Any]:
     """Return SGLang's model of a directory and its config, with ``--dtype auto``."""
     config = ModelConfig(model_path=folder)
     dp_attention.init_dp_gathered_buffer(config)
-    config = adjust_config_with_unaligned_cpu_tp(config, LoadConfig(), 1)
     made = loader.get_model_loader(load_config=LoadConfig(), model_config=config)
     return made.load_model(model_config=config, device_config=DeviceConfig("cpu", 0)), config
 
@@ -136,8 +134,9 @@ _NOT_SEEN = (
     "_OpNamespace",
     "sgl_kernel",
     "triton",
+    "_cpu'",
 )
-"""Words of failures that say nothing about a checkpoint: kernels and packages that are missing here."""
+"""Words of failures that say nothing about a checkpoint: kernels, packages and settings that are missing here."""
 
 
 def look(job: observe.Job) -> observe.Observation:
@@ -147,7 +146,14 @@ def look(job: observe.Job) -> observe.Observation:
     except Exception as error:
         traceback.print_exc()
         answer = observe.failed(job, error)
-        return {**answer, "outcome": "unmatched"} if any(words in str(error) for words in _NOT_SEEN) else answer
+        unseen = any(words in str(error) for words in _NOT_SEEN) or _not_imported(job["class"], str(error))
+        return {**answer, "outcome": "unmatched"} if unseen else answer
+
+
+def _not_imported(name: str, message: str) -> bool:
+    """Return whether SGLang has a class that could not be imported here."""
+    files = (path.read_text(encoding="utf-8") for path in Path(loader.__file__).parents[1].glob("models/*.py"))
+    return "no SGlang implementation" in message and any(f"class {name}(" in text for text in files)
 
 
 def tables(job: observe.Job) -> observe.Observation:

@@ -67,11 +67,23 @@ def _refusals(inspection: Inspection) -> Iterator[Refusal]:
     text = release_tables.by_type(_DATA, "needs text").get(family.architecture, "")
     if isinstance(checkpoint.config_values.get(text), int):
         yield Refusal(Cause.CONFIG, f"{_LOADER}'s class fails if {text} in the config is a number")
-    if family.levels:
+    if family.levels and not _has_text_flag(inspection):
         yield unknown(f"tieconv has no measurement of {_LOADER} for {shown(family.architecture)}")
     takes_any = family.model_type in release_tables.names(_DATA, "takes any flag")
     for refusal in () if takes_any else flag_refusals(inspection):
         yield replace(refusal, sentence=f"{_LOADER} reads the config with transformers 5, and {refusal.sentence}")
+
+
+def _text_config(inspection: Inspection) -> Mapping[str, object]:
+    """Return the config of the language model in a composite."""
+    text = inspection.checkpoint.config_values.get("text_config")
+    return text if isinstance(text, Mapping) else {}
+
+
+def _has_text_flag(inspection: Inspection) -> bool:
+    """Return whether the language model of a composite, one of the types that ran, reads the flag in its config."""
+    types = release_tables.by_type(_DATA, "text flag").get(inspection.family.architecture, ())
+    return _text_config(inspection).get("model_type") in types
 
 
 def _has_key(config: Mapping[str, object], path: str) -> bool:
@@ -143,6 +155,8 @@ class _Tables:
     def _flag(self) -> bool:
         inspection = self.model.inspection
         declared = inspection.checkpoint.config_values
+        if inspection.family.levels:
+            return bool(_text_config(inspection).get(FLAG))
         defaults = release_tables.by_type(_DATA, "own default")
         if FLAG in declared:
             return bool(declared[FLAG])
