@@ -67,8 +67,8 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
 
 - **`transformers_weights`**: if the config names a file under this key, transformers newer than 4.48 reads only that
   file.
-- **Index**: vLLM, SGLang and llama.cpp skip files that an existing `model.safetensors.index.json` does not list. transformers
-  needs `metadata` in the index.
+- **Index**: vLLM, SGLang and llama.cpp skip files that an existing `model.safetensors.index.json` does not list.
+  transformers needs `metadata` in the index.
 - **`format`**: transformers 4 needs a `format` in the metadata of a safetensors file, if the file has metadata.
 - **`consolidated*.safetensors`**: with such a file in any folder, vLLM loads the model as Mistral's own format. It
   reads those files only, with the settings of a `params.json` beside them. The options

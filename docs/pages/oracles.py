@@ -62,9 +62,9 @@ These programs were tried too. A program that loads through transformers has the
 | ctranslate2 | 4.8.5 | a loader above: its converter loads through transformers |
 | SGLang | 0.5.23 on CPU | a loader above: its kernels have stand-ins, and the loaded parameters are the evidence |
 | accelerate | 1.15.0, `load_checkpoint_and_dispatch` | a loader above |
-| peft | 0.21.2 on transformers 5.23.0 | as transformers: with an adapter on top, the head and the embedding stay as loaded |
+| peft | 0.21.2 on transformers 5.23.0 | as transformers: an adapter on top leaves both tables as loaded |
 | optimum | optimum-onnx 0.1.0 on transformers 4.57.6 | as transformers 4.57: the graph has the tables that it loads |
-| text-generation-inference | 3.x, its source | not run: its server is not on PyPI, so its answers are read and unverified |
+| text-generation-inference | 3.x, its source | not run: its server is not on PyPI; its answers are unverified |
 | exllamav3 | 1.6.5 | not a loader here: without CUDA, its import fails (`CUDA_HOME environment variable is not set`) |
 
 The peft run had a Llama with either flag and with no head, an equal head and a different one. An adapter with
@@ -101,7 +101,8 @@ def page() -> str:
         dtypes=", ".join(DTYPES),
     )
     return (
-        "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), TRIED, RUN]).rstrip() + "\n"
+        "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), TRIED, RUN]).rstrip()
+        + "\n"
     )
 
 
