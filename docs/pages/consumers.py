@@ -129,9 +129,9 @@ refuse a null flag, and so does vLLM.
 ## SGLang
 
 SGLang follows the flag, as vLLM does before 0.29. A tied model ignores a stored head, also a different one. A few
-classes fail at it (Falcon-H1, GraniteMoeHybrid), and OPT loads both names into one parameter. Some classes always use
-the embedding (Cohere, Gemma 2, Gemma 3, GPT-2), and some always have their own head (Mixtral, Qwen3-MoE, OLMoE, Phi).
-LFM2 copies the embedding into its head if the file has no head.
+classes fail at it (Falcon-H1, GraniteMoeHybrid), and OPT loads both names into one parameter. Cohere, Gemma 2, Gemma 3
+and GPT-2 always use the embedding. Mixtral, Qwen3-MoE, OLMoE and Phi always have their own head. LFM2 copies the
+embedding into its head if the file has no head.
 
 SGLang reports neither a table that is not stored nor a name that most classes lack. No class adds a head bias to the
 logits, and some fail at a stored one. SGLang runs classes outside its registry with its Transformers backend, if

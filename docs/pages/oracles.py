@@ -60,7 +60,7 @@ These programs were tried too. A program that loads through transformers has the
 | program | tried with | result |
 |---|---|---|
 | ctranslate2 | 4.8.5 | a loader above: its converter loads through transformers |
-| SGLang | 0.5.23 on CPU | a loader above: its kernels have stand-ins, and the loaded parameters are the evidence |
+| SGLang | 0.5.23 on CPU | a loader above: the test replaces its kernels, and compares the loaded parameters |
 | accelerate | 1.15.0, `load_checkpoint_and_dispatch` | a loader above |
 | peft | 0.21.2 on transformers 5.23.0 | as transformers: an adapter on top leaves both tables as loaded |
 | optimum | optimum-onnx 0.1.0 on transformers 4.57.6 | as transformers 4.57: the graph has the tables that it loads |

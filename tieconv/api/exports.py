@@ -33,9 +33,9 @@ def plan_export(
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``: transformers then fuses attention, norms and
-    activations into operators of ONNX Runtime for that provider, and the head is ``fused``. Only ONNX Runtime runs such
-    a graph. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
+    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
+    attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
+    such a graph. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
