@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.parity import Parity
     from tieconv.onnx.export.plan import PlannedExport
 
+LAYOUT_NAMES = ("plain", "optimum", "genai", "transformers.js")
+"""The values of `--layout`: the programs whose file and tensor names an export can have."""
+
 
 def plan_export(
     path: str | Path = ".",
@@ -28,25 +31,29 @@ def plan_export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    layout: str = "plain",
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
-    transformers does not load the model, and `MissingPackageError` if a package is not installed.
+    that measures parity. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads
+    the graph. Raises `RefusedError` for a model with a finding of level error, and for one that the program cannot
+    load. Raises `UnreadableError` if transformers does not load the model, and `MissingPackageError` if a package is
+    not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
 
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
+    _check_choice("layout", layout, LAYOUT_NAMES)
     from tieconv.reference.packages import require
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export.plan import plan_export as make
 
-    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
+    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity, layout=layout)
 
 
 def export(
@@ -59,13 +66,22 @@ def export(
     provider: str = "auto",
     parity: bool = True,
     overwrite: bool = False,
+    layout: str = "plain",
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
     If parity fails or is not run, the function writes nothing: ``executed`` is false and ``parity`` has the report.
     Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
     """
-    planned = plan_export(path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity)
+    planned = plan_export(
+        path,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=parity,
+        layout=layout,
+    )
     return planned.execute(out, overwrite=overwrite)
 
 

@@ -23,7 +23,7 @@ class ExportPlan:
 
     ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
-    tied matrix once. ``copied`` maps the files copied unchanged to their bytes.
+    tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``layout`` is the value of `--layout`.
     """
 
     source: str
@@ -40,6 +40,7 @@ class ExportPlan:
     bytes_read: int
     bytes_written: int
     notes: tuple[str, ...] = ()
+    layout: str = "plain"
 
     @property
     def bytes_linked(self) -> int:
@@ -83,6 +84,7 @@ class ExportOutcome(Printed):
             "kind": plan.kind,
             "precision": plan.precision,
             "head_form": str(plan.form),
+            "layout": plan.layout,
             "opset": plan.opset,
             "inputs": list(plan.inputs),
             "tied": [list(names) for names in plan.tied],

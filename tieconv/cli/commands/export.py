@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tieconv.api import Verdict
-from tieconv.api.exports import plan_export
+from tieconv.api.exports import LAYOUT_NAMES, plan_export
 from tieconv.cli.options import choice_option, common_options, json_option, model_argument
 from tieconv.cli.progress import stage_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
@@ -46,6 +46,11 @@ _STAGES = {
     help="How the head reads the embedding: Gemm, FusedMatMul or Transpose. With Transpose a session stores a second "
     "copy.",
 )
+@choice_option(
+    "--layout",
+    *LAYOUT_NAMES,
+    help="File and tensor names that transformers, optimum, onnxruntime-genai or transformers.js loads.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -66,6 +71,7 @@ def command(
     dry_run: bool,
     precision: str,
     head_form: str,
+    layout: str,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -82,7 +88,13 @@ def command(
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
     planned = plan_export(
-        model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
+        model,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=not no_parity,
+        layout=layout,
     )
     before = planned.outcome()
     if output is not None:
