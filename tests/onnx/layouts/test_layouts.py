@@ -162,7 +162,7 @@ BASE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 GROUPED = BASE | {"num_key_value_heads": 2}
-FED, HAS = "feeds {} a cache of {} heads of width {}", "but the model has {} heads of width {}"
+FED, HAS = "feeds {} a cache of {} heads (width {})", "but the model has {} heads (width {})"
 KIND = "this kind of graph (masked language model)"
 REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "optimum-heads": (

@@ -94,4 +94,4 @@ def _width(model: Model) -> int:
 
 
 def _shape(shape: tuple[int, int]) -> str:
-    return f"{shape[0]} heads of width {shape[1]}"
+    return f"{shape[0]} heads (width {shape[1]})"
