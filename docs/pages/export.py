@@ -113,7 +113,8 @@ def _memory(measured: dict[str, Any]) -> Iterator[str]:
 
 
 def _layouts(measured: dict[str, Any]) -> Iterator[str]:
-    rows = {(row["family"], row["layout"]): row for row in measured["rows"]}
+    full = [row for row in measured["rows"] if row["precision"] == "fp32"]
+    rows = {(row["family"], row["layout"]): row for row in full}
     names = list(measured["versions"])
     yield ""
     yield "## Programs that load a layout"
@@ -126,19 +127,25 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "| model | " + " | ".join(names) + " |"
     yield "|---" * (len(names) + 1) + "|"
-    families = dict.fromkeys(row["family"] for row in measured["rows"])
+    families = dict.fromkeys(row["family"] for row in full)
     for family in families:
         yield f"| {family} | " + " | ".join(_program(rows.get((family, name))) for name in names) + " |"
+    yield ""
+    for name in names:
+        half = [row for row in measured["rows"] if row["precision"] == "fp16" and row["layout"] == name]
+        half = [row for row in half if "refused" not in row]
+        same = [row["family"] for row in half if _program(row) == "same"]
+        yield f"- {name} in fp16: the same tokens for {len(same)} of {len(half)} models ({', '.join(same)})."
     yield ""
     yield "tieconv refuses these:"
     yield ""
     yield "| model | layout | reason |"
     yield "|---|---|---|"
-    for row in measured["rows"]:
+    for row in full:
         if "refused" in row:
             yield f"| {row['family']} | {row['layout']} | {row['refused'].partition(': ')[2]} |"
     yield ""
-    yield "`python -m tests.onnx.layouts.measure --write` measures the table."
+    yield "`python -m tests.onnx.layouts.measure --write` measures the table, and `--precision fp16` the lines below it."
 
 
 def _program(row: dict[str, Any] | None) -> str:

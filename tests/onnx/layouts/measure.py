@@ -1,6 +1,6 @@
 """Export each family in each layout, generate with the layout's program, and compare the tokens with torch.
 
-python -m tests.onnx.layouts.measure [--write] [--layout NAME...] [--only FAMILY...]
+python -m tests.onnx.layouts.measure [--write] [--layout NAME...] [--only FAMILY...] [--precision fp16]
 
 ``--write`` puts the results into docs/measured/layouts.json. The programs are found by these variables:
 TIECONV_OPTIMUM (a Python with optimum-onnx), TIECONV_GENAI (a Python with onnxruntime-genai), TIECONV_TRANSFORMERS_JS
@@ -149,20 +149,24 @@ def traced_once(folder: Path) -> Iterator[None]:
         adapter.export_graph, adapter.save = trace, save
 
 
-def rows_of(family: str, layouts: Mapping[str, Program], folder: Path) -> Iterator[dict[str, Any]]:
+def rows_of(
+    family: str, layouts: Mapping[str, Program], folder: Path, precision: str = "fp32"
+) -> Iterator[dict[str, Any]]:
     """Yield the result of each layout: the family is exported, and the program's tokens are compared with torch's."""
     model = make(family)
     masked = type(model).__name__.endswith("MaskedLM")
     model.save_pretrained(folder / "model")
+    if precision == "fp16":
+        model = type(model).from_pretrained(folder / "model", dtype="float16").eval()
     matrix = model.get_input_embeddings().weight.detach().numpy()
     ids, mask = prompts(masked=masked)
     want: list[list[int]] = []
     with traced_once(folder / "traced"):
         for layout, program in layouts.items():
-            found: dict[str, Any] = {"family": family, "layout": layout}
+            found: dict[str, Any] = {"family": family, "layout": layout, "precision": precision}
             out = folder / layout
             try:
-                made = tieconv.export(folder / "model", out, layout=layout, parity=False)
+                made = tieconv.export(folder / "model", out, layout=layout, precision=precision, parity=False)
             except tieconv.TieconvError as error:
                 yield found | {"refused": error.message.partition(": ")[2]}
                 continue
@@ -188,18 +192,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--layout", nargs="*", default=[name for name in VARIABLES if command(name)])
     parser.add_argument("--only", nargs="*", default=[name for name in FAMILIES if name != "llama-untied"])
+    parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32")
     given = parser.parse_args()
     before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"versions": {}, "rows": []}
-    rows = {(entry["layout"], entry["family"]): entry for entry in before["rows"]}
+    rows = {(entry["precision"], entry["layout"], entry["family"]): entry for entry in before["rows"]}
     before["versions"] |= {layout: versions(layout) for layout in given.layout}
     programs = {layout: Program(layout) for layout in given.layout}
     for family in given.only:
         with tempfile.TemporaryDirectory() as folder:
-            for row in rows_of(family, programs, Path(folder)):
-                rows[row["layout"], family] = row
+            for row in rows_of(family, programs, Path(folder), given.precision):
+                rows[given.precision, row["layout"], family] = row
                 print(json.dumps(row), flush=True)
         if given.write:
-            keys = [(layout, name) for layout in VARIABLES for name in FAMILIES]
+            keys = [(width, layout, name) for width in ("fp32", "fp16") for layout in VARIABLES for name in FAMILIES]
             document = before | {"rows": [rows[key] for key in keys if key in rows]}
             FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for program in programs.values():

@@ -21,12 +21,15 @@ def test_what_is_committed() -> None:
     measured = json.loads(FILE.read_text(encoding="utf-8"))
     assert set(measured["versions"]) == set(VARIABLES)
     for layout in VARIABLES:
-        rows = [row for row in measured["rows"] if row["layout"] == layout]
+        rows = [row for row in measured["rows"] if (row["layout"], row["precision"]) == (layout, "fp32")]
         assert {row["family"] for row in rows} <= set(FAMILIES)
         run = [row for row in rows if "refused" not in row]
         assert all(row.get("same") and row["session"] == 1 for row in run), layout
         assert len(run) >= 8, layout
         assert all(row["tokens"] >= 40 for row in run), layout
+    half = [row for row in measured["rows"] if row["precision"] == "fp16" and "refused" not in row]
+    assert {row["layout"] for row in half} == set(VARIABLES)
+    assert all(row["same"] and row["session"] == 1 for row in half)
 
 
 @pytest.mark.slow
