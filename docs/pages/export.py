@@ -9,7 +9,15 @@ from typing import Any
 
 MEASURED = Path(__file__).parents[1] / "measured" / "export.json"
 
+LAYOUTS = MEASURED.with_name("layouts.json")
+
 INTRO = Path(__file__).with_name("export_text.md")
+
+PROGRAMS = """\
+Each program generated 24 greedy tokens for each of two prompts, and torch generated them too. The prompts have 20
+tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. genai makes the attention
+mask itself, so it got that prompt without the padding. A masked language model predicted each token. *same* means that
+all tokens were torch's, and that a session held the matrix once. The models are tiny, in fp32, on the CPU."""
 
 
 def page() -> str:
@@ -23,6 +31,7 @@ def page() -> str:
             *_forms(measured["forms"]),
             *_whole_model(measured.get("whole", [])),
             *_memory(measured),
+            *_layouts(json.loads(LAYOUTS.read_text(encoding="utf-8"))),
             "",
         )
     )
@@ -127,3 +136,49 @@ def _memory(measured: dict[str, Any]) -> Iterator[str]:
         yield "## Cost"
         yield ""
         yield memory
+
+
+def _layouts(measured: dict[str, Any]) -> Iterator[str]:
+    full = [row for row in measured["rows"] if row["precision"] == "fp32"]
+    rows = {(row["family"], row["layout"]): row for row in full}
+    names = list(measured["versions"])
+    yield ""
+    yield "## Programs that load a layout"
+    yield ""
+    yield PROGRAMS
+    for name in names:
+        packages = ", ".join(f"{package} {version}" for package, version in measured["versions"][name].items())
+        yield ""
+        yield f"{name}: {packages}."
+    yield ""
+    yield "| model | " + " | ".join(names) + " |"
+    yield "|---" * (len(names) + 1) + "|"
+    families = dict.fromkeys(row["family"] for row in full)
+    for family in families:
+        yield f"| {family} | " + " | ".join(_program(rows.get((family, name))) for name in names) + " |"
+    yield ""
+    for name in names:
+        half = [row for row in measured["rows"] if row["precision"] == "fp16" and row["layout"] == name]
+        half = [row for row in half if "refused" not in row]
+        same = [row["family"] for row in half if _program(row) == "same"]
+        yield f"- {name} in fp16: the same tokens for {len(same)} of {len(half)} models ({', '.join(same)})."
+    yield ""
+    yield "tieconv refuses these:"
+    yield ""
+    yield "| model | layout | reason |"
+    yield "|---|---|---|"
+    for row in full:
+        if "refused" in row:
+            yield f"| {row['family']} | {row['layout']} | {row['refused'].partition(': ')[2]} |"
+    yield ""
+    yield "`python -m tests.onnx.layouts.measure --write` measures the table, and `--precision fp16` the lines below it."
+
+
+def _program(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if "refused" in row:
+        return "refused"
+    if "error" in row:
+        return f"error: {row['error']}".replace("|", " ").replace("\n", " ")[:120]
+    return "same" if row["same"] and row["session"] == 1 else "other tokens"

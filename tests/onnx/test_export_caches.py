@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import tieconv
 from tests.cli.run import refused
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export import carry_out as export_run
 from tieconv.onnx.export.caches import check_cache
+from tieconv.onnx.export.sample_inputs import check_inputs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -20,6 +22,7 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size"
 MADE: dict[str, tuple[str, dict[str, Any], str]] = {
     "mamba": ("Mamba", {"state_size": 8}, "has layers with a state (linear_attention)"),
     "rwkv": ("Rwkv", {"attention_hidden_size": 32, "intermediate_size": 48}, "keeps a recurrent state"),
+    "jamba": ("Jamba", HEADS, "has layers with a state (linear_attention)"),
     "lfm2": ("Lfm2", HEADS | {"layer_types": ["full_attention", "conv"]}, "has layers with a state (conv)"),
 }
 SERVED: dict[str, dict[str, Any]] = {
@@ -48,8 +51,40 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, name: str, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cache_with_other_tensors(tmp_path: Path) -> None:
+    """Layers that cache more than keys and values are refused by the class that transformers gives them."""
+    transformers.DeepseekV32Config(**BASE | HEADS).save_pretrained(tmp_path)
+    with pytest.raises(tieconv.TieconvError, match="DeepseekV32ForCausalLM has layers with another cache") as caught:
+        check_cache("DeepseekV32ForCausalLM", str(tmp_path), str(tmp_path))
+    assert "(DynamicIndexedLayer)" in caught.value.message
+
+
 @pytest.mark.parametrize("prefix", SERVED)
 def test_windows_are_no_state(tmp_path: Path, prefix: str) -> None:
     """Full and sliding attention, told as layer types or not at all, are served."""
     getattr(transformers, f"{prefix}Config")(**BASE | SERVED[prefix]).save_pretrained(tmp_path)
     check_cache(f"{prefix}{'LMHeadModel' if prefix == 'GPT2' else 'ForCausalLM'}", str(tmp_path), str(tmp_path))
+
+
+MODALITIES = {
+    "Qwen2VLForConditionalGeneration": "pixel_values",
+    "LlavaForConditionalGeneration": "pixel_values",
+    "Gemma3ForConditionalGeneration": "pixel_values",
+    "WhisperForConditionalGeneration": "input_features",
+}
+
+
+@pytest.mark.parametrize("name", MODALITIES)
+def test_models_of_images_and_sound(name: str) -> None:
+    """The class alone says what it takes: no instance is made."""
+    with pytest.raises(tieconv.TieconvError) as caught:
+        check_inputs(getattr(transformers, name))
+    why = f"{name} takes {MODALITIES[name]}: export supports only language models from tokens to logits"
+    assert caught.value.message == why
+
+
+def test_a_plan_refuses_images_and_sound(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan without OUT refuses too, and loads nothing."""
+    monkeypatch.setattr(export_run, "load", None)
+    sentence = refused("export", models / "qwen2-vl")
+    assert "Qwen2VLForConditionalGeneration takes pixel_values" in sentence

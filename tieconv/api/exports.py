@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.parity import Parity
     from tieconv.onnx.export.plan import PlannedExport
 
+LAYOUT_NAMES = ("plain", "optimum", "genai", "transformers.js")
+"""The values of `--layout`: the programs whose file and tensor names an export can have."""
+
 
 def plan_export(
     path: str | Path = ".",
@@ -29,14 +32,17 @@ def plan_export(
     provider: str = "auto",
     parity: bool = True,
     fuse: str = "none",
+    layout: str = "plain",
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
     that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
     attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
-    such a graph. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
-    transformers does not load the model, and `MissingPackageError` if a package is not installed.
+    such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads
+    the graph. Raises `RefusedError` for a model with a finding of level error, and for one that the program cannot
+    load. Raises `UnreadableError` if transformers does not load the model, and `MissingPackageError` if a package is
+    not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
@@ -44,6 +50,7 @@ def plan_export(
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
     _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
+    _check_choice("layout", layout, LAYOUT_NAMES)
     from tieconv.reference.packages import require
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
@@ -51,7 +58,8 @@ def plan_export(
     from tieconv.onnx.export.plan import plan_export as make
 
     form, fused = HeadForm(head_form), None if fuse == "none" else fuse
-    return make(inspect(on_disk(path)), precision, form, opset, provider, parity=parity, fuse=fused)
+    evidence = inspect(on_disk(path))
+    return make(evidence, precision, form, opset, provider, parity=parity, fuse=fused, layout=layout)
 
 
 def export(
@@ -65,6 +73,7 @@ def export(
     parity: bool = True,
     fuse: str = "none",
     overwrite: bool = False,
+    layout: str = "plain",
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
@@ -72,7 +81,14 @@ def export(
     Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
     """
     planned = plan_export(
-        path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity, fuse=fuse
+        path,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=parity,
+        fuse=fuse,
+        layout=layout,
     )
     return planned.execute(out, overwrite=overwrite)
 

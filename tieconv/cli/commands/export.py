@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tieconv.api import Verdict
-from tieconv.api.exports import plan_export
+from tieconv.api.exports import LAYOUT_NAMES, plan_export
 from tieconv.cli.options import choice_option, common_options, json_option, model_argument
 from tieconv.cli.progress import stage_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
@@ -54,6 +54,11 @@ _STAGES = {
     help="Fuse attention, norms and activations into ONNX Runtime's operators for this provider. No other runtime runs "
     "such a graph. Its head is a FusedMatMul.",
 )
+@choice_option(
+    "--layout",
+    *LAYOUT_NAMES,
+    help="File and tensor names that transformers, optimum, onnxruntime-genai or transformers.js loads.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -75,6 +80,7 @@ def command(
     precision: str,
     head_form: str,
     fuse: str,
+    layout: str,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -98,6 +104,7 @@ def command(
         provider=provider,
         parity=not no_parity,
         fuse=fuse,
+        layout=layout,
     )
     before = planned.outcome()
     if output is not None:

@@ -18,6 +18,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
 from tieconv.onnx.export.axes import name_axes
+from tieconv.onnx.export.windows import fold_windows
 from tieconv.reference.model import quiet
 from tieconv.reference.packages import need
 from tieconv.text import shown
@@ -48,7 +49,14 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse:
     program = _program(made)
     _strip(program)
     name_axes(program)
+    _record(made, fold_windows(program, inputs.get("past_key_values")))
     return made
+
+
+def _record(made: Any, constants: Mapping[int, int]) -> None:
+    """Note the outputs that are now constants where an `ExportedModel` has those that were never tensors."""
+    for component in getattr(made, "components", {}).values():
+        component.metadata.out_constants = sorted([*component.metadata.out_constants, *map(list, constants.items())])
 
 
 def _program(made: Any) -> Any:

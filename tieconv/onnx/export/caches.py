@@ -11,6 +11,8 @@ from tieconv.text import shown
 
 _STATES = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent"})
 """Names of layers with a separate state in transformers' configs (`cache_utils`, and older configs)."""
+_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer"})
+"""transformers' cache layers that hold keys and values, and nothing else."""
 
 
 def check_cache(name: str, directory: str, source: str) -> None:
@@ -20,7 +22,8 @@ def check_cache(name: str, directory: str, source: str) -> None:
     ``export.cache``.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
-    why = _why(getattr(transformers, name, None), load_config(directory))
+    config = load_config(directory)
+    why = _why(getattr(transformers, name, None), config) or _other_layer(transformers, config)
     if why:
         raise RefusedError(
             f"{shown(source)}: {shown(name)} {why}, but export supports only caches of keys and values",
@@ -37,3 +40,13 @@ def _why(cls: Any, config: Any) -> str:
         return f"has layers with a state ({state})"
     # transformers marks classes that cannot go back to an earlier token
     return "keeps a recurrent state" if getattr(cls, "_is_stateful", False) is True else ""
+
+
+def _other_layer(transformers: Any, config: Any) -> str:
+    """Return which layer of the model's cache is not a layer of keys and values; empty if all are."""
+    try:
+        layers = transformers.DynamicCache(config=config).layers
+    except (AttributeError, TypeError, ValueError):
+        return ""  # a config for which transformers builds no cache: the loaded model decides
+    name = next((type(layer).__name__ for layer in layers if type(layer).__name__ not in _LAYERS), "")
+    return f"has layers with another cache ({name})" if name else ""

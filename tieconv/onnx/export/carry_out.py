@@ -27,6 +27,8 @@ from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.clamp import always_clamped
 from tieconv.onnx.export.companion_files import Files
 from tieconv.onnx.export.document import describe
+from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, publish_names
+from tieconv.onnx.export.layouts.interface import Layout, Model
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.share import share
 from tieconv.onnx.export.ties import join_ties
@@ -36,19 +38,23 @@ from tieconv.text import shown
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage that begins, its number from 0, and the number of stages."""
-GRAPH, DATA = "model.onnx", "model.onnx.data"
 
 
 @record
 class Settings:
-    """Options of an export. ``dtype`` is a torch name, ``fuse`` a provider of ONNX Runtime."""
+    """Options of an export.
+
+    ``dtype`` is a torch name, ``fuse`` a provider of ONNX Runtime. ``model`` is what the layout reads of the model.
+    """
 
     dtype: str
     form: HeadForm
     opset: int | None
     provider: str
     parity: bool
-    fuse: str | None = None
+    fuse: str | None
+    layout: Layout
+    model: Model
 
 
 def run(
@@ -103,7 +109,7 @@ class _Job:
             matrices=shared.matrices,
             proofs=shared.proofs,
             parity=report,
-            files={name: (self.staging.new / name).stat().st_size for name in (GRAPH, DATA) if self._has(name)},
+            files=self._sizes(),
             versions=versions,
         )
         if report is not None and report.verdict is not Verdict.PASSED:
@@ -118,8 +124,13 @@ class _Job:
         self.progress(stage, self.stage, stages)
         self.stage += 1
 
-    def _has(self, name: str) -> bool:
-        return (self.staging.new / name).exists()
+    def _sizes(self) -> dict[str, int]:
+        """Return the bytes of the graph and of its data by their paths in OUT, before they are moved there."""
+        precision, layout = self.plan.precision, self.settings.layout
+        path = Path(layout.graph(precision))
+        names = {GRAPH: path, layout.data_of(precision): path.parent / layout.data_of(precision)}
+        made = {name: self.staging.new / name for name in names}
+        return {names[name].as_posix(): file.stat().st_size for name, file in made.items() if file.exists()}
 
     def _trace(self, raw: Path) -> tuple[dict[str, Any], Reference | None]:
         """Write the exporter's graph to ``raw``; return its document.
@@ -130,6 +141,7 @@ class _Job:
         checkpoint = self.evidence.checkpoint
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
         kind = kind_of(reference.model)
+        self.settings.layout.check(self.settings.model, kind, self.plan.precision)
         _check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
         inputs = sample(reference, kind, load_config(checkpoint.root))
@@ -137,6 +149,9 @@ class _Job:
         with always_clamped(reference.model):
             made = export_adapter.export_graph(reference.model, inputs, self.settings.opset, self.settings.fuse)
         document = export_adapter.save(made, raw)
+        arrange(raw, self.settings.layout, self.settings.model, self.plan.precision)
+        if self.settings.layout.renames:
+            document = {}  # transformers finds the tensors by the exporter's names
         del made, inputs
         return document, None if self.settings.parity else reference
 
@@ -156,13 +171,16 @@ class _Job:
             return None
         self._begin("parity")
         report = run_parity(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
-        return replace(report, graph=GRAPH)
+        return replace(report, graph=self.settings.layout.graph(self.plan.precision))
 
     def _publish(self, outcome: ExportOutcome, document: str) -> None:
         new = self.staging.new
         files = Files(Path(self.evidence.checkpoint.root), new)
         files.copy(self.plan.copied)
         files.write("export.json", document)
+        for name, text in self.settings.layout.documents(self.settings.model, self.plan.precision).items():
+            files.write(name, text)
+        publish_names(new, self.settings.layout, self.plan.precision)
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 

@@ -22,11 +22,15 @@ from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
+from tieconv.onnx.export.layouts.read import read_model
+from tieconv.onnx.export.layouts.registry import LAYOUTS
+from tieconv.onnx.export.sample_inputs import check_inputs
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
+from tieconv.reference.packages import need
 from tieconv.text import shown, size
 
 _WEIGHTS = (
@@ -123,6 +127,7 @@ def plan_export(
     *,
     parity: bool,
     fuse: str | None = None,
+    layout: str = "plain",
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
@@ -130,16 +135,20 @@ def plan_export(
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
-    values.
+    values. Raises `RefusedError` if the program of ``layout`` cannot load the graph.
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
     form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
+    _check_inputs(name)
     check_cache(name, checkpoint.root, checkpoint.source)
     kind = _kind(name, checkpoint.config_values)
-    copied = _companions(checkpoint)
+    layout_ = LAYOUTS[layout]
+    model = read_model(checkpoint, name, layout_)
+    layout_.check(model, kind, precision)
+    copied = _companions(checkpoint, layout_.made)
     tied = tied_names(evidence)
     plan = ExportPlan(
         source=checkpoint.source,
@@ -157,8 +166,10 @@ def plan_export(
         bytes_written=_estimate(evidence, precision),
         notes=tuple(_notes(precision, provider, form if tied else None, parity=parity)),
         fuse=fuse,
+        layout=layout,
     )
-    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity, fuse))
+    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model)
+    return PlannedExport(plan, evidence, settings)
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
@@ -169,6 +180,13 @@ def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bo
     if not parity:
         notes.append("the logits will not be measured; the weights are still compared bit for bit")
     return notes
+
+
+def _check_inputs(name: str) -> None:
+    """Check that transformers' class takes tokens. Raises `RefusedError`."""
+    cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+    if cls is not None and hasattr(cls, "forward"):
+        check_inputs(cls)
 
 
 def _check_consistent(evidence: Inspection) -> None:
@@ -190,14 +208,14 @@ def _kind(name: str, config: Mapping[str, object]) -> Kind:
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
 
 
-def _companions(checkpoint: Checkpoint) -> dict[str, int]:
+def _companions(checkpoint: Checkpoint, made: frozenset[str]) -> dict[str, int]:
     """Return the files to copy: all but weights, and files with a name that the export writes."""
     config = checkpoint.config
     companions = {**checkpoint.companions, **({config.name: len(config.text.encode())} if config else {})}
     return {
         name: size
         for name, size in companions.items()
-        if not name.lower().endswith(_WEIGHTS) and name not in OURS and name not in checkpoint.others
+        if not name.lower().endswith(_WEIGHTS) and name not in {*OURS, *made} and name not in checkpoint.others
     }
 
 

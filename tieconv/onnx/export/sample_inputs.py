@@ -25,20 +25,32 @@ def kind_of(model: Any) -> Kind:
     """
     name = type(model).__name__
     accepts = _accepts(model)
-    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
-    input_name = input_name or (model.main_input_name if model.main_input_name != "input_ids" else None)
-    if input_name or model.get_output_embeddings() is None:
-        why = f"takes {input_name}" if input_name else "has no head"
-        raise RefusedError(
-            f"{shown(name)} {why}: export supports only language models from tokens to logits",
-            "export only its language model, or use transformers.exporters",
-            "export.kind",
-        )
+    check_inputs(type(model))
+    if model.get_output_embeddings() is None:
+        raise _other_model(name, "has no head")
     if model.config.is_encoder_decoder:
         return Kind.SEQ2SEQ
     if "MaskedLM" in name:
         return Kind.MASKED
     return Kind.CACHED if "past_key_values" in accepts else Kind.PLAIN
+
+
+def check_inputs(cls: Any) -> None:
+    """Check that the class takes tokens, without an instance. Raises `RefusedError` for images and sound."""
+    accepts = _accepts(cls)
+    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
+    main = getattr(cls, "main_input_name", "input_ids")
+    input_name = input_name or (main if main != "input_ids" else None)
+    if input_name:
+        raise _other_model(cls.__name__, f"takes {input_name}")
+
+
+def _other_model(name: str, why: str) -> RefusedError:
+    return RefusedError(
+        f"{shown(name)} {why}: export supports only language models from tokens to logits",
+        "export only its language model, or use transformers.exporters",
+        "export.kind",
+    )
 
 
 def _accepts(model: Any) -> frozenset[str]:

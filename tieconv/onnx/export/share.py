@@ -41,9 +41,9 @@ def share(raw: Path, new: Path, form: HeadForm) -> Shared:
 def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[SessionProof, ...]:
     os.mkdir(new)
     (file,) = planned.files
-    graph, data = new / file.name, f"{file.name}.data"
-    if (raw / data).exists():
-        os.rename(raw / data, new / data)
+    graph = new / file.name
+    for data in [path for path in raw.iterdir() if path.name != file.name]:
+        os.rename(data, new / data.name)
     if file.name in store.graphs:
         graph.write_bytes(store.graphs[file.name])
     else:

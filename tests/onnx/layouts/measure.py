@@ -1,0 +1,215 @@
+"""Export each family in each layout, generate with the layout's program, and compare the tokens with torch.
+
+python -m tests.onnx.layouts.measure [--write] [--layout NAME...] [--only FAMILY...] [--precision fp16]
+
+``--write`` puts the results into docs/measured/layouts.json. The programs are found by these variables:
+TIECONV_OPTIMUM (a Python with optimum-onnx), TIECONV_GENAI (a Python with onnxruntime-genai), TIECONV_TRANSFORMERS_JS
+(a folder whose node_modules have @huggingface/transformers; node must be on PATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tieconv
+from tests.onnx import exported
+from tests.onnx.export_table import optimised
+from tests.onnx.layouts.families import FAMILIES
+from tieconv.onnx.export import adapter
+
+FILE = Path(__file__).parents[3] / "docs" / "measured" / "layouts.json"
+HERE = Path(__file__).parent
+VARIABLES = {
+    "optimum": "TIECONV_OPTIMUM",
+    "genai": "TIECONV_GENAI",
+    "transformers.js": "TIECONV_TRANSFORMERS_JS",
+}
+PACKAGES = {
+    "optimum": ("optimum-onnx", "transformers", "torch", "onnxruntime"),
+    "genai": ("onnxruntime-genai", "onnxruntime"),
+}
+STEPS, PROMPT, PADDING = 24, 20, 3
+
+
+def command(layout: str) -> list[str]:
+    """The command of the program that loads the layout; empty if its variable is not set."""
+    where = os.environ.get(VARIABLES[layout], "")
+    if not where:
+        return []
+    if layout == "transformers.js":
+        node = shutil.which("node")
+        return [node, str(HERE / "run_transformers_js.mjs"), where] if node else []
+    return [where, str(HERE / f"run_{layout}.py")]
+
+
+def versions(layout: str) -> dict[str, str]:
+    """The releases of the program and of what it runs on."""
+    where = os.environ[VARIABLES[layout]]
+    if layout == "transformers.js":
+        modules = Path(where) / "node_modules"
+        packages = ("@huggingface/transformers", "onnxruntime-node")
+        return {name: json.loads((modules / name / "package.json").read_text())["version"] for name in packages}
+    script = "import sys\nfrom importlib.metadata import version\nfor p in sys.argv[1:]: print(p, version(p))"
+    lines = subprocess.run([where, "-c", script, *PACKAGES[layout]], check=True, text=True, capture_output=True).stdout
+    return dict(line.split() for line in lines.splitlines())
+
+
+def make(family: str) -> Any:
+    """The tiny model of a family."""
+    before, exported.MODELS = exported.MODELS, FAMILIES
+    try:
+        return exported.make(family)
+    finally:
+        exported.MODELS = before
+
+
+def prompts(*, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two rows longer than every window, the first with padding on the left; a masked model gets none."""
+    ids = torch.randint(3, exported.ROWS, (2, PROMPT), generator=torch.Generator().manual_seed(11))
+    mask = torch.ones_like(ids)
+    if not masked:
+        ids[0, :PADDING], mask[0, :PADDING] = 0, 0
+    return ids, mask
+
+
+def wanted(model: Any, ids: torch.Tensor, mask: torch.Tensor, *, masked: bool) -> list[list[int]]:
+    """The greedy tokens of torch, or each position's best token of a masked model."""
+    with torch.no_grad():
+        if masked:
+            best: list[list[int]] = model(input_ids=ids, attention_mask=mask).logits.argmax(-1).tolist()
+            return best
+        made = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, num_beams=1)
+    tokens: list[list[int]] = made[:, ids.shape[1] :].tolist()
+    return tokens
+
+
+class Program:
+    """The program that loads a layout, as a process that answers one job a line."""
+
+    def __init__(self, layout: str) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            command(layout),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment | {"HF_HUB_OFFLINE": "1"},
+        )
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one job."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        return {"error": f"the program ended with {self._process.wait()}"}
+
+    def close(self) -> None:
+        """End the program."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+@contextlib.contextmanager
+def traced_once(folder: Path) -> Iterator[None]:
+    """Trace a model only for its first export: the layouts share what the exporter wrote."""
+    trace, save = adapter.export_graph, adapter.save
+    documents: list[dict[str, Any]] = []
+
+    def save_once(made: Any, directory: Path) -> dict[str, Any]:
+        if not documents:
+            folder.mkdir(parents=True)
+            documents.append(save(made, folder))
+        for path in folder.iterdir():
+            shutil.copy(path, directory)
+        return documents[0]
+
+    adapter.export_graph = lambda model, inputs, opset: None if documents else trace(model, inputs, opset)
+    adapter.save = save_once
+    try:
+        yield
+    finally:
+        adapter.export_graph, adapter.save = trace, save
+
+
+def rows_of(
+    family: str, layouts: Mapping[str, Program], folder: Path, precision: str = "fp32"
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of each layout: the family is exported, and the program's tokens are compared with torch's."""
+    model = make(family)
+    masked = type(model).__name__.endswith("MaskedLM")
+    model.save_pretrained(folder / "model")
+    if precision == "fp16":
+        model = type(model).from_pretrained(folder / "model", dtype="float16").eval()
+    matrix = model.get_input_embeddings().weight.detach().numpy()
+    ids, mask = prompts(masked=masked)
+    want: list[list[int]] = []
+    with traced_once(folder / "traced"):
+        for layout, program in layouts.items():
+            found: dict[str, Any] = {"family": family, "layout": layout, "precision": precision}
+            out = folder / layout
+            try:
+                made = tieconv.export(folder / "model", out, layout=layout, precision=precision, parity=False)
+            except tieconv.TieconvError as error:
+                yield found | {"refused": error.message.partition(": ")[2]}
+                continue
+            graph = next(out / name for name in made.files if name.endswith(".onnx"))
+            want = want or wanted(model, ids, mask, masked=masked)
+            job = {"folder": str(out), "ids": ids.tolist(), "mask": mask.tolist(), "steps": STEPS, "masked": masked}
+            answer = program.ask(job)
+            got = answer.get("tokens", [])
+            same = bool(got) and [cut(row, model) for row in got] == [cut(row, model) for row in want]
+            found |= {"same": same, "tokens": sum(map(len, want)), "session": optimised(graph, matrix)}
+            yield found | ({"error": answer["error"]} if "error" in answer else {})
+
+
+def cut(tokens: list[int], model: Any) -> list[int]:
+    """The tokens before the first that ends a text: programs pad or stop after it."""
+    end = model.config.eos_token_id
+    ends = end if isinstance(end, list) else [end]
+    return tokens[: next((index for index, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--layout", nargs="*", default=[name for name in VARIABLES if command(name)])
+    parser.add_argument("--only", nargs="*", default=[name for name in FAMILIES if name != "llama-untied"])
+    parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32")
+    given = parser.parse_args()
+    before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"versions": {}, "rows": []}
+    rows = {(entry["precision"], entry["layout"], entry["family"]): entry for entry in before["rows"]}
+    before["versions"] |= {layout: versions(layout) for layout in given.layout}
+    programs = {layout: Program(layout) for layout in given.layout}
+    for family in given.only:
+        with tempfile.TemporaryDirectory() as folder:
+            for row in rows_of(family, programs, Path(folder), given.precision):
+                rows[given.precision, row["layout"], family] = row
+                print(json.dumps(row), flush=True)
+        if given.write:
+            keys = [(width, layout, name) for width in ("fp32", "fp16") for layout in VARIABLES for name in FAMILIES]
+            document = before | {"rows": [rows[key] for key in keys if key in rows]}
+            FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for program in programs.values():
+        program.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Layouts: the file names, tensor names and documents that other programs load."""

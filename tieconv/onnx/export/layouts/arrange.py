@@ -1,0 +1,78 @@
+"""Give the exporter's files the names of a layout: cache tensors, the data file, and the graph in OUT."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from tieconv.onnx.export.layouts.interface import Layout, Model
+
+GRAPH = "model.onnx"
+"""The name of the graph until it is in OUT."""
+_CACHE = re.compile(r"(?P<side>input\.|output\.)?past_key_values\.(?:layers\.)?(?P<layer>\d+)\.(?P<part>key|value)s?")
+
+
+def arrange(raw: Path, layout: Layout, model: Model, precision: str) -> None:
+    """Rename the cache tensors and the data file of the graph in the directory ``raw``.
+
+    The weights are not read. Raises `RefusedError` if the program would feed a cache of another shape.
+    """
+    data = layout.data_of(precision)
+    if not layout.renames and data == f"{GRAPH}.data":
+        return
+    graph = ir.load(raw / GRAPH)
+    if layout.renames:
+        for cache in _rename_caches(graph):
+            layout.check_cache(model, cache)
+    if (raw / f"{GRAPH}.data").exists():
+        os.rename(raw / f"{GRAPH}.data", raw / data)
+        _move_data(graph, data)
+    ir.save(graph, raw / GRAPH)
+
+
+def publish_names(new: Path, layout: Layout, precision: str) -> None:
+    """Move the graph and its data to their paths in OUT, relative to the directory ``new``."""
+    final = new / layout.graph(precision)
+    if final == new / GRAPH:
+        return
+    final.parent.mkdir(parents=True, exist_ok=True)
+    data = layout.data_of(precision)
+    if (new / data).exists():
+        os.rename(new / data, final.parent / data)
+    os.rename(new / GRAPH, final)
+
+
+def _rename_caches(model: ir.Model) -> Iterator[tuple[int, int]]:
+    """Name the cache tensors, and yield heads and width of each input."""
+    for values, prefix in ((model.graph.inputs, "past_key_values"), (model.graph.outputs, "present")):
+        for value in values:
+            match = _CACHE.fullmatch(value.name or "")
+            if match is None:
+                continue
+            value.name = f"{prefix}.{match['layer']}.{match['part']}"
+            shape = value.shape
+            if prefix == "past_key_values" and shape is not None:
+                heads, width = shape[1], shape[3]
+                if isinstance(heads, int) and isinstance(width, int):
+                    yield heads, width
+
+
+def _move_data(model: ir.Model, name: str) -> None:
+    """Make every external tensor refer to the file ``name``."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = ir.ExternalTensor(
+                    name,
+                    tensor.offset,
+                    tensor.length,
+                    tensor.dtype,
+                    shape=tensor.shape,
+                    name=tensor.name,
+                    base_dir=tensor.base_dir,
+                )

@@ -1,0 +1,78 @@
+"""The layout that transformers.js loads: `onnx/model.onnx`, and a config with `transformers.js_config`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.parity.graph.bindings import Kind
+
+_GROUPED = frozenset({
+    "afmoe", "apertus", "arcee", "cohere", "cohere2", "gpt_oss", "granite", "llama", "mistral", "mobilellm", "nanochat",
+    "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3_moe", "smollm3", "starcoder2", "ernie4_5",
+    "exaone", "gemma", "gemma2", "gemma3_text", "glm", "helium", "hunyuan_v1_dense", "ministral", "ministral3", "qwen3",
+    "solar_open", "vaultgemma",
+})  # fmt: skip
+"""Decoders with a cache of `num_key_value_heads` and `head_dim` (or hidden size / heads)."""
+_HEAD_DIM = frozenset({
+    "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "helium", "hunyuan_v1_dense", "ministral", "ministral3",
+    "qwen3", "solar_open", "vaultgemma",
+})  # fmt: skip
+"""Those of them that need `head_dim` in the config."""
+_WHOLE = frozenset({"codegen", "gpt2", "gpt_neox", "gptj", "jais", "opt", "stablelm"})
+"""Decoders with a cache of as many heads as `num_attention_heads`."""
+_MASKED = frozenset({
+    "albert", "bert", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "mobilebert",
+    "modernbert", "mpnet", "roberta", "roformer", "squeezebert", "xlm", "xlm-roberta",
+})  # fmt: skip
+
+
+class TransformersJS(Layout):
+    """`@huggingface/transformers` 4.3.1 (`src/configs.js`, `src/models/registry.js`, `src/models/session.js`)."""
+
+    name = "transformers.js"
+    program = "transformers.js 4.3.1"
+    kinds = frozenset({Kind.CACHED, Kind.MASKED})
+    precisions = ("fp32", "fp16")
+    renames = True
+    made = frozenset({"config.json"})
+
+    def graph(self, precision: str) -> str:
+        return f"onnx/{_stem(precision)}.onnx"
+
+    def data_of(self, precision: str) -> str:
+        return f"{_stem(precision)}.onnx_data"
+
+    def check(self, model: Model, kind: Kind, precision: str) -> None:
+        super().check(model, kind, precision)
+        if model.model_type not in (_MASKED if kind is Kind.MASKED else _GROUPED | _WHOLE):
+            raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
+
+    def cache_shape(self, model: Model) -> tuple[int, int] | None:
+        # transformers.js reads the file, and not the defaults of transformers' class.
+        heads = _entry(model, "num_attention_heads", "n_head")
+        width = _entry(model, "head_dim") if model.model_type not in _WHOLE else 0
+        if model.model_type not in _HEAD_DIM:
+            width = width or _entry(model, "hidden_size", "n_embd") // max(heads, 1)
+        return (heads if model.model_type in _WHOLE else _entry(model, "num_key_value_heads")), width
+
+    def documents(self, model: Model, precision: str) -> dict[str, str]:
+        settings: dict[str, Any] = {
+            "dtype": precision,
+            "use_external_data_format": {f"{_stem(precision)}.onnx": 1},
+        }
+        if precision == "fp16":
+            settings["kv_cache_dtype"] = {"fp16": "float16"}
+        return {"config.json": json.dumps({**model.values, "transformers.js_config": settings}, indent=2) + "\n"}
+
+
+def _stem(precision: str) -> str:
+    """Return the name of a graph: transformers.js adds the type to the name, except for fp32."""
+    return "model" if precision == "fp32" else f"model_{precision}"
+
+
+def _entry(model: Model, *names: str) -> int:
+    """Return the first of these entries of `config.json` that is a positive integer; 0 if none is."""
+    found = (model.values.get(name) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), 0)
