@@ -16,6 +16,7 @@ from tieconv.onnx.share.apply import apply
 from tieconv.onnx.share.find import Group, Member, find_groups
 from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.patterns.interface import Names
+from tieconv.onnx.share.quantised import share_quantised
 from tieconv.onnx.share.surviving_copy import Choice, Setting, reads_of
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local.files import FileSet
@@ -51,7 +52,7 @@ class SharePass(InPlacePass):
         """Rewrite the graph in place."""
         self._promised = interface(model)
         setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
-        matrices = []
+        matrices = share_quantised(self._file, setting.names)
         for group in self._groups():
             matrices += self._share(group, setting)
         self.matrices = (*matrices, *self._cast_by_node(matrices))
