@@ -83,7 +83,7 @@ def embedding(path: Path) -> np.ndarray:
 
 
 def test_what_is_committed() -> None:
-    """Four exporters, sixteen graphs, the files that the manifest names, with the versions that wrote them."""
+    """Four exporters, fifteen models, the files that the manifest names, with the versions that wrote them."""
     manifest = json.loads(exporters.MANIFEST.read_text())
     assert manifest["files"] == exporters.files()
     assert set(manifest["versions"]) == set(exporters.MADE)

@@ -28,11 +28,13 @@ def plan_export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    quantise: str | None = None,
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
+    that measures parity. ``quantise`` is ``int8``, ``int4``, ``dynamic-int8`` or ``None``: the graph then holds quantised
+    weights, and embedding and head read one matrix. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
@@ -45,8 +47,12 @@ def plan_export(
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export.plan import plan_export as make
+    from tieconv.onnx.quantise.scheme import Scheme
 
-    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
+    if quantise is not None:
+        _check_choice("quantise", quantise, tuple(Scheme))
+    scheme = None if quantise is None else Scheme(quantise)
+    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity, quantise=scheme)
 
 
 def export(
@@ -59,21 +65,40 @@ def export(
     provider: str = "auto",
     parity: bool = True,
     overwrite: bool = False,
+    quantise: str | None = None,
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
     If parity fails or is not run, the function writes nothing: ``executed`` is false and ``parity`` has the report.
     Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
     """
-    planned = plan_export(path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity)
+    planned = plan_export(
+        path,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=parity,
+        quantise=quantise,
+    )
     return planned.execute(out, overwrite=overwrite)
 
 
-def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
+def parity(
+    onnx: str | Path,
+    model: str | Path = ".",
+    *,
+    provider: str = "auto",
+    reference: str = "auto",
+    quantised: bool = False,
+    text: str | Path | None = None,
+) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``. ``reference`` is the precision of the torch reference: ``float64``,
-    ``float32`` or ``auto`` (float64 if it fits into memory). A missing provider gives the verdict ``not_run``.
+    ``float32`` or ``auto`` (float64 if it fits into memory). With ``quantised``, a quantised graph is compared with its
+    own dequantised weights, and its loss with that of a known-good quantiser. Then ``text`` is a file of text or token
+    ids for the perplexity. A missing provider gives the verdict ``not_run``.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
@@ -82,11 +107,16 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.quantised.measure import run_quantised_parity
     from tieconv.onnx.parity.validate import run_parity
 
+    if text is not None and not quantised:
+        raise ValueError("text needs quantised=True")
     _check_graph(str(onnx))  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
+    if quantised:
+        return run_quantised_parity(str(onnx), evidence, provider, reference, None if text is None else str(text))
     return run_parity(str(onnx), evidence, provider, reference)
 
 

@@ -23,7 +23,7 @@ class ExportPlan:
 
     ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
-    tied matrix once. ``copied`` maps the files copied unchanged to their bytes.
+    tied matrix once. ``quantise`` is the scheme of a quantised graph, else empty. ``copied`` maps the files copied unchanged to their bytes.
     """
 
     source: str
@@ -40,6 +40,7 @@ class ExportPlan:
     bytes_read: int
     bytes_written: int
     notes: tuple[str, ...] = ()
+    quantise: str = ""
 
     @property
     def bytes_linked(self) -> int:
@@ -49,7 +50,8 @@ class ExportPlan:
     def summary(self) -> str:
         """One line."""
         tied = "tied matrix stored once" if self.tied else "nothing tied"
-        return f"{self.architecture}, {self.kind}, {self.precision}, {tied}"
+        precision = f"{self.precision}, {self.quantise}" if self.quantise else self.precision
+        return f"{self.architecture}, {self.kind}, {precision}, {tied}"
 
 
 @record
@@ -83,6 +85,7 @@ class ExportOutcome(Printed):
             "kind": plan.kind,
             "precision": plan.precision,
             "head_form": str(plan.form),
+            "quantise": plan.quantise or None,
             "opset": plan.opset,
             "inputs": list(plan.inputs),
             "tied": [list(names) for names in plan.tied],

@@ -46,6 +46,11 @@ _STAGES = {
     help="How the head reads the embedding: Gemm, FusedMatMul or Transpose. With Transpose a session stores a second "
     "copy.",
 )
+@click.option(
+    "--quantise",
+    type=click.Choice(["int8", "int4", "dynamic-int8"]),
+    help="Quantise the weights with ONNX Runtime's quantiser. Embedding and head read one quantised matrix.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -66,6 +71,7 @@ def command(
     dry_run: bool,
     precision: str,
     head_form: str,
+    quantise: str | None,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -82,7 +88,13 @@ def command(
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
     planned = plan_export(
-        model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
+        model,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=not no_parity,
+        quantise=quantise,
     )
     before = planned.outcome()
     if output is not None:

@@ -22,9 +22,11 @@ from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
+from tieconv.onnx.export.quantised import check_scheme, head_note
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.measured_pair import check_model
+from tieconv.onnx.quantise.scheme import BLOCK, Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.text import shown, size
@@ -115,7 +117,14 @@ class PlannedExport(Printed):
 
 
 def plan_export(
-    evidence: Inspection, precision: str, form: HeadForm, opset: int | None, provider: str, *, parity: bool
+    evidence: Inspection,
+    precision: str,
+    form: HeadForm,
+    opset: int | None,
+    provider: str,
+    *,
+    parity: bool,
+    quantise: Scheme | None = None,
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
@@ -144,10 +153,14 @@ def plan_export(
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
-        bytes_written=_estimate(evidence, precision),
-        notes=tuple(_notes(precision, provider, form if tied else None, parity=parity)),
+        bytes_written=_estimate(evidence, precision, quantise),
+        notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
+        quantise=str(quantise or ""),
     )
-    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity))
+    if quantise is not None:
+        check_scheme(quantise, precision, checkpoint.source)
+        plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
+    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity, quantise))
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
@@ -190,12 +203,19 @@ def _companions(checkpoint: Checkpoint) -> dict[str, int]:
     }
 
 
-def _estimate(evidence: Inspection, precision: str) -> int:
-    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together."""
+def _estimate(evidence: Inspection, precision: str, quantise: Scheme | None) -> int:
+    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together.
+
+    A quantised matrix has ``bits`` for an element, and a scale for each block.
+    """
     tensors = evidence.checkpoint.tensors
     again = {name for names in tied_names(evidence) for name in [n for n in names if n in tensors][1:]}
     width = 4 if precision == "fp32" else 2
-    return sum(record.elements * width for name, record in tensors.items() if name not in again)
+    once = [record for name, record in tensors.items() if name not in again]
+    if quantise is None:
+        return sum(record.elements * width for record in once)
+    coded = quantise.bits / 8 + (width / BLOCK if quantise is not Scheme.DYNAMIC else 0)
+    return sum(int(record.elements * (coded if len(record.shape) > 1 else width)) for record in once)
 
 
 def _target(out: str | Path, overwrite: bool) -> Target:

@@ -12,10 +12,11 @@ from tieconv.onnx.share.patterns.interface import Names, constant, replace
 from tieconv.onnx.share.quantised.tables import LOOKUP, heads
 
 
-def read_blocks(model: ir.Model, embedding: str, head: str) -> bool:
+def read_blocks(model: ir.Model, embedding: str, head: str) -> str:
     """Make the lookups of ``embedding`` read the codes of MatMulNBits that were made from its transpose ``head``.
 
-    The codes are reshaped for GatherBlockQuantized; `dedup` removes the Reshape. Return whether there was a lookup.
+    The codes are reshaped for GatherBlockQuantized; `dedup` removes the Reshape. Return the name of the codes; empty
+    without a lookup.
     """
     names = Names(model)
     table = next((table for table in heads(model) if str(table.codes.name).startswith(f"{head}_Q")), None)
@@ -31,13 +32,13 @@ def read_blocks(model: ir.Model, embedding: str, head: str) -> bool:
             ends = [constant(node, [end], names, "end") for end in (0, width, -1)]
             made.append(ir.node("Slice", [made[-1].outputs[0], *ends]))
         replace(node, made, names)
-    return bool(nodes)
+    return str(table.codes.name) if table is not None and nodes else ""
 
 
-def read_columns(model: ir.Model, embedding: str, head: str) -> bool:
+def read_columns(model: ir.Model, embedding: str, head: str) -> str:
     """Make the lookups of ``embedding`` read columns of the int8 matrix [H, V] that MatMulInteger reads.
 
-    Return whether there was a lookup with ids of known rank.
+    Return the name of the matrix; empty without a lookup with ids of known rank.
     """
     names = Names(model)
     stored = model.graph.initializers
@@ -47,10 +48,10 @@ def read_columns(model: ir.Model, embedding: str, head: str) -> bool:
     for node in nodes:
         ids = node.inputs[1]
         if ids is None or ids.shape is None:
-            return False
+            return ""
         rank = len(ids.shape)
         made = [ir.node("Gather", [codes, ids], {"axis": 1})]
         made.append(ir.node("Transpose", [made[-1].outputs[0]], {"perm": [*range(1, rank + 1), 0]}))
         made.append(ir.node("DequantizeLinear", [made[-1].outputs[0], scale, zero]))
         replace(node, made, names)
-    return bool(nodes)
+    return str(codes.name) if codes is not None and nodes else ""

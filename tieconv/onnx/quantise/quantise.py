@@ -30,10 +30,10 @@ _MATRIX = 2
 
 @record
 class Quantisation:
-    """The result: the number of quantised products, the tied embeddings, and each float matrix that stays, with why."""
+    """The number of quantised products, the matrices that embedding and head read, and what stays float, with why."""
 
     products: int
-    embeddings: tuple[str, ...]
+    tied: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
 
     @property
@@ -60,7 +60,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
         for left in (plain, raw / "plain.onnx.data", raw / "dynamic.onnx", raw / "dynamic.onnx.data"):
             left.unlink(missing_ok=True)
     read = read_columns if scheme is Scheme.DYNAMIC else read_blocks
-    embeddings = tuple(name for name, head in turned.items() if read(made, name, head))
+    tied = tuple(codes for name, head in turned.items() if (codes := read(made, name, head)))
     _remove_unread(made)
     products = sum(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes())
     if not products:
@@ -70,7 +70,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
             "export.quantise",
         )
     ir.save(made, new / "model.onnx", external_data="model.onnx.data")
-    return Quantisation(products, embeddings, tuple(_kept(made)))
+    return Quantisation(products, tied, tuple(_kept(made)))
 
 
 def _blocks(plain: Path, bits: int) -> ir.Model:
