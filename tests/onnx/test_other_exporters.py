@@ -87,9 +87,7 @@ def test_what_is_committed() -> None:
     manifest = json.loads(exporters.MANIFEST.read_text())
     assert manifest["files"] == exporters.files()
     assert set(manifest["versions"]) == set(exporters.MADE)
-    assert {folder.name for folder in ALL} == {
-        f"{e}-{name}" for e, names in exporters.MADE.items() for name in names
-    }
+    assert {folder.name for folder in ALL} == {f"{e}-{name}" for e, names in exporters.MADE.items() for name in names}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

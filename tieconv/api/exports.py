@@ -33,8 +33,8 @@ def plan_export(
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. ``quantise`` is ``int8``, ``int4``, ``dynamic-int8`` or ``None``: the graph then holds quantised
-    weights, and embedding and head read one matrix. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
+    that measures parity. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one
+    quantised matrix. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
@@ -97,8 +97,8 @@ def parity(
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``. ``reference`` is the precision of the torch reference: ``float64``,
     ``float32`` or ``auto`` (float64 if it fits into memory). With ``quantised``, a quantised graph is compared with its
-    own dequantised weights, and its loss with that of a known-good quantiser. Then ``text`` is a file of text or token
-    ids for the perplexity. A missing provider gives the verdict ``not_run``.
+    own dequantised weights. Its loss is compared with that of a known-good quantiser. ``text`` is then a file of text
+    or token ids for the perplexity. A missing provider gives the verdict ``not_run``.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """

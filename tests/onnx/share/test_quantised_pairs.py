@@ -128,11 +128,11 @@ LOOKALIKES = {
     "zero points": (Pair(zeros=True, changed=("embed_zeros",)), "their codes are equal, but their zero points differ"),
     "symmetric head": (
         Pair(zeros=True, without=("head_zeros",)),
-        "their codes are equal, but only the embedding has zero points of its own",
+        "their codes are equal, but only the embedding has zero points",
     ),
     "symmetric embedding": (
         Pair(zeros=True, without=("embed_zeros",)),
-        "their codes are equal, but only the head has zero points of its own",
+        "their codes are equal, but only the head has zero points",
     ),
     "old opset": (Pair(opset=17), "opset 17 is older than 18"),
 }
@@ -145,7 +145,7 @@ def test_what_only_looks_equal_is_refused(tmp_path: Path, name: str) -> None:
     source = build(tmp_path / "in" / "model.onnx", pair)
     outcome = api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")
     (matrix,) = (matrix for matrix in outcome.plan.matrices if "quantised" in matrix.kinds)
-    assert matrix.left == f"the quantised embedding and head stay apart: {why} (embed, head)"
+    assert matrix.left == f"the quantised embedding and head stay two matrices: {why} (embed, head)"
     assert {"embed", "head"} <= {name for name, _ in tensors(tmp_path / "out.onnx")}
 
 
@@ -158,9 +158,8 @@ def test_another_block_size_is_refused(tmp_path: Path) -> None:
     next(entry for entry in model.graph.node[0].attribute if entry.name == "block_size").i = 64
     onnx.save(model, source)
     plan = api.plan_graph_dedup(source).plan
-    assert [matrix.left for matrix in plan.matrices] == [
-        "the quantised embedding and head stay apart: 4 bits in blocks of 64 and 4 bits in blocks of 32 (embed, head)"
-    ]
+    (matrix,) = plan.matrices
+    assert "stay two matrices: 4 bits in blocks of 64 and 4 bits in blocks of 32 (embed, head)" in matrix.left
     assert not any(matrix.done for matrix in plan.matrices)
 
 

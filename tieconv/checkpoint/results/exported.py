@@ -23,7 +23,8 @@ class ExportPlan:
 
     ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
-    tied matrix once. ``quantise`` is the scheme of a quantised graph, else empty. ``copied`` maps the files copied unchanged to their bytes.
+    tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``quantise`` is the scheme of a
+    quantised graph, else empty.
     """
 
     source: str

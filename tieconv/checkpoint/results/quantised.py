@@ -7,11 +7,11 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class QuantisedWeight:
-    """A quantised matrix of the graph and the parameters of the checkpoint that it stands for.
+    """A quantised matrix of the graph and the parameters of the checkpoint that it quantises.
 
-    ``block`` elements share a scale. ``error`` is the relative RMS error of the dequantised matrix, and
-    ``known_good_error`` that of round to nearest with the same scheme. ``worst_block`` is the largest ratio of the two
-    over all blocks.
+    ``block`` elements share a scale. ``error`` is the relative RMS error of the dequantised matrix.
+    ``known_good_error`` is that of round to nearest with the same scheme. ``worst_block`` is the largest ratio of the
+    two over all blocks.
     """
 
     name: str

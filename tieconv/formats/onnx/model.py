@@ -149,7 +149,8 @@ def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[Q
     tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
     rows = gathered_rows(scope, head) if head else None
     embedding = rows or quantised_embedding(scope, tokens)
-    if rows is None and roles.embedding is not None and (embedding is None or roles.embedding.tokens == tokens or head is None):
+    table = roles.embedding if rows is None else None
+    if table is not None and (embedding is None or head is None or table.tokens == tokens):
         embedding = None
     for role, read in (("embedding", embedding), ("head", head)):
         if read is not None:

@@ -27,8 +27,8 @@ from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.clamp import always_clamped
 from tieconv.onnx.export.companion_files import Files
 from tieconv.onnx.export.document import describe
-from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.quantised import quantise_tied
+from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
 from tieconv.onnx.parity.quantised.measure import run_quantised_parity, stored_quantised_gates

@@ -64,7 +64,7 @@ def _rewrite(use: Use, value: ir.Value, turned: dict[str, ir.Value], names: Name
     nodes = [ir.node("MatMul", [node.inputs[0], matrix])]
     if len(node.inputs) > MATRIX and node.inputs[MATRIX] is not None:
         nodes.append(ir.node("Add", [nodes[0].outputs[0], node.inputs[MATRIX]]))
-    nodes[0].outputs[0].dtype = value.dtype
+    nodes[0].outputs[0].type = value.type
     replace(node, nodes, names)
     if len(nodes) == 1:
         nodes[0].name = node.name

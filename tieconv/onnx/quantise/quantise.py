@@ -16,6 +16,7 @@ from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
+from tieconv.onnx.graph.model import sides
 from tieconv.onnx.graph.packages import has_onnxruntime
 from tieconv.onnx.quantise.embedding import read_blocks, read_columns
 from tieconv.onnx.quantise.products import as_matmuls
@@ -131,7 +132,7 @@ def _kept(model: ir.Model) -> Iterator[tuple[str, str]]:
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             tensor = value.const_value
-            shape = [] if tensor is None else [int(side) for side in tensor.shape]  # type: ignore[call-overload]
+            shape = () if tensor is None else sides(tensor.shape)
             if tensor is None or tensor.dtype.name not in _FLOATS or len(shape) < _MATRIX or prod(shape) < MIN_ELEMENTS:
                 continue
             node = next((node for node, _ in value.uses()), None)
@@ -144,7 +145,7 @@ def _is_scale(node: ir.Node) -> bool:
     return node.op_type in ("MatMulNBits", "GatherBlockQuantized", "DequantizeLinear")
 
 
-def _why(node: ir.Node, shape: list[int]) -> str:
+def _why(node: ir.Node, shape: tuple[int, ...]) -> str:
     if is_standard(node, "Gather"):
         return "it is a lookup table that no head reads"
     if len(shape) > _MATRIX:

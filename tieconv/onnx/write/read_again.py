@@ -49,7 +49,7 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
             _fail(name, f"still stores {shown(names[0])} and {shown(names[1])}, which are one matrix")
     for table, head in pairs:
         if str(head.codes.name) not in left:
-            _fail(name, f"still stores the quantised embedding of {describe(table.node)} apart from its head")
+            _fail(name, f"still stores the quantised matrix of {describe(table.node)} and of its head twice")
 
 
 def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.parity import Gate
-from tieconv.checkpoint.results.quantised import Loss, Quantised
+from tieconv.checkpoint.results.quantised import Quantised
 from tieconv.text import count, shown
 
 BLOCK_LIMIT = 2.5
@@ -47,7 +47,8 @@ def loss_gates(found: Quantised, positions: int) -> Iterator[Gate]:
     ours, theirs = (math.log(loss / found.reference_perplexity) for loss in (graph.perplexity, good.perplexity))
     limit = max(KL_LIMIT * theirs, LEAST_NATS)
     explanation = (
-        f"nats lost a token on {count(found.tokens, 'token')} ({shown(found.text)}): perplexity {graph.perplexity:.4g}, "
+        f"nats lost a token on {count(found.tokens, 'token')} ({shown(found.text)}): "
+        f"perplexity {graph.perplexity:.4g}, "
         f"known-good quantiser {good.perplexity:.4g}, float {found.reference_perplexity:.4g}"
     )
     yield Gate("perplexity", ours, limit, ours <= limit, explanation)

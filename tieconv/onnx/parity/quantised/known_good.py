@@ -27,8 +27,7 @@ def round_to_nearest(weight: Floats, bits: int, group: int, *, symmetric: bool) 
 def worst_group(weight: Floats, graph: Floats, good: Floats, group: int) -> float:
     """Return the largest RMS error of a group of ``graph`` over that of ``good``.
 
-    The error of ``good`` counts as at least a quarter of its average over all groups, because a group may happen to be
-    exact.
+    A group may be exact by chance. So the error of ``good`` counts as at least a quarter of its average.
     """
     ours, theirs = (np.sqrt(np.square(_groups(made - weight, group)).mean(1)) for made in (graph, good))
     least = float(theirs.mean()) / 4

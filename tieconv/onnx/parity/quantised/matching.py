@@ -1,4 +1,4 @@
-"""Find the parameters of the torch model that the quantised matrices of a graph stand for, by their values."""
+"""Find the parameters of the torch model that the matrices of a graph quantise, by their values."""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def _of_blocks(table: Table, looked_up: set[int]) -> Matrix:
     codes = _unpacked(_numbers(table.codes), table.bits).reshape(table.rows, -1)[:, : table.blocks * table.block]
     scales = _numbers(table.scales).astype(np.float32).reshape(table.rows, table.blocks, 1)
     zeros: Any = 1 << (table.bits - 1)
-    if table.zeros is not None:
+    if table.zeros is not None and not _is_integer(table.zeros):
+        zeros = _numbers(table.zeros).astype(np.float32).reshape(table.rows, table.blocks, 1)
+    elif table.zeros is not None:
         packed = _unpacked(_numbers(table.zeros).reshape(table.rows, -1), table.bits)
         zeros = packed.reshape(table.rows, -1)[:, : table.blocks, None].astype(np.float32)
     blocks = codes.reshape(table.rows, table.blocks, table.block).astype(np.float32)
@@ -91,6 +93,11 @@ def _of_blocks(table: Table, looked_up: set[int]) -> Matrix:
         str(table.codes.name), table.node.op_type, values[:, :width], table.bits, table.block, table.zeros is None,
         gathered, multiplied,
     )  # fmt: skip
+
+
+def _is_integer(value: ir.Value) -> bool:
+    """Return whether zero points are integers. Some quantisers store them as floats."""
+    return value.dtype is ir.DataType.UINT8
 
 
 def _gathered(codes: ir.Value) -> bool:
@@ -107,22 +114,8 @@ def _of_dequantised(node: ir.Node) -> Matrix | None:
     if not _is_codes(codes):
         return None
     assert codes is not None
-    scale = _floats(node.inputs[1])
-    zero = _floats(node.inputs[2]) if len(node.inputs) > _MATRIX and node.inputs[2] is not None else np.zeros_like(scale)
-    values = _numbers(codes).astype(np.float32)
-    group = values.size
-    if scale.size > 1:
-        axis, block = integer(node, "axis", 1) % values.ndim, integer(node, "block_size", 0)
-        values, scale, zero = (array if axis == 0 and not block else array for array in (values, scale, zero))
-        if scale.ndim == values.ndim and block:
-            values = np.moveaxis(values, axis, -1)
-            scale, zero = (np.repeat(np.moveaxis(array, axis, -1), block, -1) for array in (scale, zero))
-            scale, zero = (array[..., : values.shape[-1]] for array in (scale, zero))
-            group = block
-        else:
-            values = np.moveaxis(values, axis, 0)
-            scale, zero = scale.reshape(-1, 1), zero.reshape(-1, 1)
-            group = values.shape[1]
+    zeros = node.inputs[_MATRIX] if len(node.inputs) > _MATRIX else None
+    values, scale, zero, group = _by_groups(node, _numbers(codes).astype(np.float32), _floats(node.inputs[1]), zeros)
     users = [user for user, _ in node.outputs[0].uses()]
     looked_up = gathers or any(is_standard(user, "Gather") for user in users)
     multiplied = not gathers and any(not is_standard(user, "Gather") for user in users)
@@ -130,6 +123,20 @@ def _of_dequantised(node: ir.Node) -> Matrix | None:
     symmetric = not zero.any()
     name = str(codes.name)
     return Matrix(name, "DequantizeLinear", (values - zero) * scale, bits, group, symmetric, looked_up, multiplied)
+
+
+def _by_groups(node: ir.Node, values: Any, scale: Any, zeros: ir.Value | None) -> tuple[Any, Any, Any, int]:
+    """Return values, scales and zero points that can be combined, with each group in a row, and the group's size."""
+    zero = np.zeros_like(scale) if zeros is None else _floats(zeros)
+    if scale.size == 1:
+        return values, scale, zero, values.size
+    axis, block = integer(node, "axis", 1) % values.ndim, integer(node, "block_size", 0)
+    if not block:
+        values = np.moveaxis(values, axis, 0)
+        return values, scale.reshape(-1, 1), zero.reshape(-1, 1), values.shape[1]
+    values = np.moveaxis(values, axis, -1)
+    scale, zero = (np.repeat(np.moveaxis(array, axis, -1), block, -1) for array in (scale, zero))
+    return values, scale[..., : values.shape[-1]], zero[..., : values.shape[-1]], block
 
 
 def _of_integers(node: ir.Node) -> Matrix | None:

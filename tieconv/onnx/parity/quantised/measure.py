@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Verdict
 from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
@@ -42,7 +41,7 @@ from tieconv.text import shown
 
 @record
 class Runs:
-    """The logits' errors of the graph as it runs, and what it loses a token in nats, if it predicts tokens."""
+    """Where the graph ran, the cells that failed, and its nats a token if it predicts tokens."""
 
     use: ProviderUse
     errors: Mapping[Cell, str]
@@ -269,5 +268,3 @@ def _scales(node: Any) -> list[Any]:
     known = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "DequantizeLinear": 1}
     index = known.get(node.op_type)
     return [] if index is None else [value for value in node.inputs[index : index + 1] if value is not None]
-
-

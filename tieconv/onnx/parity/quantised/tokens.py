@@ -12,6 +12,7 @@ import torch
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.reference import Batch, Reference
+from tieconv.reference.two_tables import load_tokenizer
 from tieconv.text import count, shown
 
 WINDOW = 64
@@ -83,24 +84,13 @@ def _ids(path: str, directory: str) -> Any:
             return np.load(path, allow_pickle=False).reshape(-1)
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        ids = json.loads(text) if path.endswith(".json") else _tokenized(text, directory)
+        if path.endswith(".json"):
+            ids = json.loads(text)
+        else:
+            ids = load_tokenizer(directory)(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int64).reshape(-1)
     except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, f"cannot be read as tokens: {shown(str(error), 200)}") from error
-
-
-def _tokenized(text: str, directory: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise UnreadableError(
-            f"transformers cannot load the tokenizer of {shown(directory)}: {shown(str(error), 200)}",
-            "give the ids themselves: --text FILE.npy or FILE.json",
-            "parity.tokenizer",
-        ) from error
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def _unreadable(path: str, why: str) -> UnreadableError:

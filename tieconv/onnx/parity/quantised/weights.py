@@ -18,7 +18,7 @@ from tieconv.reference import Reference
 
 @record
 class Replaced:
-    """A parameter and the values that stand for it: of the graph, and of the known-good quantiser."""
+    """A parameter and its dequantised values: of the graph, and of the known-good quantiser."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -43,7 +43,7 @@ class Compared:
 
 
 def compare(found: Sequence[Matrix], reference: Reference) -> Compared:
-    """Compare each quantised matrix with the parameter that it stands for. ``reference`` is the float model."""
+    """Compare each quantised matrix with the parameter that it quantises. ``reference`` is the float model."""
     parameters = {
         name: parameter.detach().double().numpy()
         for name, parameter in reference.model.named_parameters()

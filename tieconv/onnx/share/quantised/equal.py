@@ -23,7 +23,7 @@ def difference(lookup: Table, head: Table) -> str:
     one, two = _zeros(lookup), _zeros(head)
     if (one is None) != (two is None):
         asymmetric = "embedding" if two is None else "head"
-        return f"their codes are equal, but only the {asymmetric} has zero points of its own"
+        return f"their codes are equal, but only the {asymmetric} has zero points"
     if one is not None and two is not None and one is not two and not _same(one, two):
         return "their codes are equal, but their zero points differ"
     return ""

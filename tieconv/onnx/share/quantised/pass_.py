@@ -53,6 +53,8 @@ def _alike(table: Table, head: Table) -> bool:
 def _impossible(file: GraphFile, table: Table, head: Table) -> str:
     if opset(file.model) < OLDEST_QUANTISED_OPSET:
         return f"opset {opset(file.model)} is older than {OLDEST_QUANTISED_OPSET}"
+    if head.zeros is not None and head.zeros.dtype is not ir.DataType.UINT8:
+        return "the zero points are not integers"
     if any(part.graph is not file.model.graph and part.graph is not table.node.graph for part in head.parts):
         return "a branch of the graph stores the head"
     if not all(_by_rows(part, head.rows) for part in head.parts):
@@ -141,5 +143,5 @@ def _left(file: GraphFile, table: Table, head: Table, why: str) -> SharedMatrix:
         stored_after=size,
         held_before=size,
         held_after=size,
-        left=f"the quantised embedding and head stay apart: {why} ({names})",
+        left=f"the quantised embedding and head stay two matrices: {why} ({names})",
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from tieconv.onnx.graph.model import sides
 from tieconv.onnx.share.patterns.head import MICROSOFT
 from tieconv.onnx.share.patterns.interface import Names, replace
 from tieconv.onnx.share.quantised.tables import LOOKUP, Table
@@ -34,7 +35,7 @@ class _Builder:
         """Return a small initializer."""
         name = self._names.free(f"{self._hint}/{values}")
         tensor = ir.tensor(values, dtype=dtype, name=name)
-        value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+        value = ir.Value(name=name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(dtype), const_value=tensor)
         self._graph.register_initializer(value)
         return value
 
@@ -93,7 +94,7 @@ def _with_zero_points(builder: _Builder, head: Table, zeros: ir.Value, ids: ir.V
 
 
 def _unpacked(builder: _Builder, packed: ir.Value, bits: int) -> ir.Value:
-    """Return one byte for each code, on a new last axis if a byte holds two codes; the lower half is first."""
+    """Return one byte for each code. If a byte holds two codes, they are on a new last axis, the lower half first."""
     if bits == 8:
         return packed
     last = builder.constant([-1])
