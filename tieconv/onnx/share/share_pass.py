@@ -17,6 +17,7 @@ from tieconv.onnx.share.find import Group, Member, find_groups
 from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.patterns.interface import Names
 from tieconv.onnx.share.quantised import share_quantised
+from tieconv.onnx.share.quantised.dequantised import FUSED, is_fused
 from tieconv.onnx.share.surviving_copy import Choice, Setting, reads_of
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local.files import FileSet
@@ -88,6 +89,8 @@ class SharePass(InPlacePass):
         return [*groups, *(group for group in alone if _both_ways(group.members))]
 
     def _share(self, group: Group, setting: Setting) -> list[SharedMatrix]:
+        if any(is_fused(member.stored.value) for member in group.members):
+            return [_left(group, FUSED, self._file.name)]
         free = [member for member in group.members if not member.stored.value.is_graph_input()]
         fixed = len(free) < len(group.members)
         if len(free) > 1 or (free and _both_ways(free)):

@@ -10,6 +10,7 @@ from tieconv.checkpoint.files.graph_structure import OLDEST_QUANTISED_OPSET
 from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.patterns.interface import Names
+from tieconv.onnx.share.quantised.dequantised import move_dequantisation
 from tieconv.onnx.share.quantised.equal import difference
 from tieconv.onnx.share.quantised.rows import look_up_rows
 from tieconv.onnx.share.quantised.tables import Table, heads, lookups, nbytes
@@ -21,6 +22,7 @@ QUANTISED = "quantised"
 
 def share_quantised(file: GraphFile, names: Names) -> list[SharedMatrix]:
     """Rewrite the embeddings of the graph that hold the quantised matrix of a head. Return what was done."""
+    move_dequantisation(file.model, names)
     products = list(heads(file.model))
     return [made for table in list(lookups(file.model)) for made in _share(file, table, products, names)]
 
