@@ -1,7 +1,7 @@
 """Move DequantizeLinear behind the lookup of an embedding, and behind the Transpose of a head.
 
-A session folds a Transpose of dequantised codes into a second matrix of codes. If the lookup and the product read the
-codes themselves, the pass can store them once, in the order of the product.
+A session folds a Transpose of dequantised codes into a second matrix of codes. The pass lets the
+lookup and the product read the codes. Then it can store them once, in the order of the product.
 """
 
 from __future__ import annotations
