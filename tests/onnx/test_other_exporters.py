@@ -18,7 +18,9 @@ from tests.onnx.sessions import same_bits, session
 from tests.onnx.stored import copies, tensors
 from tieconv import api
 
-FOLDERS = sorted(path.parent for path in exporters.HERE.rglob("*.onnx"))
+ALL = sorted(path.parent for path in exporters.HERE.rglob("*.onnx"))
+FOLDERS = [folder for folder in ALL if "int4" not in folder.name]
+INT4 = [folder for folder in ALL if "int4" in folder.name]
 V, H = 88, 32
 BATCH, SEQUENCE, ENCODED, WINDOW = 2, 3, 5, 32
 DUPLICATED = {"mobius-gemma", "mobius-gpt2", "mobius-opt", "optimum-bart"}
@@ -81,13 +83,11 @@ def embedding(path: Path) -> np.ndarray:
 
 
 def test_what_is_committed() -> None:
-    """Four exporters, fourteen models, the files that the manifest names, with the versions that wrote them."""
+    """Four exporters, fifteen models, the files that the manifest names, with the versions that wrote them."""
     manifest = json.loads(exporters.MANIFEST.read_text())
     assert manifest["files"] == exporters.files()
     assert set(manifest["versions"]) == set(exporters.MADE)
-    assert {folder.name for folder in FOLDERS} == {
-        f"{e}-{name}" for e, names in exporters.MADE.items() for name in names
-    }
+    assert {folder.name for folder in ALL} == {f"{e}-{name}" for e, names in exporters.MADE.items() for name in names}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -115,6 +115,25 @@ def test_dedup(tmp_path: Path, folder: Path, form: str) -> None:
     assert len(copies(out, embedding(source))) == 1
     for past in (0, 4):
         assert same_bits(outputs(source, past), outputs(out, past)), past
+
+
+@pytest.mark.parametrize("folder", INT4, ids=lambda folder: folder.name)
+def test_int4(tmp_path: Path, folder: Path) -> None:
+    """The builder stores one int4 matrix, but a session holds two; after `dedup` it holds one, with the same bits."""
+    source, out = graph_of(folder), tmp_path / "out" / "model.onnx"
+    outcome = api.plan_graph_dedup(folder).execute(out.parent)
+    assert outcome.verified and outcome.proofs[0].copies == (("lm_head.MatMul.weight_Q4", 1),)
+    (matrix,) = outcome.plan.matrices
+    assert matrix.kinds == ("quantised", "folded") and matrix.held_before - matrix.held_after == V * H // 2
+    for past in (0, 4):
+        assert same_bits(outputs(source, past), outputs(out, past)), past
+    for path, held in ((source, 1), (out, 0)):
+        (graph,) = api.inspect(path).checkpoint.graphs
+        assert sum(latent.extra for latent in graph.latent) == held
+        assert {(read.role, read.name) for read in graph.quantised} == {
+            (role, "lm_head.MatMul.weight_Q4") for role in ("embedding", "head")
+        }
+    assert not api.plan_graph_dedup(out).plan.matrices
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

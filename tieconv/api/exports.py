@@ -33,16 +33,18 @@ def plan_export(
     parity: bool = True,
     fuse: str = "none",
     layout: str = "plain",
+    quantise: str | None = None,
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
-    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
+    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the
+    one that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
     attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
-    such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads
-    the graph. Raises `RefusedError` for a model with a finding of level error, and for one that the program cannot
-    load. Raises `UnreadableError` if transformers does not load the model, and `MissingPackageError` if a package is
-    not installed.
+    such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
+    graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
+    matrix. Only one of ``fuse``, ``layout`` and ``quantise`` may be given. Raises `RefusedError` for a model with a
+    finding of level error, and for one that the program cannot load. Raises `UnreadableError` if transformers does
+    not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
@@ -56,10 +58,14 @@ def plan_export(
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export.plan import plan_export as make
+    from tieconv.onnx.quantise.scheme import Scheme
 
     form, fused = HeadForm(head_form), None if fuse == "none" else fuse
+    if quantise is not None:
+        _check_choice("quantise", quantise, tuple(Scheme))
+    scheme = None if quantise is None else Scheme(quantise)
     evidence = inspect(on_disk(path))
-    return make(evidence, precision, form, opset, provider, parity=parity, fuse=fused, layout=layout)
+    return make(evidence, precision, form, opset, provider, parity=parity, fuse=fused, layout=layout, quantise=scheme)
 
 
 def export(
@@ -74,6 +80,7 @@ def export(
     fuse: str = "none",
     overwrite: bool = False,
     layout: str = "plain",
+    quantise: str | None = None,
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
@@ -89,15 +96,26 @@ def export(
         parity=parity,
         fuse=fuse,
         layout=layout,
+        quantise=quantise,
     )
     return planned.execute(out, overwrite=overwrite)
 
 
-def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
+def parity(
+    onnx: str | Path,
+    model: str | Path = ".",
+    *,
+    provider: str = "auto",
+    reference: str = "auto",
+    quantised: bool = False,
+    text: str | Path | None = None,
+) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``. ``reference`` is the precision of the torch reference: ``float64``,
-    ``float32`` or ``auto`` (float64 if it fits into memory). A missing provider gives the verdict ``not_run``.
+    ``float32`` or ``auto`` (float64 if it fits into memory). With ``quantised``, a quantised graph is compared with its
+    own dequantised weights. Its loss is compared with that of a known-good quantiser. ``text`` is then a file of text
+    or token ids for the perplexity. A missing provider gives the verdict ``not_run``.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
@@ -106,11 +124,16 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.quantised.measure import run_quantised_parity
     from tieconv.onnx.parity.validate import run_parity
 
+    if text is not None and not quantised:
+        raise ValueError("text needs quantised=True")
     _check_graph(str(onnx))  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
+    if quantised:
+        return run_quantised_parity(str(onnx), evidence, provider, reference, None if text is None else str(text))
     return run_parity(str(onnx), evidence, provider, reference)
 
 

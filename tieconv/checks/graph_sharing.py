@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
+from tieconv.checkpoint.files.graph_structure import (
+    OLDEST_IR,
+    OLDEST_OPSET,
+    OLDEST_QUANTISED_OPSET,
+    GraphRecord,
+    MatrixUse,
+)
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
@@ -37,6 +43,9 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
     why = _whole_graph(graph) or next((reason for copy in records if (reason := _alone(graph, copy))), "")
     if why:
         return Outcome(why)
+    if _is_quantised_pair(graph, copies):
+        old = graph.opset < OLDEST_QUANTISED_OPSET
+        return Outcome(f"opset {graph.opset} is older than {OLDEST_QUANTISED_OPSET}" if old else "")
     shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}
     if len(shapes) > 1:
         return Outcome("they are stored in two shapes")
@@ -54,6 +63,12 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
         return Outcome(refusals[0])
     left = any(read.use.operator == "MatMul" and read.use.index == 0 for read in reads)
     return Outcome(rounds=left and any(read.turned != chosen[0] for read in reads))
+
+
+def _is_quantised_pair(graph: GraphRecord, copies: Mapping[str, bool]) -> bool:
+    """Return whether the copies are the codes of an embedding and a head that are quantised in blocks."""
+    pair = {read.name: read.operator for read in graph.quantised if read.parts}
+    return set(copies) <= set(pair) and "GatherBlockQuantized" in pair.values()
 
 
 def _whole_graph(graph: GraphRecord) -> str:

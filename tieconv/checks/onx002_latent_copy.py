@@ -17,7 +17,8 @@ session does not. Optimizers that write the folded graph store both.
 
 ## How to fix
 `tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the matrix
-in the type that the nodes compute in. It does not change the Reshape of an int4 matrix by onnxruntime-genai.
+in the type that the nodes compute in. In an int4 graph of onnxruntime-genai, it replaces the Reshape by a lookup of the
+same rows.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _report(inspection: Inspection, latent: Latent) -> Finding:
-    turned = latent.operators == ("Transpose",)
+    codes = {read.name for graph in inspection.checkpoint.graphs for read in graph.quantised if read.parts}
+    shareable = latent.operators == ("Transpose",) or (latent.operators == ("Reshape",) and latent.name in codes)
     operators = " and the ".join(dict.fromkeys(latent.operators))
     return RULE.finding(
         f"{RUNTIMES} folds the {operators} of {shown(latent.name)}. "
         f"So each session holds a second copy of {size(latent.nbytes)}.",
         (latent.name,),
-        remedy=graphs.answer(inspection, {latent.name: False}).remedy if turned else None,
+        remedy=graphs.answer(inspection, {latent.name: False}).remedy if shareable else None,
     )
 
 

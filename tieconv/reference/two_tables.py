@@ -102,7 +102,7 @@ def load_apart(
     if the text is too short.
     """
     require(PURPOSE, EXTRA, "torch", "transformers")
-    tokenizer = _tokenizer(directory)
+    tokenizer = load_tokenizer(directory)
     reading = reading_of(directory, architecture, tokenizer)
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     places = positions(directory)
@@ -164,7 +164,8 @@ def _put(inputs: list[Any], output: Any, embed: Any, head: Any) -> None:
     output.weight = head
 
 
-def _tokenizer(directory: str) -> Any:
+def load_tokenizer(directory: str) -> Any:
+    """Return the tokenizer in ``directory``. Raises `UnreadableError` if transformers cannot load it."""
     transformers = need("transformers", EXTRA, PURPOSE)
     try:
         return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

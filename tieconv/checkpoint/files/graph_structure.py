@@ -6,6 +6,8 @@ from tieconv.checkpoint.value_type import record
 
 OLDEST_OPSET = 11
 """The first opset whose graphs `dedup` rewrites."""
+OLDEST_QUANTISED_OPSET = 18
+"""The first opset whose quantised pairs `dedup` rewrites: it has BitwiseAnd, and Reshape keeps an axis of length 0."""
 OLDEST_IR = 4
 """The first IR version in which an initializer can be absent from the inputs, which a caller may replace."""
 MIN_ELEMENTS = 1024

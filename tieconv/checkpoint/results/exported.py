@@ -24,7 +24,8 @@ class ExportPlan:
     ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
     tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``layout`` is the value of `--layout`,
-    ``fuse`` the provider of ONNX Runtime for whose operators the graph is fused.
+    ``fuse`` the provider of ONNX Runtime for whose operators the graph is fused. ``quantise`` is the scheme of a
+    quantised graph, else empty.
     """
 
     source: str
@@ -43,6 +44,7 @@ class ExportPlan:
     notes: tuple[str, ...] = ()
     fuse: str | None = None
     layout: str = "plain"
+    quantise: str = ""
 
     @property
     def bytes_linked(self) -> int:
@@ -52,7 +54,8 @@ class ExportPlan:
     def summary(self) -> str:
         """One line."""
         tied = "tied matrix stored once" if self.tied else "nothing tied"
-        return f"{self.architecture}, {self.kind}, {self.precision}, {tied}"
+        precision = f"{self.precision}, {self.quantise}" if self.quantise else self.precision
+        return f"{self.architecture}, {self.kind}, {precision}, {tied}"
 
 
 @record
@@ -88,6 +91,7 @@ class ExportOutcome(Printed):
             "head_form": str(plan.form),
             "fuse": plan.fuse,
             "layout": plan.layout,
+            "quantise": plan.quantise or None,
             "opset": plan.opset,
             "inputs": list(plan.inputs),
             "tied": [list(names) for names in plan.tied],

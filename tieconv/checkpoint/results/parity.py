@@ -11,6 +11,7 @@ from typing import Any
 
 from tieconv.checkpoint.json_values import Printed, quoted
 from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
+from tieconv.checkpoint.results.quantised import Quantised
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count
 from tieconv.version import VERSION
@@ -155,6 +156,7 @@ class Parity(Printed):
     histograms: tuple[Histogram, ...] = ()
     reason: str = ""
     hint: str = ""
+    quantised: Quantised | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.parity/1`."""
@@ -188,6 +190,7 @@ def _document(report: Parity) -> dict[str, object]:
         "cases": plain(report.cases),
         "metrics": {} if report.metrics is None else plain(report.metrics.to_dict()),
         "histograms": plain(report.histograms),
+        **({} if report.quantised is None else {"quantised": plain(report.quantised)}),
     }
 
 

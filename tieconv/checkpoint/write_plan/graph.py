@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from enum import StrEnum
 
@@ -99,7 +100,14 @@ class GraphPlan:
     @property
     def summary(self) -> str:
         """One line."""
-        done = sum(matrix.done for matrix in self.matrices)
+        return self._answer(self.matrices)
+
+    def answer(self, name: str) -> str:
+        """Return what the plan does with the graph ``name``, in one line."""
+        return self._answer([matrix for matrix in self.matrices if matrix.graph == name])
+
+    def _answer(self, matrices: Sequence[SharedMatrix]) -> str:
+        done = sum(matrix.done for matrix in matrices)
         if not done:
             return "nothing to change"
         singular, plural = ("gets", "get") if self.command == "untie" else ("is", "are")
@@ -139,7 +147,7 @@ def _document(outcome: GraphOutcome) -> dict[str, object]:
         "format": "onnx",
         "summary": plan.summary,
         "head_form": str(plan.form) if plan.command == "dedup" else None,
-        "graphs": [{"name": name, "changed": name in plan.changed} for name in plan.names],
+        "graphs": [{"name": name, "changed": name in plan.changed, "answer": plan.answer(name)} for name in plan.names],
         "operations": _operations(plan),
         "matrices": [_matrix(matrix) for matrix in plan.matrices],
         "files_removed": [],

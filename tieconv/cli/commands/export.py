@@ -59,6 +59,11 @@ _STAGES = {
     *LAYOUT_NAMES,
     help="File and tensor names that transformers, optimum, onnxruntime-genai or transformers.js loads.",
 )
+@click.option(
+    "--quantise",
+    type=click.Choice(["int8", "int4", "dynamic-int8"]),
+    help="Quantise the weights with ONNX Runtime's quantiser. Embedding and head read one quantised matrix.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -81,6 +86,7 @@ def command(
     head_form: str,
     fuse: str,
     layout: str,
+    quantise: str | None,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -105,6 +111,7 @@ def command(
         parity=not no_parity,
         fuse=fuse,
         layout=layout,
+        quantise=quantise,
     )
     before = planned.outcome()
     if output is not None:

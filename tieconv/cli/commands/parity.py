@@ -33,17 +33,39 @@ from tieconv.text import shown
     "float32",
     help="Precision of the PyTorch reference. auto: float64 if it fits into memory.",
 )
+@click.option(
+    "--quantised",
+    is_flag=True,
+    help="ONNX is a quantised graph: compare it with its own dequantised weights, and judge its loss.",
+)
+@click.option(
+    "--text",
+    type=click.Path(),
+    metavar="FILE",
+    help="With --quantised: measure the perplexity on this text, or on the token ids of a .npy or .json file.",
+)
 @click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
 @json_option
 @common_options
-def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
+def command(
+    onnx: str,
+    model: str,
+    provider: str,
+    reference: str,
+    quantised: bool,
+    text: str | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
     """Measure whether the graph ONNX computes what the checkpoint MODEL computes.
 
     Every tensor of MODEL must be in the graph, bit for bit. The graph's error against a float64 PyTorch reference must
     not be larger than PyTorch's error in the graph's precision. Exits with 0 if parity passed, with 1 if it failed,
     and with 2 if it could not be run.
     """
-    report = parity(onnx, model, provider=provider, reference=reference)
+    if text is not None and not quantised:
+        raise click.UsageError("--text needs --quantised")
+    report = parity(onnx, model, provider=provider, reference=reference, quantised=quantised, text=text)
     if as_json:
         document(str(report))
     else:

@@ -18,7 +18,7 @@ from tieconv.formats.onnx.external import External, byte_range
 from tieconv.formats.onnx.message_reader import read_model
 from tieconv.formats.onnx.messages import Model, Node, Tensor
 from tieconv.formats.onnx.protobuf import Wire
-from tieconv.formats.onnx.quantised import quantised_embedding, quantised_head
+from tieconv.formats.onnx.quantised import gathered_rows, quantised_embedding, quantised_head
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.structure import Origin, Scope, is_shaped, origin, scope_of, scopes
 from tieconv.formats.onnx.tensor import TYPES, needed_bytes, read_tensor
@@ -147,8 +147,10 @@ def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[Q
     """
     head = quantised_head(scope) if roles.head is None else None
     tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
-    embedding = quantised_embedding(scope, tokens)
-    if roles.embedding is not None and (embedding is None or roles.embedding.tokens == tokens or head is None):
+    rows = gathered_rows(scope, head) if head else None
+    embedding = rows or quantised_embedding(scope, tokens)
+    table = roles.embedding if rows is None else None
+    if table is not None and (embedding is None or head is None or table.tokens == tokens):
         embedding = None
     for role, read in (("embedding", embedding), ("head", head)):
         if read is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.messages import Node, Tensor
@@ -59,6 +60,21 @@ def _behind(scope: Scope, name: str) -> Quantised | None:
             return None
         name = computed[0]
     return None
+
+
+def gathered_rows(outer: Scope, head: Quantised) -> Quantised | None:
+    """Return the matrix of ``head`` as an embedding if Gathers look up all its parts by the same ids."""
+    ids: dict[str, set[int]] = {}
+    for scope in scopes(outer):
+        for node in scope.graph.nodes:
+            if node.standard != "Gather" or len(node.inputs) < _MATRIX or integer(node, "axis", 0) != 0:
+                continue
+            stored = origin(scope, node.inputs[0])
+            if stored is not None:
+                ids.setdefault(node.inputs[1], set()).add(id(stored.tensor))
+    parts = {id(part) for part in head.parts}
+    read = bool(parts) and any(parts <= gathered for gathered in ids.values())
+    return replace(head, operator="Gather") if read else None
 
 
 def quantised_embedding(outer: Scope, tokens: int | None) -> Quantised | None:

@@ -13,12 +13,12 @@ from tieconv.checkpoint.relation.proved import Identical, Unread
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.equality.compare_bytes import equal
 
-_BLOCKS = {"embedding": "GatherBlockQuantized", "head": "MatMulNBits"}
+_BLOCKS = {"embedding": ("GatherBlockQuantized", "Gather"), "head": ("MatMulNBits",)}
 
 
 def quantised_pair(graph: GraphRecord) -> tuple[QuantisedRead, QuantisedRead] | None:
-    """Return the embedding and the head if a GatherBlockQuantized and a MatMulNBits compute with them."""
-    by_role = {read.role: read for read in graph.quantised if read.parts and read.operator == _BLOCKS[read.role]}
+    """Return the embedding and the head if both are quantised in blocks, and the head is of a MatMulNBits."""
+    by_role = {read.role: read for read in graph.quantised if read.parts and read.operator in _BLOCKS[read.role]}
     if len(by_role) < len(_BLOCKS):
         return None
     embedding, head = by_role["embedding"], by_role["head"]

@@ -29,10 +29,14 @@ from tieconv.onnx.export.companion_files import Files
 from tieconv.onnx.export.document import describe
 from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, publish_names
 from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.export.quantised import quantise_tied
 from tieconv.onnx.export.sample_inputs import kind_of, sample
-from tieconv.onnx.export.share import share
+from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
+from tieconv.onnx.parity.quantised.measure import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
+from tieconv.onnx.quantise.proof import prove_once
+from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.reference import Reference, load, load_config
 from tieconv.text import shown
 
@@ -55,6 +59,7 @@ class Settings:
     fuse: str | None
     layout: Layout
     model: Model
+    quantise: Scheme | None = None
 
 
 def run(
@@ -99,7 +104,7 @@ class _Job:
         versions = export_adapter.versions()
         document, reference = self._trace(raw)
         self._begin("share")
-        shared = share(raw, self.staging.new, self.settings.form)
+        shared = self._shared(raw)
         identity = None if reference is None else self._proved(reference)
         del reference
         report = self._measure()
@@ -118,6 +123,15 @@ class _Job:
         identity = report.identity if report else identity
         self._publish(outcome, describe(outcome, document, self.staging.new / GRAPH, identity))
         return replace(outcome, executed=True, verified=True)
+
+    def _shared(self, raw: Path) -> Shared:
+        """Store every matrix once. A quantised export is quantised before."""
+        if self.settings.quantise is None:
+            return share(raw, self.staging.new, self.settings.form)
+        made = quantise_tied(raw, self.staging.held / "quantised", self.settings.quantise, self.plan)
+        shared = share(self.staging.held / "quantised", self.staging.new, self.settings.form)
+        proof = prove_once(self.staging.new, GRAPH, made.tied)
+        return replace(shared, proofs=(proof,), notes=(*shared.notes, *made.notes))
 
     def _begin(self, stage: str) -> None:
         stages = 5 + self.settings.parity
@@ -156,7 +170,8 @@ class _Job:
         return document, None if self.settings.parity else reference
 
     def _proved(self, reference: Reference) -> Identity:
-        identity, gates = stored_gates(str(self.staging.new / GRAPH), self.evidence, reference)
+        stored = stored_gates if self.settings.quantise is None else stored_quantised_gates
+        identity, gates = stored(str(self.staging.new / GRAPH), self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
@@ -170,7 +185,8 @@ class _Job:
         if not self.settings.parity:
             return None
         self._begin("parity")
-        report = run_parity(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
+        measure = run_parity if self.settings.quantise is None else run_quantised_parity
+        report = measure(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
         return replace(report, graph=self.settings.layout.graph(self.plan.precision))
 
     def _publish(self, outcome: ExportOutcome, document: str) -> None:
@@ -187,7 +203,9 @@ class _Job:
             files.write("parity.json", f"{outcome.parity}\n")
             files.write("parity.html", render(outcome.parity))
         files.sync()
-        tree.remove(self.staging.held / "raw")
+        for made in ("raw", "quantised"):
+            if (self.staging.held / made).exists():
+                tree.remove(self.staging.held / made)
         self.check(False)
         files.check_fresh()
         self._begin("rename")

@@ -31,6 +31,7 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "head_form": str(plan.form),
         "fuse": plan.fuse,
         "layout": plan.layout,
+        "quantise": plan.quantise or None,
         "opset": graph.opset,
         "inputs": [_value(value) for value in graph.inputs],
         "outputs": [_value(value) for value in graph.outputs],

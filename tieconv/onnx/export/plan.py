@@ -24,10 +24,12 @@ from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
+from tieconv.onnx.export.quantised import check_scheme, head_note
 from tieconv.onnx.export.sample_inputs import check_inputs
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.measured_pair import check_model
+from tieconv.onnx.quantise.scheme import BLOCK, Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.reference.packages import need
@@ -128,6 +130,7 @@ def plan_export(
     parity: bool,
     fuse: str | None = None,
     layout: str = "plain",
+    quantise: Scheme | None = None,
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
@@ -140,6 +143,7 @@ def plan_export(
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
+    _check_options(layout, fuse, quantise, checkpoint.source)
     form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
     _check_inputs(name)
@@ -163,13 +167,29 @@ def plan_export(
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
-        bytes_written=_estimate(evidence, precision),
-        notes=tuple(_notes(precision, provider, form if tied else None, parity=parity)),
+        bytes_written=_estimate(evidence, precision, quantise),
+        notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
         fuse=fuse,
         layout=layout,
+        quantise=str(quantise or ""),
     )
-    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model)
+    if quantise is not None:
+        check_scheme(quantise, precision, checkpoint.source)
+        plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
+    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise)
     return PlannedExport(plan, evidence, settings)
+
+
+def _check_options(layout: str, fuse: str | None, quantise: Scheme | None, source: str) -> None:
+    """Check that options were tried together. Raises `RefusedError`."""
+    given = {"--layout": layout != "plain", "--fuse": bool(fuse), "--quantise": quantise is not None}
+    both = [name for name, is_given in given.items() if is_given]
+    if len(both) > 1:
+        raise RefusedError(
+            f"{shown(source)}: export does not support {' and '.join(both)} together",
+            f"leave out {both[-1]}",
+            "export.options",
+        )
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
@@ -219,12 +239,19 @@ def _companions(checkpoint: Checkpoint, made: frozenset[str]) -> dict[str, int]:
     }
 
 
-def _estimate(evidence: Inspection, precision: str) -> int:
-    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together."""
+def _estimate(evidence: Inspection, precision: str, quantise: Scheme | None) -> int:
+    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together.
+
+    A quantised matrix has ``bits`` for an element, and a scale for each block.
+    """
     tensors = evidence.checkpoint.tensors
     again = {name for names in tied_names(evidence) for name in [n for n in names if n in tensors][1:]}
     width = 4 if precision == "fp32" else 2
-    return sum(record.elements * width for name, record in tensors.items() if name not in again)
+    once = [record for name, record in tensors.items() if name not in again]
+    if quantise is None:
+        return sum(record.elements * width for record in once)
+    coded = quantise.bits / 8 + (width / BLOCK if quantise is not Scheme.DYNAMIC else 0)
+    return sum(int(record.elements * (coded if len(record.shape) > 1 else width)) for record in once)
 
 
 def _target(out: str | Path, overwrite: bool) -> Target:

@@ -104,7 +104,7 @@ def check_model(checkpoint: Checkpoint) -> None:
         )
 
 
-_FLOATS = "parity measures fp32, fp16 and bf16 graphs: give the graph before quantization"
+_FLOATS = "measure the loss of a quantised graph with --quantised, or give the graph before quantization"
 _QUANTISED = "parity.quantised"
 
 

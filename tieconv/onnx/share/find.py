@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
+from math import prod
 
 from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.files.interface import ByteReader
@@ -15,6 +17,7 @@ from tieconv.inspection.equality.relation import relate_cast
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.view_reader import one_way, readable
 from tieconv.onnx.graph.initializers import Stored
+from tieconv.onnx.share.uses import MATRIX
 
 
 @record
@@ -31,6 +34,18 @@ class Group:
 
     members: tuple[Member, ...]
     kinds: tuple[str, ...]
+
+
+def by_rows(stored: Stored) -> Stored:
+    """Return codes of a quantised matrix with two sides, so that they are compared in whatever shape they are stored.
+
+    Other tensors are returned unchanged.
+    """
+    shape = stored.record.shape
+    if stored.record.dtype != "U8" or len(shape) <= MATRIX:
+        return stored
+    flat = replace(stored.record, shape=(shape[0], prod(shape[1:])))
+    return Stored(stored.value, stored.graph, flat)
 
 
 @record

@@ -16,6 +16,8 @@ from tieconv.onnx.share.apply import apply
 from tieconv.onnx.share.find import Group, Member, find_groups
 from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.patterns.interface import Names
+from tieconv.onnx.share.quantised import share_quantised
+from tieconv.onnx.share.quantised.dequantised import FUSED, is_fused
 from tieconv.onnx.share.surviving_copy import Choice, Setting, reads_of
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local.files import FileSet
@@ -51,7 +53,7 @@ class SharePass(InPlacePass):
         """Rewrite the graph in place."""
         self._promised = interface(model)
         setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
-        matrices = []
+        matrices = share_quantised(self._file, setting.names)
         for group in self._groups():
             matrices += self._share(group, setting)
         self.matrices = (*matrices, *self._cast_by_node(matrices))
@@ -87,6 +89,8 @@ class SharePass(InPlacePass):
         return [*groups, *(group for group in alone if _both_ways(group.members))]
 
     def _share(self, group: Group, setting: Setting) -> list[SharedMatrix]:
+        if any(is_fused(member.stored.value) for member in group.members):
+            return [_left(group, FUSED, self._file.name)]
         free = [member for member in group.members if not member.stored.value.is_graph_input()]
         fixed = len(free) < len(group.members)
         if len(free) > 1 or (free and _both_ways(free)):

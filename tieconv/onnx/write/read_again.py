@@ -15,7 +15,9 @@ from tieconv.formats.onnx.model import check_readable
 from tieconv.onnx.graph.initializers import GraphBytes
 from tieconv.onnx.graph.model import GraphFile, read_graph
 from tieconv.onnx.share.find import find_groups
+from tieconv.onnx.share.quantised import quantised_pairs
 from tieconv.onnx.share.share_pass import interface
+from tieconv.onnx.share.uses import describe
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 
@@ -32,6 +34,7 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
             written = read_graph(str(staged), name, files)
             reader = GraphBytes(written, files)
             groups = find_groups(reader, reader.stored(MIN_ELEMENTS)) if matrices is not None else []
+            pairs = list(quantised_pairs(written.model)) if matrices is not None else []
     except TieconvError as error:
         raise VerificationError(f"the written graph cannot be read: {error.message}", _HINT, "verify.graph") from error
     if interface(written.model) != interface(source.model):
@@ -44,6 +47,9 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
             any(initializer in m.left for initializer in names) for m in matrices or ()
         ):
             _fail(name, f"still stores {shown(names[0])} and {shown(names[1])}, which are one matrix")
+    for table, head in pairs:
+        if str(head.codes.name) not in left:
+            _fail(name, f"still stores the quantised matrix of {describe(table.node)} and of its head twice")
 
 
 def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> None:
@@ -58,6 +64,7 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
         reader = GraphBytes(now, files)
         stored = reader.stored(MIN_ELEMENTS)
         groups = [{str(entry.stored.value.name) for entry in group.members} for group in find_groups(reader, stored)]
+        groups += [{str(part.name) for one in pair for part in one.parts} for pair in quantised_pairs(now.model)]
     names = {str(entry.value.name) for entry in stored}
     for matrix in matrices:
         copies = {matrix.initializer, *matrix.dropped} & names

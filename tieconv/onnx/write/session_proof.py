@@ -14,7 +14,7 @@ from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, read_graph
 from tieconv.onnx.graph.packages import has_onnxruntime
-from tieconv.onnx.share.find import find_groups
+from tieconv.onnx.share.find import by_rows, find_groups
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 
@@ -101,7 +101,7 @@ def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[d
     with open_files(staged) as files:
         graph: GraphFile = read_graph(str(staged), dump, files)
         reader = GraphBytes(graph, files)
-        stored = reader.stored(MIN_ELEMENTS)
+        stored = [by_rows(entry) for entry in reader.stored(MIN_ELEMENTS)]
         groups = find_groups(reader, stored)
         sets = [{member.stored.record.name for member in group.members} for group in groups]
     ranges_of = {matrix.initializer: _alike(matrix, stored, sets) for matrix in matrices}

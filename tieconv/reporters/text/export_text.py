@@ -46,6 +46,7 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
         yield "fused", f"for ONNX Runtime's {plan.fuse} provider"
     if plan.layout != "plain":
         yield "layout", f"for {plan.layout}"
+    yield "head", f"quantised: {plan.quantise}" if plan.quantise else f"as {plan.form}"
     files = sorted(plan.copied)
     text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
     yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")

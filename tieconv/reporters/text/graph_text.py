@@ -42,6 +42,8 @@ def _times(copies: int) -> str:
 
 
 def _rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
+    if len(plan.names) > 1:
+        yield from (("graph", shown(name), plan.answer(name)) for name in plan.names)
     for matrix in plan.matrices:
         if matrix.done:
             yield from _matrix(plan, matrix)

@@ -7,9 +7,14 @@ from collections.abc import Iterable, Iterator
 from tieconv.checkpoint.results.parity import Case, Gate, Identity, Lost, Parity, Verdict
 from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text.quantised_text import quantised_facts
 from tieconv.text import count, shown, size
 
 _SHOWN = 12
+_PASSED = "passed: the graph holds the checkpoint's weights, and its errors are within the limits"
+_QUANTISED_PASSED = (
+    "passed: the graph computes what its quantised weights say, and it loses no more than a known quantiser"
+)
 _STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "warning"}
 
 
@@ -51,6 +56,8 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
         yield "reference", f"{dtypes}; seeds {', '.join(map(str, metrics.seeds))}"
     if report.identity is not None:
         yield "weights", _coverage(report.identity)
+    if report.quantised is not None:
+        yield from quantised_facts(report.quantised)
     if metrics is not None:
         yield from _not_judged(metrics)
 
@@ -141,7 +148,7 @@ def number(value: float | None) -> str:
 
 def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
     sentences = {
-        Verdict.PASSED: "passed: the graph holds the checkpoint's weights, and its errors are within the limits",
+        Verdict.PASSED: _PASSED if report.quantised is None else _QUANTISED_PASSED,
         Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]

@@ -1,0 +1,165 @@
+"""Planted faults in quantised graphs fail parity, and healthy graphs of three quantisers pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+from fixtures import exporters
+from tests.cli.run import run
+from tieconv import api
+from tieconv.checkpoint.results.parity import Gate, Verdict
+from tieconv.errors import RefusedError
+from tieconv.onnx.parity.quantised.measure import stored_quantised_gates
+from tieconv.reference import load
+from tieconv.reporters import schemas
+
+MODEL = exporters.HERE / "checkpoints" / "genai-qwen2"
+FLOAT = exporters.HERE / "genai-qwen2" / "model.onnx"
+INT4 = exporters.HERE / "genai-qwen2-int4" / "model.onnx"
+HEAD, V = "lm_head.MatMul.weight", 88
+Stored = dict[str, np.ndarray]
+
+
+def of_ort(path: Path, bits: int, *, symmetric: bool, hqq: bool = False) -> Path:
+    """The builder's float graph, quantised by ONNX Runtime; its embedding stays float."""
+    how = {"algo_config": HQQWeightOnlyQuantConfig(block_size=32, bits=bits)} if hqq else {}
+    quantizer = MatMulNBitsQuantizer(str(FLOAT), bits=bits, block_size=32, is_symmetric=symmetric, **how)
+    quantizer.process()
+    onnx.save(quantizer.model.model, path)
+    return path
+
+
+def weight_gates(graph: Path) -> dict[str, Gate]:
+    evidence = api.inspect(MODEL)
+    model = load(str(MODEL), evidence.checkpoint.config_values, "float32")
+    _, gates = stored_quantised_gates(str(graph), evidence, model)
+    return {gate.name: gate for gate in gates}
+
+
+QUANTISERS: dict[str, Callable[[Path], Path]] = {
+    "genai int4": lambda _: INT4,
+    "ORT int4": lambda path: of_ort(path, 4, symmetric=True),
+    "ORT int4, zero points": lambda path: of_ort(path, 4, symmetric=False),
+    "ORT int8": lambda path: of_ort(path, 8, symmetric=True),
+    "ORT int8, zero points": lambda path: of_ort(path, 8, symmetric=False),
+    "HQQ int4": lambda path: of_ort(path, 4, symmetric=False, hqq=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # in ONNX Runtime's HQQ
+@pytest.mark.parametrize("name", QUANTISERS)
+def test_healthy_weights_pass(tmp_path: Path, name: str) -> None:
+    """Each quantised matrix stands beside round to nearest, packed projections included."""
+    gates = weight_gates(QUANTISERS[name](tmp_path / "model.onnx"))
+    assert all(gate.passed for gate in gates.values()), gates
+    value = gates["quantised_weights"].value
+    assert value is not None and 0.2 < value < 2
+
+
+def scale_doubled(stored: Stored, weight: str) -> None:
+    stored[f"{weight}_scales"][7, 0] *= 2
+
+
+def zero_point_off_by_one(stored: Stored, weight: str) -> None:
+    zeros = stored[f"{weight}_zero_points"]
+    zeros[7, 0] += 1 if zeros[7, 0] & 15 < 15 else -1
+
+
+def rows_swapped(stored: Stored, weight: str) -> None:
+    codes = stored[f"{weight}_Q4"]
+    codes[[3, 40]] = codes[[40, 3]]
+
+
+def other_matrix(stored: Stored, weight: str) -> None:
+    """The codes of another matrix of these sides: those of the head in another order."""
+    codes = stored[f"{weight}_Q4"]
+    codes[:] = codes[np.random.default_rng(0).permutation(len(codes))]
+
+
+FAULTS = [scale_doubled, zero_point_off_by_one, rows_swapped, other_matrix]
+
+
+@pytest.mark.parametrize("weight", [HEAD, "model.layers.0.mlp.up_proj.MatMul.weight"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_fail(tmp_path: Path, fault: Callable[[Stored, str], None], weight: str) -> None:
+    """One scale, one zero point, two rows, a matrix from elsewhere: in the head and in a layer."""
+    path = of_ort(tmp_path / "model.onnx", 4, symmetric=False)
+    model = onnx.load(path)
+    stored = {tensor.name: numpy_helper.to_array(tensor).copy() for tensor in model.graph.initializer}
+    stored = {name: array for name, array in stored.items() if name.startswith(weight)}
+    assert stored
+    fault(stored, weight)
+    for tensor in model.graph.initializer:
+        if tensor.name in stored:
+            tensor.CopyFrom(numpy_helper.from_array(stored[tensor.name], tensor.name))
+    onnx.save(model, path)
+    gate = weight_gates(path)["quantised_weights"]
+    assert not gate.passed and (weight in gate.sentence)
+
+
+def test_a_healthy_int4_graph_passes_as_a_whole(tmp_path: Path) -> None:
+    """With int8 activations too, whose rounding the known-good figures contain; the JSON has every figure."""
+    out = tmp_path / "report.html"
+    result = run("parity", INT4, MODEL, "--quantised", "--provider", "cpu", "--json", "--html", out)
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["verdict"] == "passed", report["gates"]
+    jsonschema.validate(report, json.loads((Path(schemas.__path__[0]) / "parity.schema.json").read_text()))
+    found = report["quantised"]
+    assert len(found["weights"]) == 6 and found["unmatched"] == []
+    packed = next(weight for weight in found["weights"] if "qkv" in weight["name"])
+    assert [name.split(".")[-2] for name in packed["parameters"]] == ["q_proj", "k_proj", "v_proj"]
+    assert 0.5 < found["graph"]["kl"] / found["known_good"]["kl"] < 1.5
+    assert {"rms_ratio", "kl", "top1", "perplexity", "quantised_weights"} <= {gate["name"] for gate in report["gates"]}
+    assert out.exists()
+
+
+def test_a_fault_of_the_graph_is_not_hidden_by_the_loss(tmp_path: Path) -> None:
+    """A wrong epsilon under int4: weights and loss are as usual, but the graph's own weights give other logits."""
+    model = onnx.load(INT4)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f = 1e-4
+    onnx.save(model, tmp_path / "model.onnx")
+    report = api.parity(tmp_path / "model.onnx", MODEL, provider="cpu", quantised=True)
+    failed = {gate.name for gate in report.gates if not gate.passed}
+    assert report.verdict is Verdict.FAILED and "rms_ratio" in failed
+    assert not {"quantised_weights", "kl", "top1", "perplexity"} & failed
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+def test_perplexity_on_given_tokens(tmp_path: Path, suffix: str) -> None:
+    """Token ids of the user, in windows of at most the model's length."""
+    from tieconv.onnx.parity.quantised.tokens import read_tokens
+
+    path = tmp_path / f"ids{suffix}"
+    ids = np.random.default_rng(0).integers(0, V, 300)
+    np.save(path, ids) if suffix == ".npy" else path.write_text(json.dumps(ids.tolist()))
+    tokens = read_tokens(str(path), str(MODEL), V, 64)
+    assert tuple(tokens.ids.shape) == (4, 64) and tokens.ids.flatten().tolist() == ids[:256].tolist()
+    assert tokens.predicted == 4 * 63
+
+
+@pytest.mark.parametrize(("ids", "why"), [([1] * 9, "holds 9 tokens, but at least 64"), ([V] * 99, "holds the id 88")])
+def test_unusable_tokens_are_refused(tmp_path: Path, ids: list[int], why: str) -> None:
+    """The error names the file and what is wrong with it."""
+    path = tmp_path / "ids.json"
+    path.write_text(json.dumps(ids))
+    result = run("parity", INT4, MODEL, "--quantised", "--provider", "cpu", "--text", path)
+    assert result.exit_code == 2 and why in result.stderr
+
+
+def test_a_float_graph_is_refused() -> None:
+    """There is nothing to dequantise; the hint is the command without the option."""
+    with pytest.raises(RefusedError, match="it has no quantised weight"):
+        api.parity(FLOAT, MODEL, provider="cpu", quantised=True)
+    assert run("parity", FLOAT, MODEL, "--text", "x").exit_code == 2

@@ -1,0 +1,112 @@
+"""What each form of a tied head costs under each quantiser of ONNX Runtime: V = 20000, H = 256.
+
+python -m tests.onnx.quantiser_forms
+
+prints the table of docs/onnx.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+from tests.onnx.stored import tensors
+from tieconv import api
+from tieconv.onnx.quantise.quantise import quantise
+from tieconv.onnx.quantise.scheme import Scheme
+
+V, H = 20_000, 256
+FORMS = ("gemm", "fused", "transpose")
+
+
+def build(path: Path) -> Path:
+    """`Gather(W)`, `MatMul(x, Transpose(W))`, as the exporter of transformers writes a tied model."""
+    matrix = np.random.default_rng(0).standard_normal((V, H)).astype("f4")
+    nodes = [
+        helper.make_node("Gather", ["embed", "ids"], ["x"], "embedding"),
+        helper.make_node("Transpose", ["embed"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "turned"], ["logits"], "head"),
+    ]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])
+    graph = helper.make_graph(nodes, "head", [ids], [logits], [numpy_helper.from_array(matrix, "embed")])
+    path.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def int4(source: Path, to: Path) -> None:
+    quantizer = MatMulNBitsQuantizer(str(source), bits=4, block_size=32, is_symmetric=True)
+    quantizer.process()
+    onnx.save(quantizer.model.model, to)
+
+
+def dynamic(source: Path, to: Path) -> None:
+    quantize_dynamic(source, to, weight_type=QuantType.QUInt8)
+
+
+QUANTISERS: dict[str, Callable[[Path, Path], None]] = {"MatMulNBitsQuantizer, int4": int4, "quantize_dynamic": dynamic}
+
+
+def held(path: Path) -> int:
+    """Bytes of the large initializers in a session's optimised model."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return sum(array.nbytes for _, array in tensors(Path(options.optimized_model_filepath)) if array.size >= V)
+
+
+def head(path: Path) -> str:
+    """The operator that computes the logits, and whether it reads codes."""
+    nodes = onnx.load(path).graph.node
+    known = ("MatMulNBits", "MatMulInteger")
+    found = next((node.op_type for node in nodes if node.op_type in known), None)
+    dequantised = any(node.op_type == "DequantizeLinear" and "gather" not in node.name.lower() for node in nodes)
+    return found or ("float, dequantised in each run" if dequantised else "float: skipped")
+
+
+def row(name: str, quantiser: str, path: Path) -> str:
+    return f"| {quantiser} | {name} | {path.stat().st_size / 1e6:.1f} | {held(path) / 1e6:.1f} | {head(path)} |"
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
+        folder = Path(name)
+        source = build(folder / "in" / "model.onnx")
+        rows = []
+        for quantiser, quantised in QUANTISERS.items():
+            for form in FORMS:
+                graph, to = folder / f"{form}.onnx", folder / f"{form}-{quantiser.split()[0]}.onnx"
+                if not graph.exists():
+                    api.plan_graph_dedup(source, head_form=form).execute(graph)
+                quantised(graph, to)
+                rows.append(row(form, quantiser, to))
+                after = to.with_name(f"deduped-{to.name}")
+                api.plan_graph_dedup(to).execute(after)
+                rows.append(row(f"{form}, then dedup", quantiser, after))
+        for scheme in Scheme:
+            quantise(source.parent, folder / f"{scheme}", scheme)
+            to = folder / f"exported-{scheme}.onnx"
+            api.plan_graph_dedup(folder / f"{scheme}" / "model.onnx").execute(to)
+            model = onnx.load(to)
+            onnx.save(model, folder / f"whole-{scheme}.onnx")
+            rows.append(row("any", f"export --quantise {scheme}", folder / f"whole-{scheme}.onnx"))
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Dequantise the matrices of a graph, as its operators do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from tieconv.checkpoint.value_type import record
+from tieconv.onnx.share.quantised.tables import Table, heads, lookups
+from tieconv.onnx.share.uses import integer, is_standard
+
+_MATRIX = 2
+_CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4})
+
+
+@record
+class Matrix:
+    """A quantised matrix. ``values`` (R × C, float32) is what the graph computes with.
+
+    ``group`` elements of a row, one after another, share a scale; more than C if rows share it. ``looked_up`` and
+    ``multiplied`` say how the graph uses the matrix.
+    """
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    name: str
+    operator: str
+    values: Any
+    bits: int
+    group: int
+    symmetric: bool
+    looked_up: bool
+    multiplied: bool
+
+
+def matrices(model: ir.Model) -> Iterator[Matrix]:
+    """Yield each quantised matrix of the graph once for each set of scales."""
+    seen: set[tuple[int, int]] = set()
+    for table in (*heads(model), *lookups(model)):
+        key = (id(table.codes), id(table.scales))
+        if key not in seen:
+            seen.add(key)
+            yield _of_blocks(table, looked_up={id(other.codes) for other in lookups(model)})
+    for graph in model.graphs():
+        for node in graph:
+            made = None
+            if is_standard(node, "DequantizeLinear"):
+                made = _of_dequantised(node)
+            elif is_standard(node, "MatMulInteger"):
+                made = _of_integers(node)
+            if made is not None:
+                yield made
+
+
+def unread(model: ir.Model) -> Iterator[str]:
+    """Yield clauses about quantised nodes whose matrix `matrices` cannot dequantise."""
+    read = {id(table.node) for table in (*heads(model), *lookups(model))}
+    for graph in model.graphs():
+        for node in graph:
+            if node.op_type in ("MatMulNBits", "GatherBlockQuantized") and id(node) not in read:
+                codes = node.inputs[1 if node.op_type == "MatMulNBits" else 0]
+                if codes is not None and codes.producer() is None:
+                    yield f"{node.op_type} {node.name} reads codes in a form that tieconv does not know"
+            elif node.op_type in _UNKNOWN:
+                yield f"{node.op_type} {node.name} has no dequantised form that tieconv knows"
+
+
+_UNKNOWN = frozenset({
+    "MatMulBnb4", "QLinearMatMul", "QGemm", "QMoE", "QAttention", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
+    "QEmbedLayerNormalization", "ConvInteger", "QLinearConv",
+})  # fmt: skip
+
+
+def _of_blocks(table: Table, looked_up: set[int]) -> Matrix:
+    codes = _unpacked(_numbers(table.codes), table.bits).reshape(table.rows, -1)[:, : table.blocks * table.block]
+    scales = _numbers(table.scales).astype(np.float32).reshape(table.rows, table.blocks, 1)
+    zeros: Any = 1 << (table.bits - 1)
+    if table.zeros is not None and not _is_integer(table.zeros):
+        zeros = _numbers(table.zeros).astype(np.float32).reshape(table.rows, table.blocks, 1)
+    elif table.zeros is not None:
+        packed = _unpacked(_numbers(table.zeros).reshape(table.rows, -1), table.bits)
+        zeros = packed.reshape(table.rows, -1)[:, : table.blocks, None].astype(np.float32)
+    blocks = codes.reshape(table.rows, table.blocks, table.block).astype(np.float32)
+    values = ((blocks - zeros) * scales).reshape(table.rows, -1)
+    width = integer(table.node, "K", values.shape[1])
+    multiplied = table.node.op_type == "MatMulNBits"
+    gathered = id(table.codes) in looked_up or _gathered(table.codes)
+    return Matrix(
+        str(table.codes.name), table.node.op_type, values[:, :width], table.bits, table.block, table.zeros is None,
+        gathered, multiplied,
+    )  # fmt: skip
+
+
+def _is_integer(value: ir.Value) -> bool:
+    """Return whether zero points are integers. Some quantisers store them as floats."""
+    return value.dtype is ir.DataType.UINT8
+
+
+def _gathered(codes: ir.Value) -> bool:
+    return any(is_standard(node, "Gather") and index == 0 for node, index in codes.uses())
+
+
+def _of_dequantised(node: ir.Node) -> Matrix | None:
+    """Return the matrix of a DequantizeLinear, also behind a Gather or Transpose of its codes."""
+    gathers = False
+    codes = node.inputs[0]
+    while codes is not None and (maker := codes.producer()) is not None and is_standard(maker, "Gather", "Transpose"):
+        gathers = gathers or maker.op_type == "Gather"
+        codes = maker.inputs[0]
+    if not _is_codes(codes):
+        return None
+    assert codes is not None
+    zeros = node.inputs[_MATRIX] if len(node.inputs) > _MATRIX else None
+    values, scale, zero, group = _by_groups(node, _numbers(codes).astype(np.float32), _floats(node.inputs[1]), zeros)
+    users = [user for user, _ in node.outputs[0].uses()]
+    looked_up = gathers or any(is_standard(user, "Gather") for user in users)
+    multiplied = not gathers and any(not is_standard(user, "Gather") for user in users)
+    bits = 4 if codes.dtype in (ir.DataType.INT4, ir.DataType.UINT4) else 8
+    symmetric = not zero.any()
+    name = str(codes.name)
+    return Matrix(name, "DequantizeLinear", (values - zero) * scale, bits, group, symmetric, looked_up, multiplied)
+
+
+def _by_groups(node: ir.Node, values: Any, scale: Any, zeros: ir.Value | None) -> tuple[Any, Any, Any, int]:
+    """Return values, scales and zero points that can be combined, with each group in a row, and the group's size."""
+    zero = np.zeros_like(scale) if zeros is None else _floats(zeros)
+    if scale.size == 1:
+        return values, scale, zero, values.size
+    axis, block = integer(node, "axis", 1) % values.ndim, integer(node, "block_size", 0)
+    if not block:
+        values = np.moveaxis(values, axis, 0)
+        return values, scale.reshape(-1, 1), zero.reshape(-1, 1), values.shape[1]
+    values = np.moveaxis(values, axis, -1)
+    scale, zero = (np.repeat(np.moveaxis(array, axis, -1), block, -1) for array in (scale, zero))
+    return values, scale[..., : values.shape[-1]], zero[..., : values.shape[-1]], block
+
+
+def _of_integers(node: ir.Node) -> Matrix | None:
+    codes = node.inputs[1]
+    scale = b_scale(node)
+    if not _is_codes(codes) or scale is None:
+        return None
+    assert codes is not None
+    zero = _floats(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else np.zeros(1, np.float32)
+    values = (_numbers(codes).astype(np.float32) - zero) * _floats(scale)
+    group = values.shape[0] if _floats(scale).size > 1 else values.size
+    name = str(codes.name)
+    return Matrix(name, "MatMulInteger", values.T, 8, group, not zero.any(), _gathered(codes), multiplied=True)
+
+
+def b_scale(node: ir.Node) -> ir.Value | None:
+    """Return the scale of a MatMulInteger's weight: the stored factor that multiplies its product."""
+    users = [user for user, _ in node.outputs[0].uses()]
+    while users and is_standard(users[0], "Cast"):
+        users = [user for user, _ in users[0].outputs[0].uses()]
+    for user in users:
+        for factor in user.inputs if is_standard(user, "Mul") else ():
+            maker = factor.producer() if factor is not None else None
+            inputs = maker.inputs if maker is not None and is_standard(maker, "Mul") else (factor,)
+            stored = next((value for value in inputs if value is not None and value.const_value is not None), None)
+            if stored is not None:
+                return stored
+    return None
+
+
+def _is_codes(value: ir.Value | None) -> bool:
+    tensor = None if value is None else value.const_value
+    return tensor is not None and tensor.dtype in _CODES and len(tensor.shape) == _MATRIX
+
+
+def _numbers(value: ir.Value) -> Any:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _floats(value: ir.Value | None) -> Any:
+    assert value is not None
+    return np.atleast_1d(_numbers(value)).astype(np.float32)
+
+
+def _unpacked(packed: Any, bits: int) -> Any:
+    """Return one code for each element; the lower half of a byte is first."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)

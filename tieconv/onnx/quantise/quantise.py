@@ -1,0 +1,153 @@
+"""Quantise the graph of a directory with ONNX Runtime's quantisers, and list what stays float."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.value_type import record
+from tieconv.errors import RefusedError
+from tieconv.install import install_command
+from tieconv.onnx.graph.model import sides
+from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.quantise.embedding import read_blocks, read_columns
+from tieconv.onnx.quantise.products import as_matmuls
+from tieconv.onnx.quantise.scheme import BLOCK, Scheme
+from tieconv.onnx.share.uses import is_standard
+from tieconv.text import shown
+
+_FLOATS = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
+_OPERATORS = {Scheme.INT4: "MatMulNBits", Scheme.INT8: "MatMulNBits", Scheme.DYNAMIC: "MatMulInteger"}
+_MATRIX = 2
+
+
+@record
+class Quantisation:
+    """The number of quantised products, the matrices that embedding and head read, and what stays float, with why."""
+
+    products: int
+    tied: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{shown(name)} stays float: {why}" for name, why in self.kept)
+
+
+def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
+    """Read `model.onnx` of ``raw`` and write its quantised form to ``new``. No product is skipped silently.
+
+    Raises `RefusedError` without onnxruntime, or if no product of the graph can be quantised.
+    """
+    if not has_onnxruntime():
+        raise RefusedError("--quantise needs onnxruntime's quantiser", install_command("onnx"), "onnx.not-installed")
+    os.mkdir(new)
+    plain = raw / "plain.onnx"
+    try:
+        model = ir.load(raw / "model.onnx")
+        turned = as_matmuls(model)
+        ir.save(model, plain, external_data="plain.onnx.data")
+        del model
+        made = _dynamic(plain, raw / "dynamic.onnx") if scheme is Scheme.DYNAMIC else _blocks(plain, scheme.bits)
+    finally:
+        for left in (plain, raw / "plain.onnx.data", raw / "dynamic.onnx", raw / "dynamic.onnx.data"):
+            left.unlink(missing_ok=True)
+    read = read_columns if scheme is Scheme.DYNAMIC else read_blocks
+    tied = tuple(codes for name, head in turned.items() if (codes := read(made, name, head)))
+    _remove_unread(made)
+    products = sum(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes())
+    if not products:
+        raise RefusedError(
+            f"ONNX Runtime's quantiser finds no product to quantise in {shown(raw.name)}",
+            "export without --quantise",
+            "export.quantise",
+        )
+    ir.save(made, new / "model.onnx", external_data="model.onnx.data")
+    return Quantisation(products, tied, tuple(_kept(made)))
+
+
+def _blocks(plain: Path, bits: int) -> ir.Model:
+    """Return the graph with MatMulNBits nodes."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    with _quiet():
+        quantizer = MatMulNBitsQuantizer(str(plain), bits=bits, block_size=BLOCK, is_symmetric=True)
+        quantizer.process()
+    return _model(quantizer.model.model)
+
+
+def _dynamic(plain: Path, to: Path) -> ir.Model:
+    """Return the graph with MatMulInteger nodes."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quiet():
+        quantize_dynamic(
+            plain,
+            to,
+            op_types_to_quantize=["MatMul"],
+            weight_type=QuantType.QUInt8,
+            use_external_data_format=True,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    return _model(onnx.load(str(to)))
+
+
+def _model(proto: onnx.ModelProto) -> ir.Model:
+    """Return the graph. The quantiser adds an initializer again for each node that reads it; one of each name stays."""
+    once = {tensor.name: tensor for tensor in proto.graph.initializer}
+    if len(once) < len(proto.graph.initializer):
+        kept = list(once.values())
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(kept)
+    return ir.from_proto(proto)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what the quantisers log: hints to prepare the model, which does not help here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _remove_unread(model: ir.Model) -> None:
+    for graph in model.graphs():
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                graph.initializers.pop(name)
+
+
+def _kept(model: ir.Model) -> Iterator[tuple[str, str]]:
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            shape = () if tensor is None else sides(tensor.shape)
+            if tensor is None or tensor.dtype.name not in _FLOATS or len(shape) < _MATRIX or prod(shape) < MIN_ELEMENTS:
+                continue
+            node = next((node for node, _ in value.uses()), None)
+            if node is not None and not _is_scale(node):
+                yield name, _why(node, shape)
+
+
+def _is_scale(node: ir.Node) -> bool:
+    """Return whether the node reads the tensor as scales of codes."""
+    return node.op_type in ("MatMulNBits", "GatherBlockQuantized", "DequantizeLinear")
+
+
+def _why(node: ir.Node, shape: tuple[int, ...]) -> str:
+    if is_standard(node, "Gather"):
+        return "it is a lookup table that no head reads"
+    if len(shape) > _MATRIX:
+        return f"ONNX Runtime's quantiser supports matrices, and this tensor has {len(shape)} axes"
+    return f"ONNX Runtime's quantiser has no form for {node.op_type}"

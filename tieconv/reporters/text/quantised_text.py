@@ -1,0 +1,26 @@
+"""Render the figures of a quantised graph as rows of a parity report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.results.quantised import Loss, Quantised
+from tieconv.text import count, shown, tally
+
+
+def quantised_facts(found: Quantised) -> Iterator[tuple[str, str]]:
+    """Yield how the weights are quantised, and what the graph and the known-good quantiser lose."""
+    forms = tally(f"{weight.bits}-bit {weight.operator}" for weight in found.weights)
+    worst = max((weight.error for weight in found.weights), default=0.0)
+    yield "quantised", f"{', '.join(map(shown, forms)) or 'nothing'}; largest relative RMS error {worst:.2e}"
+    for name, loss in (("loss", found.graph), ("known good", found.known_good)):
+        if loss is not None:
+            yield name, _loss(loss)
+    if found.reference_perplexity is not None:
+        source = f"{count(found.tokens, 'token')}, {shown(found.text)}"
+        yield "perplexity", f"{found.reference_perplexity:.4g} of the float reference on {source}"
+
+
+def _loss(loss: Loss) -> str:
+    perplexity = "" if loss.perplexity is None else f", perplexity {loss.perplexity:.4g}"
+    return f"top-1 {loss.top1:.1%}, KL {loss.kl:.2e}{perplexity}"
