@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from tieconv.checkpoint.results.parity import Case
-from tieconv.onnx.parity.cells import Cell
+from tieconv.onnx.parity.batches.cell import Cell, Layout
+from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.batches.shapes import cells
 from tieconv.onnx.parity.gate_limits import CELL_LIMIT
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Role
 from tieconv.onnx.parity.graph.file import Value
@@ -38,6 +44,55 @@ def case(padding: int, ratio: float | None) -> Case:
 def test_the_plot_of_a_batch(sequence: int, past: int, padding: int, steps: int, group: str) -> None:
     """Each batch goes to one plot."""
     assert Cell(1, sequence, past, padding, 0, steps).group == group
+
+
+@pytest.mark.parametrize(
+    ("layout", "masked", "group"),
+    [
+        (Layout.LEFT, [[0, 1, 2], [0]], "left padding"),
+        (Layout.RIGHT, [[6, 7, 8], [8]], "right padding"),
+        (Layout.HOLE, [[3, 4, 5], [3]], "hole in the mask"),
+    ],
+)
+def test_where_a_row_is_masked(layout: Layout, masked: list[list[int]], group: str) -> None:
+    """On either side or in the middle; each row has two masked positions fewer than the one before."""
+    cell = Cell(2, 9, 0, 3, 0, layout=layout)
+    batch = make_batch(cell, Kind.MASKED, SimpleNamespace(vocab_size=50, pad_token_id=7), types=False)
+    assert [(row == 0).nonzero().flatten().tolist() for row in batch.mask] == masked
+    assert (batch.ids[batch.mask == 0] == 7).all()
+    assert torch.equal(compared(cell, Kind.MASKED, batch), batch.mask.bool())
+    assert cell.group == group
+
+
+def test_a_decoder_mask_is_fed_and_judged() -> None:
+    """An encoder-decoder with a mask of its decoder is padded on both sides; without one the decoder is full."""
+    value = Value("decoder_attention_mask", "INT64", ("b", "d"))
+    bound = bindings(Kind.SEQ2SEQ)
+    config = SimpleNamespace(vocab_size=50, pad_token_id=7)
+    cell = next(cell for cell in make_work(bound, config).cells if cell.padding and cell.layout is Layout.RIGHT)
+    assert make_work(bound, config).batch(cell).decoder_mask is None
+    work = make_work(replace(bound, inputs=bound.inputs | {Role.DECODER_MASK: value}), config)
+    batch = work.batch(cell)
+    assert not batch.mask[0, -cell.padding :].any() and batch.mask[0, : -cell.padding].all()
+    assert (batch.decoder_mask[0] == 0).sum() == min(cell.padding, cell.sequence - 1)
+    assert torch.equal(compared(cell, Kind.SEQ2SEQ, batch), batch.decoder_mask.bool())
+
+
+@pytest.mark.parametrize(("kind", "right"), [(Kind.MASKED, True), (Kind.SEQ2SEQ, True), (Kind.CACHED, False)])
+def test_which_models_are_padded_on_the_right(kind: Kind, right: bool) -> None:
+    """Masked models and encoder-decoders, besides one shape on the left; decoders only on the left."""
+    padded = [cell.layout for cell in cells(kind, 1 << 20) if cell.padding]
+    assert (Layout.RIGHT in padded) is right and Layout.LEFT in padded
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions", "holes"),
+    [(Kind.MASKED, False, True), (Kind.SEQ2SEQ, False, True), (Kind.CACHED, True, True), (Kind.CACHED, False, False)],
+)
+def test_which_graphs_take_a_hole(kind: Kind, positions: bool, holes: bool) -> None:
+    """Not a decoder that numbers its positions itself: how it counts those of a hole is its own choice."""
+    work = make_work(bindings(kind, positions=positions), SimpleNamespace())
+    assert any(cell.layout is Layout.HOLE for cell in work.cells) is holes
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ _PURPOSE = "the torch reference"
 class Batch:
     """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
 
-    ``decoder_ids`` are set for an encoder-decoder, ``types`` for a model with token types. Without ``placed`` the model
-    numbers the positions itself.
+    ``decoder_ids`` are set for an encoder-decoder, ``decoder_mask`` if some of them are padding. ``types`` are set for
+    a model with token types. Without ``placed`` the model numbers the positions itself.
     """
 
     ids: Any
@@ -31,6 +31,7 @@ class Batch:
     decoder_ids: Any = None
     types: Any = None
     placed: bool = True
+    decoder_mask: Any = None
 
     @property
     def positions(self) -> Any:
@@ -89,7 +90,9 @@ class Reference:
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """Return the keyword arguments of the forward pass from position ``start``. The mask covers all positions."""
         if batch.decoder_ids is not None:
-            return {"input_ids": batch.ids, "attention_mask": batch.mask, "decoder_input_ids": batch.decoder_ids}
+            masked = {} if batch.decoder_mask is None else {"decoder_attention_mask": batch.decoder_mask}
+            ids = {"input_ids": batch.ids, "decoder_input_ids": batch.decoder_ids}
+            return {**ids, "attention_mask": batch.mask, **masked}
         arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
         if batch.types is not None:
             arguments["token_type_ids"] = batch.types[:, start:]

@@ -9,7 +9,9 @@ import torch
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
+from tieconv.onnx.parity.batches.cell import Cell
+from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.batches.shapes import PROMPT, cells, single_seed_cells, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -29,15 +31,20 @@ class Work:
     types: bool
     placed: bool = True
     padding: Padding = Padding.FRONT
+    decoder_mask: bool = False
+    holes: bool = True
 
     @property
     def cells(self) -> list[Cell]:
         longest = _longest(self.config)
         single = cells(self.kind, longest, self.padding)
-        return [*single, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
+        more = single_seed_cells(self.kind, longest, self.padding, holes=self.holes)
+        return [*single, *more, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
 
     def batch(self, cell: Cell) -> Batch:
-        return make_batch(cell, self.kind, self.config, types=self.types, placed=self.placed)
+        return make_batch(
+            cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
+        )
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""
@@ -49,7 +56,10 @@ def make_work(bindings: Bindings, config: Any) -> Work:
     kind, inputs = bindings.kind, bindings.inputs
     # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
-    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding)
+    # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
+    holes = kind in (Kind.MASKED, Kind.SEQ2SEQ) or Role.POSITIONS in inputs
+    decoder_mask = Role.DECODER_MASK in inputs
+    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes)
 
 
 def _longest(config: Any) -> int:

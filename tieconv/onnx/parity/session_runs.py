@@ -8,7 +8,7 @@ from typing import Any
 
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.cells import Cell
+from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.free_run import free_runs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.graph.forward import GraphModel
