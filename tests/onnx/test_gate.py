@@ -75,10 +75,14 @@ CHANGES = [
     ("gpt2", "float16", faults.mask_dropped, LOGITS),
     ("gpt2", "float16", faults.head_rows_swapped, LOGITS | {"graph_weights"}),
     ("gpt2", "float16", faults.caches_swapped, {"steps_rms_ratio", "rms_ratio"}),
-    ("bert", "float32", masks.blind_to_trailing(), LOGITS),
-    ("t5", "float32", masks.blind_to_trailing(), LOGITS),
-    ("bart", "float32", masks.blind_to_trailing(), LOGITS),
-    ("llama", "float32", masks.filled(), LOGITS),
+    ("bert", "float32", masks.blind_to_trailing, LOGITS),
+    ("t5", "float32", masks.blind_to_trailing, LOGITS),
+    ("bart", "float32", masks.blind_to_trailing, LOGITS),
+    ("llama", "float32", masks.filled, LOGITS),
+    ("llama", "float32", masks.leak_from(33), LOGITS),
+    ("llama", "float32", masks.places_shifted_from(40), LOGITS),
+    ("llama", "float32", masks.one_row(3), LOGITS),
+    ("mistral-48", "float32", masks.window(48, 1 << 20), LOGITS | {"steps_rms_ratio"}),
 ]
 
 

@@ -100,14 +100,19 @@ class Reference:
             arguments["position_ids"] = batch.positions[:, start:]
         return arguments
 
-    def logits(self, batch: Batch) -> Any:
-        """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
-        with self._exactly():
-            return self.forward(batch)
+    def logits(self, batch: Batch, last: int = 0) -> Any:
+        """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache.
 
-    def forward(self, batch: Batch) -> Any:
+        ``last`` is how many of the last positions are needed; 0 means all. Some classes return more.
+        """
+        with self._exactly():
+            return self.forward(batch, last)
+
+    def forward(self, batch: Batch, last: int = 0) -> Any:
         """Return the same as `logits`, but in the precision that torch chooses. Gradients can flow."""
-        more = {"use_cache": False} if "use_cache" in self._accepts else {}
+        more: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
+        if last and "logits_to_keep" in self._accepts:
+            more["logits_to_keep"] = last
         return self.call(**self.inputs(batch), **more).logits
 
     def call(self, **inputs: Any) -> Any:

@@ -11,12 +11,12 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.batches.draw import compared, make_batch
-from tieconv.onnx.parity.batches.shapes import PROMPT, cells, single_seed_cells, stepped
+from tieconv.onnx.parity.batches.shapes import cells, single_seed_cells, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.session.open_ import out_of_memory
-from tieconv.reference import Batch, Reference
+from tieconv.reference import Batch, Reference, position_limit
 from tieconv.text import shown
 
 Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
@@ -24,7 +24,10 @@ Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 
 @record
 class Work:
-    """The cells for a kind of graph, and each cell's batch, which is always the same."""
+    """The cells for a kind of graph, and each cell's batch, which is always the same.
+
+    ``window`` is the sliding window that is measured; 0 means none.
+    """
 
     kind: Kind
     config: Any
@@ -33,12 +36,13 @@ class Work:
     padding: Padding = Padding.FRONT
     decoder_mask: bool = False
     holes: bool = True
+    window: int = 0
 
     @property
     def cells(self) -> list[Cell]:
         longest = _longest(self.config)
         single = cells(self.kind, longest, self.padding)
-        more = single_seed_cells(self.kind, longest, self.padding, holes=self.holes)
+        more = single_seed_cells(self.kind, longest, self.padding, holes=self.holes, window=self.window)
         return [*single, *more, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
 
     def batch(self, cell: Cell) -> Batch:
@@ -48,29 +52,37 @@ class Work:
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""
-        return logits[:, -cell.sequence :][compared(cell, self.kind, self.batch(cell))]
+        return logits[:, -cell.judged :][compared(cell, self.kind, self.batch(cell))[:, -cell.judged :]]
+
+    def with_same_tokens(self) -> Iterator[list[Cell]]:
+        """Yield lists of cells whose rows are the same, so that the reference computes them once."""
+        alike: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in self.cells:
+            encoded = cell.past if self.kind is Kind.SEQ2SEQ else 0
+            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout
+            alike.setdefault(key, []).append(cell)
+        yield from alike.values()
 
 
-def make_work(bindings: Bindings, config: Any) -> Work:
-    """Return the work for a graph with these inputs."""
+def make_work(bindings: Bindings, config: Any, window: int = 0) -> Work:
+    """Return the work for a graph with these inputs. ``window`` is the sliding window to measure."""
     kind, inputs = bindings.kind, bindings.inputs
     # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
     # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
     holes = kind in (Kind.MASKED, Kind.SEQ2SEQ) or Role.POSITIONS in inputs
     decoder_mask = Role.DECODER_MASK in inputs
-    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes)
+    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes, window)
 
 
 def _longest(config: Any) -> int:
-    limit = getattr(config, "max_position_embeddings", None)
-    return int(limit) if isinstance(limit, int) and limit > 0 else 1 << 30
+    return position_limit(config) or 1 << 30
 
 
 def pieces(cell: Cell) -> tuple[int, ...]:
     """Return the lengths in which a cell's tokens are fed to a model with a cache."""
     if cell.steps:
-        return (PROMPT, *([1] * cell.steps))
+        return (cell.past, *([1] * cell.steps))
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
@@ -104,8 +116,10 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> di
 
 def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:
     """Run every cell through the reference in one pass, without a cache."""
-    for cell in work.cells:
-        store.put(("reference", cell), work.judged(cell, reference.logits(work.batch(cell))))
+    for alike in work.with_same_tokens():
+        logits = reference.logits(work.batch(alike[0]), max(cell.judged for cell in alike))
+        for cell in alike:
+            store.put(("reference", cell), work.judged(cell, logits))
 
 
 def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
@@ -113,10 +127,10 @@ def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
     for cell in work.cells:
         batch = work.batch(cell)
         cached = work.kind is Kind.CACHED and cell.past
-        logits = cached_logits(model.steps, batch, cell) if cached else model.logits(batch)
+        logits = cached_logits(model.steps, batch, cell) if cached else model.logits(batch, cell.judged)
         store.put(("floor", cell), work.judged(cell, logits))
 
 
 def prompt(work: Work, cell: Cell) -> Batch:
     """Return the first tokens of a stepped cell, from which free runs start."""
-    return work.batch(cell).until(PROMPT)
+    return work.batch(cell).until(cell.past)

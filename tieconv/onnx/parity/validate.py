@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.shapes import SEEDS
-from tieconv.onnx.parity.free_memory import reference_dtype
+from tieconv.onnx.parity.free_memory import planned_window, reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -48,7 +49,9 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
 
 
 def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
-    work = make_work(subject.bindings, subject.config)
+    window, note = planned_window(subject)
+    structure = replace(structure, notes=(*structure.notes, *filter(None, [note])))
+    work = make_work(subject.bindings, subject.config, window)
     with LogitStore() as store:
         sessions = run_sessions(subject, work, store)
         torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)

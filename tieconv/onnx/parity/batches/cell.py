@@ -24,8 +24,9 @@ class Cell:
     """A batch shape: ``past`` tokens are in the cache, and ``padding`` positions of the first row are masked.
 
     Each later row has `STAGGER` masked positions fewer. ``layout`` says where they are. ``where`` says where the graph
-    takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by one. For an
-    encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
+    takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by one. ``last`` is how many
+    of the last positions are judged; 0 means all. For an encoder-decoder ``sequence`` counts decoder tokens and
+    ``past`` encoder tokens.
     """
 
     batch: int
@@ -36,11 +37,17 @@ class Cell:
     steps: int = 0
     where: Padding = Padding.FRONT
     layout: Layout = Layout.LEFT
+    last: int = 0
 
     @property
     def length(self) -> int:
         """Tokens of a row, including padding."""
         return self.past + self.sequence
+
+    @property
+    def judged(self) -> int:
+        """How many of the last positions are judged."""
+        return self.last or self.sequence
 
     @property
     def group(self) -> str:

@@ -10,6 +10,11 @@ from tieconv.onnx.parity.graph.bindings import Kind, Padding
 SEEDS = (0, 1, 2)
 STEPS = 32
 PROMPT = 5
+LONG = 144
+"""Tokens of the long sequence, if the model has so many positions."""
+BEYOND = 8
+"""Tokens before and after the end of a sliding window that are measured."""
+_CHUNK = 16
 
 Shape = tuple[int, int, int, int]
 """Batch, sequence, past and padding of a `Cell`."""
@@ -29,6 +34,12 @@ _HOLES: dict[Kind, tuple[Shape, ...]] = {
     Kind.MASKED: ((2, 12, 0, 3),),
     Kind.SEQ2SEQ: ((2, 5, 12, 3),),
 }
+_SIX_ROWS: dict[Kind, tuple[Shape, ...]] = {
+    Kind.CACHED: ((6, 14, 0, 11), (6, 1, 13, 11)),
+    Kind.PLAIN: ((6, 14, 0, 11),),
+    Kind.MASKED: ((6, 14, 0, 11),),
+    Kind.SEQ2SEQ: ((6, 4, 14, 11),),
+}
 
 
 def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
@@ -46,13 +57,40 @@ def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[
 
 
 def single_seed_cells(
-    kind: Kind, longest: int, where: Padding = Padding.FRONT, *, holes: bool = True
+    kind: Kind, longest: int, where: Padding = Padding.FRONT, *, holes: bool = True, window: int = 0
 ) -> Iterator[Cell]:
-    """Yield the shapes that need one seed. ``holes`` says whether the graph takes any mask."""
-    for shape in _HOLES[kind] if holes and where is Padding.FRONT else ():
-        cell = _cell(shape, 0, where, Layout.HOLE)
+    """Yield the shapes that need one seed: holes, six rows, a long sequence, and one longer than the window.
+
+    ``holes`` says whether the graph takes any mask. ``window`` is the sliding window to measure; 0 means none.
+    """
+    right = Layout.RIGHT if kind in (Kind.MASKED, Kind.SEQ2SEQ) else Layout.LEFT
+    shapes = [(shape, Layout.HOLE) for shape in _HOLES[kind] if holes and where is Padding.FRONT]
+    shapes += [(shape, right) for shape in (*_SIX_ROWS[kind], *_long(kind, min(LONG, longest)))]
+    for shape, layout in shapes:
+        cell = _cell(shape, 0, where, layout)
         if _fits(cell, kind, longest):
             yield cell
+    if kind is not Kind.SEQ2SEQ:
+        yield from _across(kind, window, min(window + BEYOND, longest), where)
+
+
+def _long(kind: Kind, length: int) -> tuple[Shape, ...]:
+    """Return shapes of ``length`` tokens, in one pass and after a past."""
+    if kind is Kind.SEQ2SEQ:
+        return ((1, length, length, 0),)
+    whole = (1, length, 0, 0)
+    return (whole, (1, _CHUNK, length - _CHUNK, 0)) if kind is Kind.CACHED and length > _CHUNK else (whole,)
+
+
+def _across(kind: Kind, window: int, end: int, where: Padding) -> Iterator[Cell]:
+    """Yield a sequence up to ``end``, beyond the window, in one pass and in cached steps. Its end is judged."""
+    if window < 1 or end <= window:
+        return
+    first = max(window - BEYOND, 1)
+    if end > LONG:
+        yield Cell(1, end, 0, 0, 0, where=where, last=end - first)
+    if kind is Kind.CACHED and not PROMPT < window <= PROMPT + STEPS - BEYOND:
+        yield Cell(1, end - first, first, 0, 0, end - first, where)
 
 
 def stepped(longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
