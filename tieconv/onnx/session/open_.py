@@ -78,10 +78,12 @@ def open_session(
     precision: str = "float32",
     tf32: bool = False,
     weight_gathers: Collection[str] = (),
+    shape_nodes: Collection[str] = (),
 ) -> Session:
     """Return a session of the graph at ``path`` on ``provider`` (``auto``, ``cpu`` or ``cuda``).
 
-    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. Raises `NotRunError` if CUDA is requested
+    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. ``shape_nodes`` are those of nodes that
+    compute with whole numbers only. Raises `NotRunError` if CUDA is requested
     but the session or a heavy node would run on the CPU. Raises it also for bf16 on the CPU.
     """
     ort = runtime()
@@ -93,7 +95,7 @@ def open_session(
     use = ProviderUse(
         provider,
         active,
-        placement=check_placement(inner, active, weight_gathers),
+        placement=check_placement(inner, active, weight_gathers, shape_nodes),
         tf32=tf32 and active == CUDA,
         versions=versions(ort),
         notes=notes,
