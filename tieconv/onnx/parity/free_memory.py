@@ -44,10 +44,9 @@ def planned_window(subject: Subject) -> tuple[int, str]:
 
 def reference_bytes(subject: Subject, length: int) -> int:
     """Return the memory of a float64 reference, with the logits and attention scores of ``length`` tokens."""
-    weights = sum(record.elements for record in subject.evidence.checkpoint.tensors.values())
     heads = int(getattr(subject.config, "num_attention_heads", 0) or 1)
     rows = int(getattr(subject.config, "vocab_size", 0) or 0)
-    return 8 * (weights + length * rows + 2 * heads * length * length)
+    return 8 * (subject.elements + length * rows + 2 * heads * length * length)
 
 
 def available_memory() -> int:

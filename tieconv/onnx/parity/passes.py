@@ -15,6 +15,7 @@ from tieconv.onnx.parity.batches.shapes import cells, single_seed_cells, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.parity.vocabulary.one_token import token_cells
 from tieconv.onnx.session.open_ import out_of_memory
 from tieconv.reference import Batch, Reference, position_limit
 from tieconv.text import shown
@@ -26,7 +27,7 @@ Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 class Work:
     """The cells for a kind of graph, and each cell's batch, which is always the same.
 
-    ``window`` is the sliding window that is measured; 0 means none.
+    ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one.
     """
 
     kind: Kind
@@ -37,13 +38,15 @@ class Work:
     decoder_mask: bool = False
     holes: bool = True
     window: int = 0
+    ids: tuple[int, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:
         longest = _longest(self.config)
         single = cells(self.kind, longest, self.padding)
         more = single_seed_cells(self.kind, longest, self.padding, holes=self.holes, window=self.window)
-        return [*single, *more, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
+        tokens = token_cells(self.kind, self.ids, self.padding)
+        return [*single, *more, *tokens, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
 
     def batch(self, cell: Cell) -> Batch:
         return make_batch(
@@ -59,20 +62,23 @@ class Work:
         alike: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self.cells:
             encoded = cell.past if self.kind is Kind.SEQ2SEQ else 0
-            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout
+            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout, cell.tokens
             alike.setdefault(key, []).append(cell)
         yield from alike.values()
 
 
-def make_work(bindings: Bindings, config: Any, window: int = 0) -> Work:
-    """Return the work for a graph with these inputs. ``window`` is the sliding window to measure."""
+def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, ...] = ()) -> Work:
+    """Return the work for a graph with these inputs.
+
+    ``window`` is the sliding window to measure. ``ids`` are those that go through the graph one by one.
+    """
     kind, inputs = bindings.kind, bindings.inputs
     # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
     # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
     holes = kind in (Kind.MASKED, Kind.SEQ2SEQ) or Role.POSITIONS in inputs
     decoder_mask = Role.DECODER_MASK in inputs
-    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes, window)
+    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes, window, ids)
 
 
 def _longest(config: Any) -> int:

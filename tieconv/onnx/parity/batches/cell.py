@@ -25,8 +25,8 @@ class Cell:
 
     Each later row has `STAGGER` masked positions fewer. ``layout`` says where they are. ``where`` says where the graph
     takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by one. ``last`` is how many
-    of the last positions are judged; 0 means all. For an encoder-decoder ``sequence`` counts decoder tokens and
-    ``past`` encoder tokens.
+    of the last positions are judged; 0 means all. ``tokens`` are the ids of a batch with one token in each row; without
+    them the ids are random. For an encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
     """
 
     batch: int
@@ -38,6 +38,7 @@ class Cell:
     where: Padding = Padding.FRONT
     layout: Layout = Layout.LEFT
     last: int = 0
+    tokens: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -54,6 +55,8 @@ class Cell:
         """The plot for the cell's errors."""
         if self.steps:
             return "cached steps"
+        if self.tokens:
+            return "every token"
         if self.padding:
             return str(self.where) if self.where is Padding.BEHIND else str(self.layout)
         if self.past:

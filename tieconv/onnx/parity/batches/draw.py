@@ -25,9 +25,9 @@ def make_batch(
         return torch.randint(0, high, (cell.batch, length), generator=generator)
 
     length = cell.past if kind is Kind.SEQ2SEQ else cell.length
-    ids, mask = draw(length), _mask(cell, length)
+    ids, mask = _given(cell) if cell.tokens else draw(length), _mask(cell, length)
     ids[mask == 0] = _padding(config)
-    decoder = draw(cell.sequence) if kind is Kind.SEQ2SEQ else None
+    decoder = (_given(cell) if cell.tokens else draw(cell.sequence)) if kind is Kind.SEQ2SEQ else None
     kinds = int(getattr(config, "type_vocab_size", 0) or 1)
     behind = _mask(cell, cell.sequence) if decoder is not None and decoder_mask else None
     return Batch(ids, mask, decoder, draw(length, kinds) if types else None, placed, behind)
@@ -40,6 +40,10 @@ def compared(cell: Cell, kind: Kind, batch: Batch) -> torch.Tensor:
         return full if batch.decoder_mask is None else batch.decoder_mask.bool()
     mask: torch.Tensor = batch.mask[:, cell.past :].bool()
     return mask
+
+
+def _given(cell: Cell) -> torch.Tensor:
+    return torch.tensor(cell.tokens)[:, None]
 
 
 def _mask(cell: Cell, length: int) -> torch.Tensor:
