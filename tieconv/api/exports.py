@@ -69,11 +69,22 @@ def export(
     return planned.execute(out, overwrite=overwrite)
 
 
-def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
+def parity(
+    onnx: str | Path,
+    model: str | Path = ".",
+    *,
+    provider: str = "auto",
+    reference: str = "auto",
+    inputs: str | Path | None = None,
+    length: int = 0,
+    batch: int = 0,
+) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``. ``reference`` is the precision of the torch reference: ``float64``,
     ``float32`` or ``auto`` (float64 if it fits into memory). A missing provider gives the verdict ``not_run``.
+    ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
+    ``batch`` add a sequence of so many tokens, and so many rows.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
@@ -82,12 +93,14 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.requested.wishes import Wishes
     from tieconv.onnx.parity.validate import run_parity
 
     _check_graph(str(onnx))  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
-    return run_parity(str(onnx), evidence, provider, reference)
+    wishes = Wishes(str(inputs) if inputs else "", length, batch)
+    return run_parity(str(onnx), evidence, provider, reference, wishes)
 
 
 def _check_graph(onnx: str) -> None:

@@ -32,10 +32,13 @@ class Batch:
     types: Any = None
     placed: bool = True
     decoder_mask: Any = None
+    given_positions: Any = None
 
     @property
     def positions(self) -> Any:
-        """Position ids as generation counts them: from each row's first token."""
+        """Position ids: the given ones, or as generation counts them, from each row's first token."""
+        if self.given_positions is not None:
+            return self.given_positions
         return (self.mask.cumsum(1) - 1).clamp(min=0)
 
     @property
@@ -46,7 +49,8 @@ class Batch:
     def until(self, end: int) -> Batch:
         """Return the first ``end`` tokens of each row."""
         types = None if self.types is None else self.types[:, :end]
-        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types)
+        given = None if self.given_positions is None else self.given_positions[:, :end]
+        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=given)
 
 
 @dataclass(eq=False)

@@ -89,8 +89,8 @@ class FreeRun:
 class Vocabulary:
     """The ids that went through the graph's lookup of words.
 
-    ``wrong`` are those that get another row than the checkpoint's. ``special`` are those that later nodes treat differently.
-    ``whole`` is how many ids went through the whole graph.
+    ``wrong`` are those that get another row than the checkpoint's. ``special`` are those that later nodes treat
+    differently. ``whole`` is how many ids went through the whole graph.
     """
 
     ids: int
@@ -103,7 +103,7 @@ class Vocabulary:
 class Metrics:
     """Which precisions and seeds were measured, and the pooled errors; ``tf32`` are those with TF32 allowed.
 
-    ``vocabulary`` is ``None`` if no plain lookup of words is visible in the graph.
+    ``vocabulary`` is ``None`` if no direct lookup of words is visible in the graph.
     """
 
     reference: Precision

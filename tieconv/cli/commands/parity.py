@@ -33,17 +33,37 @@ from tieconv.text import shown
     "float32",
     help="Precision of the PyTorch reference. auto: float64 if it fits into memory.",
 )
+@click.option(
+    "--inputs",
+    type=click.Path(),
+    metavar="FILE",
+    help="Also run the arrays in FILE (npz): integers by the names of the graph's inputs.",
+)
+@click.option("--length", type=click.IntRange(1), metavar="N", help="Also run a sequence of N tokens.")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Also run a batch of N rows.")
 @click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
 @json_option
 @common_options
-def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
+def command(
+    onnx: str,
+    model: str,
+    provider: str,
+    reference: str,
+    inputs: str | None,
+    length: int | None,
+    batch: int | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
     """Measure whether the graph ONNX computes what the checkpoint MODEL computes.
 
     Every tensor of MODEL must be in the graph, bit for bit. The graph's error against a float64 PyTorch reference must
     not be larger than PyTorch's error in the graph's precision. Exits with 0 if parity passed, with 1 if it failed,
     and with 2 if it could not be run.
     """
-    report = parity(onnx, model, provider=provider, reference=reference)
+    report = parity(
+        onnx, model, provider=provider, reference=reference, inputs=inputs, length=length or 0, batch=batch or 0
+    )
     if as_json:
         document(str(report))
     else:

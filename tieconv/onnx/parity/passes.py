@@ -28,6 +28,7 @@ class Work:
     """The cells for a kind of graph, and each cell's batch, which is always the same.
 
     ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one.
+    ``length``, ``rows`` and ``own`` are what the user wants to be measured too.
     """
 
     kind: Kind
@@ -39,16 +40,45 @@ class Work:
     holes: bool = True
     window: int = 0
     ids: tuple[int, ...] = ()
+    length: int = 0
+    rows: int = 0
+    own: Batch | None = None
 
     @property
     def cells(self) -> list[Cell]:
-        longest = _longest(self.config)
+        longest = longest_sequence(self.config)
         single = cells(self.kind, longest, self.padding)
-        more = single_seed_cells(self.kind, longest, self.padding, holes=self.holes, window=self.window)
+        more = single_seed_cells(
+            self.kind,
+            longest,
+            self.padding,
+            holes=self.holes,
+            window=self.window,
+            length=self.length,
+            batch=self.rows,
+        )
         tokens = token_cells(self.kind, self.ids, self.padding)
-        return [*single, *more, *tokens, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
+        return [
+            *self._own_cells(),
+            *single,
+            *more,
+            *tokens,
+            *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ()),
+        ]
+
+    def _own_cells(self) -> Iterator[Cell]:
+        """Yield the user's batch in one pass, and its last token after the others."""
+        if self.own is None:
+            return
+        rows, length = self.own.answered.shape
+        before = self.own.ids.shape[1] if self.kind is Kind.SEQ2SEQ else 0
+        yield Cell(rows, length, before, 0, 0, where=self.padding, own=True)
+        if self.kind is Kind.CACHED and length > 1 and bool(self.own.mask[:, -1].all()):
+            yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
 
     def batch(self, cell: Cell) -> Batch:
+        if cell.own and self.own is not None:
+            return self.own
         return make_batch(
             cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
         )
@@ -62,7 +92,7 @@ class Work:
         alike: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self.cells:
             encoded = cell.past if self.kind is Kind.SEQ2SEQ else 0
-            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout, cell.tokens
+            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout, cell.tokens, cell.own
             alike.setdefault(key, []).append(cell)
         yield from alike.values()
 
@@ -81,7 +111,8 @@ def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, 
     return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes, window, ids)
 
 
-def _longest(config: Any) -> int:
+def longest_sequence(config: Any) -> int:
+    """Return how many positions the model has; a large number if its config does not say."""
     return position_limit(config) or 1 << 30
 
 

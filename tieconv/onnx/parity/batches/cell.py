@@ -9,6 +9,8 @@ from tieconv.onnx.parity.graph.bindings import Padding
 
 STAGGER = 2
 """By how many positions each row's padding is shorter than that of the row before."""
+_CYCLE = 6
+"""Rows after which the paddings repeat."""
 
 
 class Layout(StrEnum):
@@ -23,10 +25,11 @@ class Layout(StrEnum):
 class Cell:
     """A batch shape: ``past`` tokens are in the cache, and ``padding`` positions of the first row are masked.
 
-    Each later row has `STAGGER` masked positions fewer. ``layout`` says where they are. ``where`` says where the graph
-    takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by one. ``last`` is how many
-    of the last positions are judged; 0 means all. ``tokens`` are the ids of a batch with one token in each row; without
-    them the ids are random. For an encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
+    Each later row has `STAGGER` masked positions fewer, up to six rows. ``layout`` says where they are. ``where`` says
+    where the graph takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by one.
+    ``last`` is how many of the last positions are judged; 0 means all. ``tokens`` are the ids of a batch with one token
+    in each row; without them the ids are random. ``own`` is a batch that the user gave. For an encoder-decoder
+    ``sequence`` counts decoder tokens and ``past`` encoder tokens.
     """
 
     batch: int
@@ -39,6 +42,7 @@ class Cell:
     layout: Layout = Layout.LEFT
     last: int = 0
     tokens: tuple[int, ...] = ()
+    own: bool = False
 
     @property
     def length(self) -> int:
@@ -53,6 +57,8 @@ class Cell:
     @property
     def group(self) -> str:
         """The plot for the cell's errors."""
+        if self.own:
+            return "own inputs"
         if self.steps:
             return "cached steps"
         if self.tokens:
@@ -65,7 +71,7 @@ class Cell:
 
     def masked(self, row: int, length: int) -> slice:
         """Return the masked positions of a row with ``length`` positions. At least one position stays."""
-        width = min(max(self.padding - STAGGER * row, 0), length - 1)
+        width = min(max(self.padding - STAGGER * (row % _CYCLE), 0), length - 1)
         first = {Layout.LEFT: 0, Layout.RIGHT: length - width, Layout.HOLE: min(length // 3, length - width)}[
             self.layout
         ]

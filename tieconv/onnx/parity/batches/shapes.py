@@ -57,16 +57,26 @@ def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[
 
 
 def single_seed_cells(
-    kind: Kind, longest: int, where: Padding = Padding.FRONT, *, holes: bool = True, window: int = 0
+    kind: Kind,
+    longest: int,
+    where: Padding = Padding.FRONT,
+    *,
+    holes: bool = True,
+    window: int = 0,
+    length: int = 0,
+    batch: int = 0,
 ) -> Iterator[Cell]:
     """Yield the shapes that need one seed: holes, six rows, a long sequence, and one longer than the window.
 
     ``holes`` says whether the graph takes any mask. ``window`` is the sliding window to measure; 0 means none.
+    ``length`` and ``batch`` are those of more shapes that the user wants.
     """
     right = Layout.RIGHT if kind in (Kind.MASKED, Kind.SEQ2SEQ) else Layout.LEFT
     shapes = [(shape, Layout.HOLE) for shape in _HOLES[kind] if holes and where is Padding.FRONT]
     shapes += [(shape, right) for shape in (*_SIX_ROWS[kind], *_long(kind, min(LONG, longest)))]
-    for shape, layout in shapes:
+    shapes += [((batch, *shape[1:]), right) for shape in _SIX_ROWS[kind] if batch]
+    shapes += [(shape, right) for shape in (_long(kind, length) if length else ())]
+    for shape, layout in dict.fromkeys(shapes):
         cell = _cell(shape, 0, where, layout)
         if _fits(cell, kind, longest):
             yield cell

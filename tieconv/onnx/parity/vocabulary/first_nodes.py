@@ -25,7 +25,7 @@ class FirstNodes:
 
 
 def first_nodes(model: Any, ids: tuple[str, ...], table: tuple[int, int]) -> FirstNodes | None:
-    """Return the first nodes of ``model``, an onnx model without data, or ``None`` without a plain word lookup.
+    """Return the first nodes of ``model``, an onnx model without data, or ``None`` without a direct word lookup.
 
     ``ids`` are the inputs with token ids, and ``table`` is the shape of the word table.
     """
@@ -65,7 +65,7 @@ def _shapes_with(shapes: dict[str, tuple[int, ...]], nodes: list[Any]) -> dict[s
 
 
 def _results(graph: Any, nodes: list[Any], of_ids: set[str]) -> Iterator[str]:
-    """Yield the values that depend on ids and that a later node, or nobody in the copy, reads."""
+    """Yield the values that depend on ids and that a later node reads, or that the graph returns."""
     ours = {id(node) for node in nodes}
     outputs = {value.name for value in graph.output}
     for node in graph.node:

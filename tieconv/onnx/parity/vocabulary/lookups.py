@@ -1,4 +1,4 @@
-"""Compare the row that a graph looks up for every id with the checkpoint's, and find ids that are treated differently."""
+"""Compare the row that a graph looks up for every id with the row of the checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Table:
 def every_lookup(subject: Subject) -> Vocabulary | None:
     """Return which ids get another row than the checkpoint's, and which later nodes treat differently.
 
-    The result is ``None`` if the graph has no plain lookup of words. Raises `NotRunError` like `open_session`.
+    The result is ``None`` if the graph has no direct lookup of words. Raises `NotRunError` like `open_session`.
     """
     try:
         return _every_lookup(subject)
