@@ -171,7 +171,8 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
         if "refused" in row:
             yield f"| {row['family']} | {row['layout']} | {row['refused'].partition(': ')[2]} |"
     yield ""
-    yield "`python -m tests.onnx.layouts.measure --write` measures the table, and `--precision fp16` the lines below it."
+    yield "`python -m tests.onnx.layouts.measure --write` measures the table, and `--precision fp16` the lines"
+    yield "below it."
 
 
 def _program(row: dict[str, Any] | None) -> str:

@@ -16,7 +16,7 @@ from tests.onnx.table import FAULTS
 from tieconv.checkpoint.results.exported import PRECISIONS
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.session_runs import weight_gathers
+from tieconv.onnx.parity.session_runs import shape_nodes, weight_gathers
 from tieconv.onnx.session.open_ import open_session
 
 PRECISION = {dtype: precision for precision, dtype in PRECISIONS.items()}
@@ -126,8 +126,9 @@ def short(value: float | None) -> float | None:
 
 def placement(graph: Path, provider: str, dtype: str) -> dict[str, Any]:
     """Operators by provider, and how many of those on the CPU look rows of a weight up."""
-    gathers = weight_gathers(read_graph(str(graph)))
-    session = open_session(graph, provider, precision=dtype, weight_gathers=gathers)
+    read = read_graph(str(graph))
+    light = shape_nodes(read)
+    session = open_session(graph, provider, precision=dtype, weight_gathers=weight_gathers(read), shape_nodes=light)
     found: dict[str, Any] = {}
     for part in session.inner.get_provider_graph_assignment_info():
         counts = found.setdefault(str(part.ep_name), Counter())

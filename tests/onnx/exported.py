@@ -104,8 +104,11 @@ def build(name: str, dtype: str, directory: Path) -> Exported:
 
 def make(name: str) -> Any:
     """The model with every parameter random, norms around 1 and biases around 0, so that none is equal to another."""
+    from tests.onnx.architectures import ARCHITECTURES  # these two import this module
+    from tests.onnx.planted.models import MORE
+
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = (MODELS | ARCHITECTURES | MORE)[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

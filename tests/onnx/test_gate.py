@@ -12,8 +12,9 @@ import torch
 import tieconv
 from tests.onnx import faults
 from tests.onnx.exported import Exported
+from tests.onnx.planted import masks
 from tieconv.checkpoint.results.parity import Parity, Verdict
-from tieconv.onnx.parity.cells import PROMPT
+from tieconv.onnx.parity.batches.shapes import PROMPT
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.passes import Work
 from tieconv.reference import load_config
@@ -74,11 +75,19 @@ CHANGES = [
     ("gpt2", "float16", faults.mask_dropped, LOGITS),
     ("gpt2", "float16", faults.head_rows_swapped, LOGITS | {"graph_weights"}),
     ("gpt2", "float16", faults.caches_swapped, {"steps_rms_ratio", "rms_ratio"}),
+    ("bert", "float32", masks.blind_to_trailing, LOGITS),
+    ("t5", "float32", masks.blind_to_trailing, LOGITS),
+    ("bart", "float32", masks.blind_to_trailing, LOGITS),
+    ("llama", "float32", masks.filled, LOGITS),
+    ("llama", "float32", masks.leak_from(33), LOGITS),
+    ("llama", "float32", masks.places_shifted_from(40), LOGITS),
+    ("llama", "float32", masks.one_row(3), LOGITS),
+    ("mistral-48", "float32", masks.window(48, 1 << 20), LOGITS | {"steps_rms_ratio"}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "fault", "gates"), [pytest.param(*row, id=f"{row[0]}-{row[2].__name__}") for row in CHANGES]
+    ("name", "dtype", "fault", "gates"), [pytest.param(*row, id=f"{row[0]}-{row[2].__qualname__}") for row in CHANGES]
 )
 def test_a_planted_fault_fails(
     exported: Callable[..., Exported], tmp_path: Path, name: str, dtype: str, fault: faults.Fault, gates: set[str]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
+from tests.onnx.graphs import write_graph
 from tieconv.checkpoint.results.parity import Case
-from tieconv.onnx.parity.cells import Cell
+from tieconv.onnx.parity.batches.cell import Cell, Layout
+from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.batches.shapes import cells
 from tieconv.onnx.parity.gate_limits import CELL_LIMIT
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Role
-from tieconv.onnx.parity.graph.file import Value
+from tieconv.onnx.parity.graph.file import Value, read_graph
 from tieconv.onnx.parity.graph.switches import switched
 from tieconv.onnx.parity.passes import make_work
-from tieconv.onnx.parity.weights.suspects import uncounted
+from tieconv.onnx.parity.weights.suspects import suspects, uncounted
 
 IDS, POSITIONS = Value("input_ids", "INT64", (None, None)), Value("position_ids", "INT64", (None, None))
 
@@ -38,6 +46,55 @@ def case(padding: int, ratio: float | None) -> Case:
 def test_the_plot_of_a_batch(sequence: int, past: int, padding: int, steps: int, group: str) -> None:
     """Each batch goes to one plot."""
     assert Cell(1, sequence, past, padding, 0, steps).group == group
+
+
+@pytest.mark.parametrize(
+    ("layout", "masked", "group"),
+    [
+        (Layout.LEFT, [[0, 1, 2], [0]], "left padding"),
+        (Layout.RIGHT, [[6, 7, 8], [8]], "right padding"),
+        (Layout.HOLE, [[3, 4, 5], [3]], "hole in the mask"),
+    ],
+)
+def test_where_a_row_is_masked(layout: Layout, masked: list[list[int]], group: str) -> None:
+    """On either side or in the middle; each row has two masked positions fewer than the one before."""
+    cell = Cell(2, 9, 0, 3, 0, layout=layout)
+    batch = make_batch(cell, Kind.MASKED, SimpleNamespace(vocab_size=50, pad_token_id=7), types=False)
+    assert [(row == 0).nonzero().flatten().tolist() for row in batch.mask] == masked
+    assert (batch.ids[batch.mask == 0] == 7).all()
+    assert torch.equal(compared(cell, Kind.MASKED, batch), batch.mask.bool())
+    assert cell.group == group
+
+
+def test_a_decoder_mask_is_fed_and_judged() -> None:
+    """An encoder-decoder with a mask of its decoder is padded on both sides; without one the decoder is full."""
+    value = Value("decoder_attention_mask", "INT64", ("b", "d"))
+    bound = bindings(Kind.SEQ2SEQ)
+    config = SimpleNamespace(vocab_size=50, pad_token_id=7)
+    cell = next(cell for cell in make_work(bound, config).cells if cell.padding and cell.layout is Layout.RIGHT)
+    assert make_work(bound, config).batch(cell).decoder_mask is None
+    work = make_work(replace(bound, inputs=bound.inputs | {Role.DECODER_MASK: value}), config)
+    batch = work.batch(cell)
+    assert not batch.mask[0, -cell.padding :].any() and batch.mask[0, : -cell.padding].all()
+    assert (batch.decoder_mask[0] == 0).sum() == min(cell.padding, cell.sequence - 1)
+    assert torch.equal(compared(cell, Kind.SEQ2SEQ, batch), batch.decoder_mask.bool())
+
+
+@pytest.mark.parametrize(("kind", "right"), [(Kind.MASKED, True), (Kind.SEQ2SEQ, True), (Kind.CACHED, False)])
+def test_which_models_are_padded_on_the_right(kind: Kind, right: bool) -> None:
+    """Masked models and encoder-decoders, besides one shape on the left; decoders only on the left."""
+    padded = [cell.layout for cell in cells(kind, 1 << 20) if cell.padding]
+    assert (Layout.RIGHT in padded) is right and Layout.LEFT in padded
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions", "holes"),
+    [(Kind.MASKED, False, True), (Kind.SEQ2SEQ, False, True), (Kind.CACHED, True, True), (Kind.CACHED, False, False)],
+)
+def test_which_graphs_take_a_hole(kind: Kind, positions: bool, holes: bool) -> None:
+    """Not a decoder that numbers its positions itself: how it counts those of a hole is its own choice."""
+    work = make_work(bindings(kind, positions=positions), SimpleNamespace())
+    assert any(cell.layout is Layout.HOLE for cell in work.cells) is holes
 
 
 @pytest.mark.parametrize(
@@ -80,3 +137,32 @@ def test_what_a_switch_is_fed(value: Value, expected: np.ndarray) -> None:
     """All logits, the places of the tokens, and the branch with a cache."""
     found = switched(value, 3, 5)
     assert found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all()
+
+
+SCALES = [
+    # the constants of the graph, the config, and the sentence
+    ({"a": 5.66}, {"hidden_size": 32}, "the constant a is 5.66, but the config's factor is 5.65685"),
+    ({"a": 0.6}, {"hidden_size": 32, "num_attention_heads": 4}, "a is 0.6, but the config's factor is 0.594604"),
+    ({"a": 5.66, "b": 32**0.5}, {"hidden_size": 32}, "the constant a is 5.66, but the config's factor is 5.65685"),
+    # 0.2515 is near the factor 0.25 too, which stands in the graph
+    (
+        {"a": 0.2515, "b": 0.25, "c": 4.01},
+        {"hidden_size": 16, "residual_multiplier": 0.25},
+        "the constant c is 4.01, but the config's factor is 4",
+    ),
+    ({"a": 12.05}, {"hidden_size": 32, "embedding_multiplier": 12.0}, "a is 12.05, but the config's factor is 12"),
+    ({"a": 8.01}, {"hidden_size": 32, "logits_scaling": 8.0}, "the constant a is 8.01, but the config's factor is 8"),
+    ({"a": 32**0.5, "b": 3.0}, {"hidden_size": 32}, ""),
+]
+
+
+@pytest.mark.parametrize(("constants", "config", "sentence"), SCALES)
+def test_the_wrong_constant_is_named(
+    tmp_path: Path, constants: dict[str, float], config: dict[str, float], sentence: str
+) -> None:
+    """A constant near a factor that the graph lacks comes before one near a factor that it has."""
+    graph = read_graph(
+        str(write_graph(tmp_path / "g.onnx", {name: torch.tensor(value) for name, value in constants.items()}))
+    )
+    found = list(suspects(graph, SimpleNamespace(**config), (), "float32"))
+    assert len(found) == bool(sentence) and all(told.endswith(sentence) for told in found)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
 from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.graph.file import read_graph
 from tieconv.onnx.parity.graph.forward import as_tensor
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.passes import Work, run_graph
+from tieconv.onnx.parity.session_runs import shape_nodes
 from tieconv.onnx.session.diagnosis import UNKNOWN, Cause
 from tieconv.onnx.session.open_ import open_session
 from tieconv.onnx.session.provider import CPU, CUDA
@@ -176,9 +181,11 @@ def test_no_cuda_provider(monkeypatch, packages) -> None:
 
 
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm", "FusedMatMul", "LayerNormalization", "ReduceMean",
-                                      "RMSNormalization", "Attention", "GroupQueryAttention", "Softmax"])  # fmt: skip
+                                      "RMSNormalization", "Attention", "GroupQueryAttention", "Softmax", "Gelu",
+                                      "FastGelu", "QuickGelu", "BiasGelu", "Erf", "Sigmoid", "MoE", "QMoE", "TopK",
+                                      "ScatterND"])  # fmt: skip
 def test_a_heavy_node_on_the_cpu_is_no_run(monkeypatch, packages, operator: str) -> None:
-    """Products, norms and attention on the CPU of a CUDA session are counted and named, also under auto."""
+    """Products, norms, attention, activations and experts on the CPU of a CUDA session are named, also under auto."""
     parts = [Part(CUDA, [Node("Add", "a")]), Part(CPU, [Node(operator, "slow"), Node("Shape", "s")])]
     Runtime(parts=parts).install(monkeypatch)
     for provider in ("cuda", "auto"):
@@ -196,6 +203,33 @@ def test_a_gather_of_a_weight_is_heavy_and_one_of_a_shape_is_not(monkeypatch, pa
     with pytest.raises(NotRunError) as refused:
         open_session("model.onnx", "cuda", weight_gathers={"embed"})
     assert refused.value.fallback == ("Gather embed",)
+
+
+def test_whole_numbers_may_stay_on_the_cpu(monkeypatch, packages) -> None:
+    """A ScatterND or TopK of a shape is arithmetic of shapes; of the values of a layer it is not."""
+    parts = [Part(CUDA, [Node("MatMul", "head")]), Part(CPU, [Node("ScatterND", "sides"), Node("TopK", "experts")])]
+    Runtime(parts=parts).install(monkeypatch)
+    with pytest.raises(NotRunError) as refused:
+        open_session("model.onnx", "cuda", shape_nodes={"sides"})
+    assert refused.value.fallback == ("TopK experts",)
+    assert open_session("model.onnx", "cuda", shape_nodes={"sides", "experts"}).use.placement == {CUDA: 1, CPU: 2}
+
+
+def test_which_nodes_compute_whole_numbers(tmp_path: Path) -> None:
+    """Those whose results are all known to be whole numbers; a TopK gives values too."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])]
+    inputs += [helper.make_tensor_value_info("k", TensorProto.INT64, [1])]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sides"], name="shape"),
+        helper.make_node("ScatterND", ["sides", "at", "sides"], ["changed"], name="scatter"),
+        helper.make_node("TopK", ["x", "k"], ["best", "where"], name="top"),
+    ]
+    known = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("sides", "changed", "where")]
+    known += [helper.make_tensor_value_info("best", TensorProto.FLOAT, [1])]
+    at = helper.make_tensor("at", TensorProto.INT64, [1, 1], [0])
+    graph = helper.make_graph(nodes, "g", inputs, known[1:], [at], value_info=known[:1])
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "g.onnx")
+    assert shape_nodes(read_graph(str(tmp_path / "g.onnx"))) == {"shape", "scatter"}
 
 
 def test_an_unknown_placement_is_no_run(monkeypatch, packages) -> None:

@@ -109,6 +109,9 @@ def parity(
     reference: str = "auto",
     quantised: bool = False,
     text: str | Path | None = None,
+    inputs: str | Path | None = None,
+    length: int = 0,
+    batch: int = 0,
 ) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
@@ -116,6 +119,8 @@ def parity(
     ``float32`` or ``auto`` (float64 if it fits into memory). With ``quantised``, a quantised graph is compared with its
     own dequantised weights. Its loss is compared with that of a known-good quantiser. ``text`` is then a file of text
     or token ids for the perplexity. A missing provider gives the verdict ``not_run``.
+    ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
+    ``batch`` add a sequence of so many tokens, and so many rows.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
@@ -125,16 +130,20 @@ def parity(
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
     from tieconv.onnx.parity.quantised.measure import run_quantised_parity
+    from tieconv.onnx.parity.requested.wishes import Wishes
     from tieconv.onnx.parity.validate import run_parity
 
     if text is not None and not quantised:
         raise ValueError("text needs quantised=True")
+    if quantised and (inputs or length or batch):
+        raise ValueError("inputs, length and batch need quantised=False")
     _check_graph(str(onnx))  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
     if quantised:
         return run_quantised_parity(str(onnx), evidence, provider, reference, None if text is None else str(text))
-    return run_parity(str(onnx), evidence, provider, reference)
+    wishes = Wishes(str(inputs) if inputs else "", length, batch)
+    return run_parity(str(onnx), evidence, provider, reference, wishes)
 
 
 def _check_graph(onnx: str) -> None:

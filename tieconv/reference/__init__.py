@@ -6,5 +6,6 @@ only this one imports torch and transformers.
 
 from tieconv.reference.model import Batch, Reference, architecture, load, load_config
 from tieconv.reference.two_tables import Apart, load_apart
+from tieconv.reference.windows import position_limit
 
-__all__ = ["Apart", "Batch", "Reference", "architecture", "load", "load_apart", "load_config"]
+__all__ = ["Apart", "Batch", "Reference", "architecture", "load", "load_apart", "load_config", "position_limit"]

@@ -22,8 +22,8 @@ _PURPOSE = "the torch reference"
 class Batch:
     """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
 
-    ``decoder_ids`` are set for an encoder-decoder, ``types`` for a model with token types. Without ``placed`` the model
-    numbers the positions itself.
+    ``decoder_ids`` are set for an encoder-decoder, ``decoder_mask`` if some of them are padding. ``types`` are set for
+    a model with token types. Without ``placed`` the model numbers the positions itself.
     """
 
     ids: Any
@@ -31,10 +31,14 @@ class Batch:
     decoder_ids: Any = None
     types: Any = None
     placed: bool = True
+    decoder_mask: Any = None
+    given_positions: Any = None
 
     @property
     def positions(self) -> Any:
-        """Position ids as generation counts them: from each row's first token."""
+        """Position ids: the given ones, or as generation counts them, from each row's first token."""
+        if self.given_positions is not None:
+            return self.given_positions
         return (self.mask.cumsum(1) - 1).clamp(min=0)
 
     @property
@@ -45,7 +49,8 @@ class Batch:
     def until(self, end: int) -> Batch:
         """Return the first ``end`` tokens of each row."""
         types = None if self.types is None else self.types[:, :end]
-        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types)
+        given = None if self.given_positions is None else self.given_positions[:, :end]
+        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=given)
 
 
 @dataclass(eq=False)
@@ -89,7 +94,9 @@ class Reference:
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """Return the keyword arguments of the forward pass from position ``start``. The mask covers all positions."""
         if batch.decoder_ids is not None:
-            return {"input_ids": batch.ids, "attention_mask": batch.mask, "decoder_input_ids": batch.decoder_ids}
+            masked = {} if batch.decoder_mask is None else {"decoder_attention_mask": batch.decoder_mask}
+            ids = {"input_ids": batch.ids, "decoder_input_ids": batch.decoder_ids}
+            return {**ids, "attention_mask": batch.mask, **masked}
         arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
         if batch.types is not None:
             arguments["token_type_ids"] = batch.types[:, start:]
@@ -97,14 +104,19 @@ class Reference:
             arguments["position_ids"] = batch.positions[:, start:]
         return arguments
 
-    def logits(self, batch: Batch) -> Any:
-        """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
-        with self._exactly():
-            return self.forward(batch)
+    def logits(self, batch: Batch, last: int = 0) -> Any:
+        """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache.
 
-    def forward(self, batch: Batch) -> Any:
+        ``last`` is how many of the last positions are needed; 0 means all. Some classes return more.
+        """
+        with self._exactly():
+            return self.forward(batch, last)
+
+    def forward(self, batch: Batch, last: int = 0) -> Any:
         """Return the same as `logits`, but in the precision that torch chooses. Gradients can flow."""
-        more = {"use_cache": False} if "use_cache" in self._accepts else {}
+        more: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
+        if last and "logits_to_keep" in self._accepts:
+            more["logits_to_keep"] = last
         return self.call(**self.inputs(batch), **more).logits
 
     def call(self, **inputs: Any) -> Any:

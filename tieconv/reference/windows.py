@@ -139,13 +139,17 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
 
 def positions(directory: str) -> int | None:
     """Return how many positions a model has, or ``None`` if its config does not say."""
-    config = load_config(directory)
+    return position_limit(load_config(directory))
+
+
+def position_limit(config: Any) -> int | None:
+    """Return how many positions a model with this config has, or ``None`` if the config does not say."""
     number = getattr(config, "max_position_embeddings", None)
     if not isinstance(number, int) or number < 1:
         return None
-    padding = config.pad_token_id
-    counted = config.model_type.endswith(_FROM_PADDING) and isinstance(padding, int)
-    return number - padding - 1 if counted else number
+    padding = getattr(config, "pad_token_id", None)
+    counted = str(getattr(config, "model_type", "")).endswith(_FROM_PADDING)
+    return number - padding - 1 if counted and isinstance(padding, int) else number
 
 
 def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:

@@ -86,8 +86,25 @@ class FreeRun:
 
 
 @record
+class Vocabulary:
+    """The ids that went through the graph's lookup of words.
+
+    ``wrong`` are those that get another row than the checkpoint's. ``special`` are those that later nodes treat
+    differently. ``whole`` is how many ids went through the whole graph.
+    """
+
+    ids: int
+    wrong: tuple[int, ...] = ()
+    special: tuple[int, ...] = ()
+    whole: int = 0
+
+
+@record
 class Metrics:
-    """Which precisions and seeds were measured, and the pooled errors; ``tf32`` are those with TF32 allowed."""
+    """Which precisions and seeds were measured, and the pooled errors; ``tf32`` are those with TF32 allowed.
+
+    ``vocabulary`` is ``None`` if no direct lookup of words is visible in the graph.
+    """
 
     reference: Precision
     floor: Precision
@@ -95,6 +112,7 @@ class Metrics:
     pools: Pools
     tf32: Pools | None = None
     free_run: FreeRun | None = None
+    vocabulary: Vocabulary | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``metrics``."""
@@ -105,6 +123,7 @@ class Metrics:
             **self.pools.to_dict(),
             "tf32": None if self.tf32 is None else self.tf32.to_dict(),
             "free_run": self.free_run,
+            "vocabulary": self.vocabulary,
         }
 
 

@@ -44,6 +44,13 @@ from tieconv.text import shown
     metavar="FILE",
     help="With --quantised: measure the perplexity on this text, or on the token ids of a .npy or .json file.",
 )
+    "--inputs",
+    type=click.Path(),
+    metavar="FILE",
+    help="Also run the arrays in FILE (npz): integers by the names of the graph's inputs.",
+)
+@click.option("--length", type=click.IntRange(1), metavar="N", help="Also run a sequence of N tokens.")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Also run a batch of N rows.")
 @click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
 @json_option
 @common_options
@@ -54,6 +61,9 @@ def command(
     reference: str,
     quantised: bool,
     text: str | None,
+    inputs: str | None,
+    length: int | None,
+    batch: int | None,
     html: str | None,
     as_json: bool,
 ) -> None:
@@ -65,7 +75,19 @@ def command(
     """
     if text is not None and not quantised:
         raise click.UsageError("--text needs --quantised")
-    report = parity(onnx, model, provider=provider, reference=reference, quantised=quantised, text=text)
+    if quantised and (inputs or length or batch):
+        raise click.UsageError("--inputs, --length and --batch need a graph without --quantised")
+    report = parity(
+        onnx,
+        model,
+        provider=provider,
+        reference=reference,
+        quantised=quantised,
+        text=text,
+        inputs=inputs,
+        length=length or 0,
+        batch=batch or 0,
+    )
     if as_json:
         document(str(report))
     else:

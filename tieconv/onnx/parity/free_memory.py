@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 
 from tieconv.errors import NotRunError
+from tieconv.onnx.parity.batches.shapes import BEYOND, LONG
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.text import size
+
+WIDEST = 4096
+"""The largest sliding window that is measured, in tokens."""
+_SHARE = 0.8
+"""The share of the free memory that the reference may use."""
 
 
 def reference_dtype(subject: Subject, asked: str) -> str:
     """Return float64 if it fits into memory, else float32. float32 cannot judge a float32 graph."""
-    wanted = 8 * sum(record.elements for record in subject.evidence.checkpoint.tensors.values())
+    wanted = reference_bytes(subject, LONG)
     room = available_memory()
-    dtype = asked if asked != "auto" else "float64" if wanted < 0.8 * room else "float32"
+    dtype = asked if asked != "auto" else "float64" if wanted < _SHARE * room else "float32"
     if dtype == "float32" and subject.precision in ("float32", "float64"):
         raise NotRunError(
             f"a {subject.precision} graph needs a float64 reference with {size(wanted)} of memory"
@@ -22,6 +28,25 @@ def reference_dtype(subject: Subject, asked: str) -> str:
             "parity.memory",
         )
     return dtype
+
+
+def planned_window(subject: Subject) -> tuple[int, str]:
+    """Return the sliding window to measure, and a note if the window of the config is not measured."""
+    window = subject.window
+    if window > WIDEST:
+        return 0, f"parity measures windows of up to {WIDEST} tokens: the window of {window} tokens was not measured"
+    wanted, room = reference_bytes(subject, window + BEYOND), available_memory()
+    if window and wanted > _SHARE * room:
+        note = f"the window of {window} tokens was not measured: a longer sequence needs {size(wanted)} of memory"
+        return 0, f"{note}, but only {size(room)} is free"
+    return window, ""
+
+
+def reference_bytes(subject: Subject, length: int) -> int:
+    """Return the memory of a float64 reference, with the logits and attention scores of ``length`` tokens."""
+    heads = int(getattr(subject.config, "num_attention_heads", 0) or 1)
+    rows = int(getattr(subject.config, "vocab_size", 0) or 0)
+    return 8 * (subject.elements + length * rows + 2 * heads * length * length)
 
 
 def available_memory() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from tieconv.checkpoint.results.parity_metrics import FreeRun
+from tieconv.onnx.parity.batches.shapes import PROMPT
 from tieconv.onnx.parity.graph.forward import extended
 from tieconv.onnx.parity.passes import Work, prompt
 from tieconv.reference import Batch, Reference
@@ -18,8 +19,8 @@ Generate = Callable[[Batch, int], torch.Tensor]
 
 
 def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
-    """Return the tokens (sequences × steps) of every stepped cell, or ``None`` without such a cell."""
-    runs = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps]
+    """Return the tokens (sequences × steps) of every stepped cell with a short prompt, or ``None`` without one."""
+    runs = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps and cell.past == PROMPT]
     return torch.cat(runs) if runs else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.results.parity import Case, Gate, Identity, Structure
+from tieconv.checkpoint.results.parity_metrics import Vocabulary
 from tieconv.onnx.parity.gate_limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 from tieconv.onnx.parity.measure import Errors, ratios
 from tieconv.text import count
@@ -31,6 +32,18 @@ def identity_gates(identity: Identity) -> Iterator[Gate]:
     if alien:
         explanation = f"shape of a checkpoint tensor, but other bytes: {', '.join(entry.name for entry in alien[:3])}"
     yield Gate("graph_weights", float(len(alien)), 0.0, not alien, explanation)
+
+
+def lookup_gates(seen: Vocabulary | None) -> Iterator[Gate]:
+    """Yield the gate that the graph looks up the checkpoint's row for every id, if the lookup is visible."""
+    if seen is None:
+        return
+    number = len(seen.wrong)
+    explanation = f"the graph looks up the checkpoint's row bit for bit for each of {count(seen.ids, 'id')}"
+    if number:
+        first = ", ".join(map(str, seen.wrong[:3]))
+        explanation = f"the graph looks up another row than the checkpoint's for {count(number, 'id')}: {first}"
+    yield Gate("token_lookup", float(number), 0.0, not number, explanation)
 
 
 def logit_gates(prefix: str, noun: str, graph: Errors, floor: Errors, precision: str) -> Iterator[Gate]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from tieconv.checkpoint.results.parity import Case, Gate, Histogram
 from tieconv.checkpoint.results.parity_metrics import Pooled, Pools
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.cells import Cell
+from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.gates import case_gates, logit_gates
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios

@@ -35,6 +35,11 @@ class Subject:
         return self.evidence.checkpoint.root
 
     @property
+    def elements(self) -> int:
+        """The number of the checkpoint's weights."""
+        return sum(record.elements for record in self.evidence.checkpoint.tensors.values())
+
+    @property
     def window(self) -> int:
         value = getattr(self.config, "sliding_window", None)
         return value if isinstance(value, int) else 0

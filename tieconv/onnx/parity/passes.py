@@ -9,12 +9,15 @@ import torch
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
+from tieconv.onnx.parity.batches.cell import Cell
+from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.batches.shapes import cells, single_seed_cells, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.parity.vocabulary.one_token import token_cells
 from tieconv.onnx.session.open_ import out_of_memory
-from tieconv.reference import Batch, Reference
+from tieconv.reference import Batch, Reference, position_limit
 from tieconv.text import shown
 
 Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
@@ -22,45 +25,101 @@ Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 
 @record
 class Work:
-    """The cells for a kind of graph, and each cell's batch, which is always the same."""
+    """The cells for a kind of graph, and each cell's batch, which is always the same.
+
+    ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one.
+    ``length``, ``rows`` and ``own`` are what the user wants to be measured too.
+    """
 
     kind: Kind
     config: Any
     types: bool
     placed: bool = True
     padding: Padding = Padding.FRONT
+    decoder_mask: bool = False
+    holes: bool = True
+    window: int = 0
+    ids: tuple[int, ...] = ()
+    length: int = 0
+    rows: int = 0
+    own: Batch | None = None
 
     @property
     def cells(self) -> list[Cell]:
-        longest = _longest(self.config)
+        longest = longest_sequence(self.config)
         single = cells(self.kind, longest, self.padding)
-        return [*single, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
+        more = single_seed_cells(
+            self.kind,
+            longest,
+            self.padding,
+            holes=self.holes,
+            window=self.window,
+            length=self.length,
+            batch=self.rows,
+        )
+        tokens = token_cells(self.kind, self.ids, self.padding)
+        return [
+            *self._own_cells(),
+            *single,
+            *more,
+            *tokens,
+            *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ()),
+        ]
+
+    def _own_cells(self) -> Iterator[Cell]:
+        """Yield the user's batch in one pass, and its last token after the others."""
+        if self.own is None:
+            return
+        rows, length = self.own.answered.shape
+        before = self.own.ids.shape[1] if self.kind is Kind.SEQ2SEQ else 0
+        yield Cell(rows, length, before, 0, 0, where=self.padding, own=True)
+        if self.kind is Kind.CACHED and length > 1 and bool(self.own.mask[:, -1].all()):
+            yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
 
     def batch(self, cell: Cell) -> Batch:
-        return make_batch(cell, self.kind, self.config, types=self.types, placed=self.placed)
+        if cell.own and self.own is not None:
+            return self.own
+        return make_batch(
+            cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
+        )
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""
-        return logits[:, -cell.sequence :][compared(cell, self.kind, self.batch(cell))]
+        return logits[:, -cell.judged :][compared(cell, self.kind, self.batch(cell))[:, -cell.judged :]]
+
+    def with_same_tokens(self) -> Iterator[list[Cell]]:
+        """Yield lists of cells whose rows are the same, so that the reference computes them once."""
+        alike: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in self.cells:
+            encoded = cell.past if self.kind is Kind.SEQ2SEQ else 0
+            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout, cell.tokens, cell.own
+            alike.setdefault(key, []).append(cell)
+        yield from alike.values()
 
 
-def make_work(bindings: Bindings, config: Any) -> Work:
-    """Return the work for a graph with these inputs."""
+def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, ...] = ()) -> Work:
+    """Return the work for a graph with these inputs.
+
+    ``window`` is the sliding window to measure. ``ids`` are those that go through the graph one by one.
+    """
     kind, inputs = bindings.kind, bindings.inputs
     # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
-    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding)
+    # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
+    holes = kind in (Kind.MASKED, Kind.SEQ2SEQ) or Role.POSITIONS in inputs
+    decoder_mask = Role.DECODER_MASK in inputs
+    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes, window, ids)
 
 
-def _longest(config: Any) -> int:
-    limit = getattr(config, "max_position_embeddings", None)
-    return int(limit) if isinstance(limit, int) and limit > 0 else 1 << 30
+def longest_sequence(config: Any) -> int:
+    """Return how many positions the model has; a large number if its config does not say."""
+    return position_limit(config) or 1 << 30
 
 
 def pieces(cell: Cell) -> tuple[int, ...]:
     """Return the lengths in which a cell's tokens are fed to a model with a cache."""
     if cell.steps:
-        return (PROMPT, *([1] * cell.steps))
+        return (cell.past, *([1] * cell.steps))
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
@@ -94,8 +153,10 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> di
 
 def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:
     """Run every cell through the reference in one pass, without a cache."""
-    for cell in work.cells:
-        store.put(("reference", cell), work.judged(cell, reference.logits(work.batch(cell))))
+    for alike in work.with_same_tokens():
+        logits = reference.logits(work.batch(alike[0]), max(cell.judged for cell in alike))
+        for cell in alike:
+            store.put(("reference", cell), work.judged(cell, logits))
 
 
 def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
@@ -103,10 +164,10 @@ def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
     for cell in work.cells:
         batch = work.batch(cell)
         cached = work.kind is Kind.CACHED and cell.past
-        logits = cached_logits(model.steps, batch, cell) if cached else model.logits(batch)
+        logits = cached_logits(model.steps, batch, cell) if cached else model.logits(batch, cell.judged)
         store.put(("floor", cell), work.judged(cell, logits))
 
 
 def prompt(work: Work, cell: Cell) -> Batch:
     """Return the first tokens of a stepped cell, from which free runs start."""
-    return work.batch(cell).until(PROMPT)
+    return work.batch(cell).until(cell.past)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.cells import Cell
+from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.free_run import free_runs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.graph.forward import GraphModel
@@ -17,6 +17,8 @@ from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import Work, run_graph
 from tieconv.onnx.session.open_ import open_session
 from tieconv.onnx.session.provider import CUDA
+
+_WHOLE = ("INT64", "INT32", "BOOL")
 
 
 @record
@@ -47,6 +49,7 @@ def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tupl
         precision=subject.precision,
         tf32=tf32,
         weight_gathers=weight_gathers(subject.graph),
+        shape_nodes=shape_nodes(subject.graph),
     )
     model = GraphModel(session, subject.bindings, subject.window)
     errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
@@ -61,4 +64,13 @@ def weight_gathers(graph: Graph) -> frozenset[str]:
         node.name or ""
         for node in graph.model.graph.all_nodes()
         if node.op_type == "Gather" and node.inputs[0] is not None and node.inputs[0].name in floats
+    )
+
+
+def shape_nodes(graph: Graph) -> frozenset[str]:
+    """Return the names of the nodes whose results are all known to be whole numbers or truth values."""
+    return frozenset(
+        node.name
+        for node in graph.model.graph.all_nodes()
+        if node.name and all(value.dtype is not None and value.dtype.name in _WHOLE for value in node.outputs)
     )

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
-from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
+from tieconv.checkpoint.results.parity_metrics import Metrics, Precision, Vocabulary
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.cells import SEEDS
-from tieconv.onnx.parity.free_memory import reference_dtype
-from tieconv.onnx.parity.gates import identity_gates, structure_gates
+from tieconv.onnx.parity.batches.shapes import SEEDS
+from tieconv.onnx.parity.free_memory import planned_window, reference_dtype
+from tieconv.onnx.parity.gates import identity_gates, lookup_gates, structure_gates
 from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject, graph_file, open_subject
-from tieconv.onnx.parity.passes import make_work
+from tieconv.onnx.parity.passes import longest_sequence, make_work
+from tieconv.onnx.parity.requested.own_inputs import read_inputs
+from tieconv.onnx.parity.requested.wishes import Wishes, check_length
 from tieconv.onnx.parity.session_runs import run_sessions
 from tieconv.onnx.parity.torch_runs import identity_of, run_torch
+from tieconv.onnx.parity.vocabulary.lookups import every_lookup
+from tieconv.onnx.parity.vocabulary.one_token import spread_ids
 from tieconv.onnx.parity.weights.suspects import suspects, uncounted
 from tieconv.reference import Reference
 
 
-def run_parity(path: str, evidence: Inspection, provider: str = "auto", reference: str = "auto") -> Parity:
+def run_parity(
+    path: str,
+    evidence: Inspection,
+    provider: str = "auto",
+    reference: str = "auto",
+    wishes: Wishes = Wishes(),
+) -> Parity:
     """Return the parity of the graph at ``path`` with the checkpoint of ``evidence``.
 
-    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is ``auto``, ``float64`` or ``float32``. The verdict is
+    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is ``auto``, ``float64`` or ``float32``. ``wishes``
+    are more batches. The verdict is
     ``not_run`` if a provider is missing or leaves heavy nodes on the CPU. It is also ``not_run`` for a graph that is
     half of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
     """
@@ -39,7 +51,7 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         dtype = reference_dtype(subject, reference)
         if structure.faults:
             return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
-        return _measured(subject, structure, dtype)
+        return _measured(subject, structure, dtype, wishes)
     except NotRunError as stop:
         use = ProviderUse(provider, stop.active, len(stop.fallback), fallback=stop.fallback)
         return subject.report(
@@ -47,14 +59,24 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         )
 
 
-def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
-    work = make_work(subject.bindings, subject.config)
+def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes) -> Parity:
+    longest = longest_sequence(subject.config)
+    check_length(subject, wishes.length, longest)
+    own = read_inputs(wishes.inputs, subject.bindings, subject.config, longest) if wishes.inputs else None
+    window, note = planned_window(subject)
+    seen = every_lookup(subject)
+    ids = spread_ids(int(subject.config.vocab_size), subject.elements, seen)
+    structure = replace(structure, notes=(*structure.notes, *filter(None, [note, _fed_ids(subject, seen, ids)])))
+    work = make_work(subject.bindings, subject.config, window, ids)
+    if own is not None:
+        own = replace(own, placed=work.placed or own.given_positions is not None)
+    work = replace(work, length=wishes.length, rows=wishes.batch, own=own)
     with LogitStore() as store:
         sessions = run_sessions(subject, work, store)
         torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
-    gates = (*structure_gates(structure), *identity_gates(torch_runs.identity), *judged.gates())
+    gates = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen), *judged.gates())
     passed = _all_passed(gates)
     likely = () if passed else _likely(subject, judged, torch_runs.epsilons)
     return subject.report(
@@ -72,9 +94,18 @@ def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
             judged.pools(),
             None if tf32 is None else tf32.pools(),
             torch_runs.free,
+            None if seen is None else replace(seen, whole=len(ids)),
         ),
         histograms=tuple(judged.histograms()),
     )
+
+
+def _fed_ids(subject: Subject, seen: Vocabulary | None, ids: tuple[int, ...]) -> str:
+    """Return a note if not every id went through the whole graph."""
+    if len(ids) >= subject.config.vocab_size:
+        return ""
+    through = f"{len(ids)} of {subject.config.vocab_size} ids went through the whole graph"
+    return through if seen is not None else f"{through}: no direct lookup of words is visible in the graph"
 
 
 def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:

@@ -23,6 +23,18 @@ _NO_KERNEL = "session.kernel"
 
 
 @record
+class _Model:
+    """A graph by path, or its bytes with the folder of its data."""
+
+    path: str | bytes
+    folder: str
+
+    @property
+    def name(self) -> str:
+        return self.path if isinstance(self.path, str) else self.folder
+
+
+@record
 class Session:
     """An open session. ``run`` binds inputs and outputs in place, so a cache stays on the device."""
 
@@ -72,28 +84,33 @@ class Session:
 
 
 def open_session(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[str],
     provider: str = "auto",
     *,
     precision: str = "float32",
     tf32: bool = False,
     weight_gathers: Collection[str] = (),
+    shape_nodes: Collection[str] = (),
+    folder: str = "",
 ) -> Session:
     """Return a session of the graph at ``path`` on ``provider`` (``auto``, ``cpu`` or ``cuda``).
 
-    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. Raises `NotRunError` if CUDA is requested
+    ``path`` may also be the bytes of a graph whose data is in ``folder``.
+
+    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. ``shape_nodes`` are those of nodes that
+    compute with whole numbers only. Raises `NotRunError` if CUDA is requested
     but the session or a heavy node would run on the CPU. Raises it also for bf16 on the CPU.
     """
     ort = runtime()
     choice = choose(ort, provider, tf32=tf32)
     if choice.providers == [CPU]:
         _check_precision(precision)
-    inner, notes = _start(ort, os.fspath(path), provider, choice, precision)
+    inner, notes = _start(ort, _Model(os.fspath(path), folder), provider, choice, precision)
     active = str(inner.get_providers()[0])
     use = ProviderUse(
         provider,
         active,
-        placement=check_placement(inner, active, weight_gathers),
+        placement=check_placement(inner, active, weight_gathers, shape_nodes),
         tf32=tf32 and active == CUDA,
         versions=versions(ort),
         notes=notes,
@@ -101,7 +118,7 @@ def open_session(
     return Session(inner, ort, use)
 
 
-def _start(ort: Any, path: str, provider: str, choice: Choice, precision: str) -> tuple[Any, tuple[str, ...]]:
+def _start(ort: Any, path: _Model, provider: str, choice: Choice, precision: str) -> tuple[Any, tuple[str, ...]]:
     """Return the session, and notes for the report. Raises `NotRunError` if CUDA is requested but unavailable.
 
     If CUDA does not start, onnxruntime may return a session on the CPU. It may also fail with a driver error, or with
@@ -160,13 +177,16 @@ def _check_precision(precision: str) -> None:
         )
 
 
-def _open(ort: Any, path: str, providers: list[Any]) -> Any:
+def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
     options = ort.SessionOptions()
+    path = model.name
+    if model.folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", model.folder)
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
         # onnxruntime's fallback would print to stdout and continue on another provider.
-        return ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
+        return ort.InferenceSession(model.path, options, providers=providers, enable_fallback=0)
     except Exception as error:
         # Each status of the runtime has a separate exception class, made in C++.
         if out_of_memory(error):

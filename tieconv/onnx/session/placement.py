@@ -20,14 +20,22 @@ _ATTENTION = {
     "Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention", "PackedAttention",
     "QAttention", "RotaryEmbedding", "Softmax",
 }  # fmt: skip
-HEAVY = frozenset(_PRODUCTS | _NORMS | _ATTENTION)
-"""Operators that must run on the device: products, norms and attention. `ReduceMean` is part of some norms."""
+_ACTIVATIONS = {"Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Erf", "Sigmoid"}
+_EXPERTS = {"MoE", "QMoE", "TopK", "ScatterND"}
+HEAVY = frozenset(_PRODUCTS | _NORMS | _ATTENTION | _ACTIVATIONS | _EXPERTS)
+"""Operators that must run on the device: products, norms, attention, activations and the choice of experts.
+
+`ReduceMean` is part of some norms. `TopK` and `ScatterND` choose experts, and write their results.
+"""
 
 
-def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) -> dict[str, int]:
+def check_placement(
+    inner: Any, active: str, weight_gathers: Collection[str], shape_nodes: Collection[str] = ()
+) -> dict[str, int]:
     """Return how many nodes each provider runs, if the runtime reports it.
 
-    Shape arithmetic may run on the CPU. A `Gather` is heavy if it reads a weight. Raises `NotRunError` if the CPU runs
+    Shape arithmetic may run on the CPU, and so may the ``shape_nodes`` of any operator. A `Gather` is heavy if it reads
+    a weight. Raises `NotRunError` if the CPU runs
     a heavy node of a CUDA session, or if placements are unknown.
     """
     cuda = active == CUDA
@@ -45,7 +53,11 @@ def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) ->
         nodes = part.get_nodes()
         placed[str(part.ep_name)] += len(nodes)
         if cuda and part.ep_name != CUDA:
-            heavy += [f"{node.op_type} {node.name}" for node in nodes if _is_heavy(node, weight_gathers)]
+            heavy += [
+                f"{node.op_type} {node.name}"
+                for node in nodes
+                if node.name not in shape_nodes and _is_heavy(node, weight_gathers)
+            ]
     if cuda and not placed:
         raise NotRunError(
             "onnxruntime reported no placement of nodes, so tieconv could not see a fallback to the CPU",

@@ -102,10 +102,10 @@ _HEAD = ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's",
 def _cases(cases: Iterable[Case]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each shape, with the worst of its seeds."""
     yield _HEAD
-    shapes: dict[tuple[int, ...], list[Case]] = {}
+    shapes: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
-        shapes.setdefault((case.batch, case.sequence, case.past, case.padding), []).append(case)
-    for shape, of_shape in shapes.items():
+        shapes.setdefault((case.batch, case.sequence, case.past, case.padding, case.group), []).append(case)
+    for (*shape, _), of_shape in shapes.items():
         broken = next((case.error for case in of_shape if case.error), "")
         if broken:
             yield (*map(str, shape), "", shown(broken, 100))
@@ -130,7 +130,8 @@ def _figures(graph: Figures, floor: Figures, cases: list[Case]) -> tuple[str, ..
 
 
 def _kind(case: Case) -> str:
-    return case.group if case.group == "cached steps" else ""
+    """Return the group, if the shape alone does not tell it."""
+    return "" if case.group in ("one token", "no past", "past", "left padding") else case.group
 
 
 def _gate(gate: Gate, paint: Paint) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class Role(StrEnum):
     POSITIONS = "position_ids"
     TYPES = "token_type_ids"
     DECODER_IDS = "decoder_input_ids"
+    DECODER_MASK = "decoder_attention_mask"
     PAST = "past"
     WINDOW = "sliding_window"
 
@@ -91,13 +92,14 @@ _HALVES = {
     "inputs_embeds": ("a decoder without its embedding", "export it with its embedding: tieconv export MODEL -o OUT"),
 }
 """Inputs that another graph computes: in optimum's decoders, and in graphs behind an `embed_tokens.onnx`."""
-_TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS)
+_TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS, Role.DECODER_MASK)
 _AXES = {
     Role.IDS: ("batch", "sequence"),
     Role.MASK: ("batch", "past plus sequence"),
     Role.POSITIONS: ("batch", "sequence"),
     Role.TYPES: ("batch", "sequence"),
     Role.DECODER_IDS: ("batch", "decoder sequence"),
+    Role.DECODER_MASK: ("batch", "decoder sequence"),
     Role.PAST: ("batch", "", "past", ""),
 }
 

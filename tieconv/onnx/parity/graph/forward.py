@@ -78,6 +78,7 @@ class GraphModel:
             Role.POSITIONS: batch.positions[:, start:],
             Role.TYPES: None if batch.types is None else batch.types[:, start:],
             Role.DECODER_IDS: batch.decoder_ids,
+            Role.DECODER_MASK: batch.decoder_mask,
         }[role]
         dtype = np.int32 if value.dtype == "INT32" else np.int64
         return self.session.value(np.ascontiguousarray(arrays.numpy().astype(dtype)))

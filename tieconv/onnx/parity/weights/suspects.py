@@ -20,6 +20,12 @@ _TOLERANCE = 5e-3
 
 5.66 differs from √32 by 6e-4, and 55.5 from √3072 by 1e-3.
 """
+_WIDE = 2e-2
+"""The same for a factor that the graph lacks."""
+_MULTIPLIERS = (
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale",
+    "final_logit_softcapping", "attn_logit_softcapping",
+)  # fmt: skip
 _SAME = 1e-2
 """Largest relative difference of equal epsilons, rounded to 16 bits or not. Wrong ones differ by a factor."""
 
@@ -37,10 +43,41 @@ def suspects(graph: Graph, config: Any, epsilons: Collection[float], precision: 
             known = ", ".join(f"{own:g}" for own in sorted(epsilons))
             yield f"a norm of the graph has epsilon {epsilon:g}, but the model's class has {known}"
     rounding = float(torch.finfo(getattr(torch, precision)).eps)
-    for name, value in ((name, value) for name, values in scalars.items() for value in sorted(values)):
-        for factor in sorted(set(factors(config))):
-            if isclose(value, factor, rel_tol=_TOLERANCE) and not isclose(value, factor, rel_tol=rounding):
-                yield f"the constant {shown(name)} is {value:.6g}, but the config's factor is {factor:.6g}"
+    constants = [(name, value) for name, values in scalars.items() for value in sorted(values)]
+    yield from _wrong_factors(constants, sorted({*factors(config), *_multipliers(config)}), rounding)
+
+
+def _wrong_factors(constants: list[tuple[str, float]], known: list[float], rounding: float) -> Iterator[str]:
+    """Yield the constants near a factor of the config. A factor that the graph lacks is better evidence.
+
+    So if a constant is near such a factor, the constants near other factors are not named. A constant that equals a
+    factor is right.
+    """
+
+    def equal(factor: float) -> bool:
+        return any(isclose(value, factor, rel_tol=rounding) for _, value in constants)
+
+    absent = [factor for factor in known if not equal(factor)]
+    present = [factor for factor in known if equal(factor)]
+    rest = [(name, value) for name, value in constants if not any(isclose(value, f, rel_tol=rounding) for f in known)]
+    for candidates, tolerance in ((absent, _WIDE), (present, _TOLERANCE)):
+        sentences = []
+        for name, value in rest:
+            close = [factor for factor in candidates if isclose(value, factor, rel_tol=tolerance)]
+            if close:
+                factor = min(close, key=lambda factor: abs(value / factor - 1))
+                sentences.append(f"the constant {shown(name)} is {value:.6g}, but the config's factor is {factor:.6g}")
+        if sentences:
+            yield from sentences
+            return
+
+
+def _multipliers(config: Any) -> Iterator[float]:
+    """Yield the numbers of the config that a graph multiplies with or divides by, in either form."""
+    for name in _MULTIPLIERS:
+        value = getattr(config, name, None)
+        if isinstance(value, float) and value > 0 and value != 1:
+            yield from (value, 1 / value)
 
 
 def uncounted(cases: Iterable[Case], bindings: Bindings) -> Iterator[str]:

@@ -1,0 +1,161 @@
+"""Faults of constants, operators, weights and wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from tests.onnx.faults import Fault
+from tests.onnx.planted.edit import nodes_of, set_numbers, whole
+
+node = helper.make_node
+
+
+def number(before: float, after: float, *, count: int = 0) -> Fault:
+    """A number in the graph has another value: everywhere, or at the first ``count`` places."""
+
+    def chosen(values: np.ndarray) -> bool:
+        return (
+            values.size == 1 and values.dtype.kind == "f" and bool(np.isclose(values, before, rtol=1e-5, atol=0).all())
+        )
+
+    def fault(model: ModelProto) -> None:
+        set_numbers(model, chosen, lambda values: values * 0 + after, count=count)
+
+    return fault
+
+
+def operator(before: str, after: str, at: int | None = None) -> Fault:
+    """An operator became another one: everywhere, or at one place."""
+
+    def fault(model: ModelProto) -> None:
+        nodes = nodes_of(model, before)
+        for made in nodes if at is None else [nodes[at]]:
+            made.op_type = after
+            del made.attribute[:]
+
+    return fault
+
+
+def attribute(kind: str, name: str, value: object) -> Fault:
+    """An attribute of all nodes of an operator has another value."""
+
+    def fault(model: ModelProto) -> None:
+        for made in nodes_of(model, kind):
+            kept = [entry for entry in made.attribute if entry.name != name]
+            del made.attribute[:]
+            made.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+    return fault
+
+
+def weight(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Fault:
+    """The first weight with ``part`` in its name has other values."""
+
+    def fault(model: ModelProto) -> None:
+        tensor = next(tensor for tensor in model.graph.initializer if part in tensor.name)
+        made = change(numpy_helper.to_array(tensor).copy())
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(made), tensor.name))
+
+    return fault
+
+
+def last_bit(values: np.ndarray) -> np.ndarray:
+    """One element differs in its last bit."""
+    values.view(np.uint32).reshape(-1)[values.size // 2] ^= 1
+    return values
+
+
+def bit(values: np.ndarray) -> np.ndarray:
+    """One element has another exponent."""
+    values.view(np.uint32).reshape(-1)[values.size // 2] ^= 1 << 24
+    return values
+
+
+def rows_swapped(values: np.ndarray) -> np.ndarray:
+    values[[3, 4]] = values[[4, 3]]
+    return values
+
+
+def two_swapped(one: str, two: str) -> Fault:
+    """Two weights of the same shape are read in each other's place."""
+
+    def fault(model: ModelProto) -> None:
+        names = [next(t.name for t in model.graph.initializer if part in t.name) for part in (one, two)]
+        other = dict(zip(names, reversed(names), strict=True))
+        for made in model.graph.node:
+            made.input[:] = [other.get(name, name) for name in made.input]
+
+    return fault
+
+
+def residual_dropped(at: int) -> Fault:
+    """A sum of a layer's input and output is only one of them."""
+
+    def fault(model: ModelProto) -> None:
+        products = {name for made in nodes_of(model, "MatMul") for name in made.output}
+        sums = [
+            made for made in nodes_of(model, "Add") if products.intersection(made.input) and not _constant(model, made)
+        ]
+        made = sums[at]
+        kept = next(name for name in made.input if name in products)
+        made.op_type, made.input[:] = "Identity", [kept]
+
+    return fault
+
+
+def _constant(model: ModelProto, made: object) -> bool:
+    return bool({tensor.name for tensor in model.graph.initializer}.intersection(made.input))  # type: ignore[attr-defined]
+
+
+def types_dropped(model: ModelProto) -> None:
+    """Every token has the first type."""
+    from tests.onnx.planted.edit import before
+
+    zero = whole(model, "first type", 0)
+    before(model, "token_type_ids", node("Mul", ["token_type_ids", zero], ["changed token_type_ids"]))
+
+
+def fewer_experts(model: ModelProto) -> None:
+    """One expert is chosen where two were."""
+    one = whole(model, "one expert", [1])
+    for made in nodes_of(model, "TopK"):
+        made.input[1] = one
+
+
+def cache_of(part: str) -> Fault:
+    """The caches of the two layers leave in each other's place."""
+
+    def fault(model: ModelProto) -> None:
+        names = [f"output.past_key_values.layers.{layer}.{part}" for layer in (0, 1)]
+        for made in model.graph.node:
+            made.output[:] = [f"own.{name}" if name in names else name for name in made.output]
+            made.input[:] = [f"own.{name}" if name in names else name for name in made.input]
+        for ours, theirs in zip(names, reversed(names), strict=True):
+            model.graph.node.append(node("Identity", [f"own.{ours}"], [theirs]))
+
+    return fault
+
+
+def cache_rounded(model: ModelProto) -> None:
+    """The keys of the first layer leave rounded to fp16."""
+    from onnx import TensorProto
+
+    name = "output.past_key_values.layers.0.keys"
+    for made in model.graph.node:
+        made.output[:] = ["exact keys" if given == name else given for given in made.output]
+        made.input[:] = ["exact keys" if given == name else given for given in made.input]
+    model.graph.node.append(node("Cast", ["exact keys"], ["half keys"], to=TensorProto.FLOAT16))
+    model.graph.node.append(node("Cast", ["half keys"], [name], to=TensorProto.FLOAT))
+
+
+def logits_rounded(model: ModelProto) -> None:
+    """The logits were rounded to fp16 on their way."""
+    from onnx import TensorProto
+
+    for made in model.graph.node:
+        made.output[:] = ["exact logits" if given == "logits" else given for given in made.output]
+    model.graph.node.append(node("Cast", ["exact logits"], ["half logits"], to=TensorProto.FLOAT16))
+    model.graph.node.append(node("Cast", ["half logits"], ["logits"], to=TensorProto.FLOAT))

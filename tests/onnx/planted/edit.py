@@ -1,0 +1,71 @@
+"""Edits of a graph that several faults share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+
+def constant(model: ModelProto, name: str, value: object) -> str:
+    """Add an initializer and return its name."""
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return name
+
+
+def whole(model: ModelProto, name: str, value: int | list[int]) -> str:
+    """Add an initializer of int64."""
+    return constant(model, name, np.array(value, np.int64))
+
+
+def before(model: ModelProto, name: str, *nodes: NodeProto) -> None:
+    """Let every node read ``changed NAME``, which the last of ``nodes`` gives, instead of the input ``name``."""
+    for node in model.graph.node:
+        node.input[:] = [f"changed {name}" if given == name else given for given in node.input]
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+
+
+def behind(model: ModelProto, output: str, *nodes: NodeProto) -> None:
+    """Let every node read ``changed OUTPUT``, which the last of ``nodes`` gives, instead of a node's ``output``."""
+    at = next(at for at, node in enumerate(model.graph.node) if output in node.output)
+    for node in model.graph.node:
+        node.input[:] = [f"changed {output}" if given == output else given for given in node.input]
+    for node in reversed(nodes):
+        model.graph.node.insert(at + 1, node)
+
+
+def nodes_of(model: ModelProto, operator: str) -> list[NodeProto]:
+    return [node for node in model.graph.node if node.op_type == operator]
+
+
+def lookup(model: ModelProto) -> NodeProto:
+    """The node that looks words up: the first `Gather` from the tallest table."""
+    rows = {weight.name: weight.dims[0] for weight in model.graph.initializer if len(weight.dims) == 2}
+    return max(nodes_of(model, "Gather"), key=lambda node: rows.get(node.input[0], 0))
+
+
+def set_numbers(
+    model: ModelProto,
+    chosen: Callable[[np.ndarray], bool],
+    change: Callable[[np.ndarray], np.ndarray],
+    *,
+    count: int = 0,
+) -> None:
+    """Change the initializers and constants that are ``chosen``, or the first ``count`` of them."""
+    tensors = list(model.graph.initializer)
+    for node in nodes_of(model, "Constant"):
+        tensors += [attribute.t for attribute in node.attribute if attribute.name == "value"]
+    left = count or len(tensors)
+    for tensor in tensors:
+        if tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.DOUBLE):
+            values = numpy_helper.to_array(tensor)
+            if left and chosen(values):
+                made = np.ascontiguousarray(change(values).astype(values.dtype))
+                tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+                left -= 1
+
+
+def to_int(source: str, target: str) -> NodeProto:
+    return helper.make_node("Cast", [source], [target], to=TensorProto.INT64)

@@ -1,0 +1,53 @@
+"""The list of planted faults: every fault fails, besides those that parity cannot see, and it says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.onnx.planted.catalogue import FAST, FAULTS, FILE, UNSEEN, fault_row, pairs
+from tests.onnx.planted.torch_once import torch_once
+
+ROWS: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
+
+
+def test_the_list_is_whole() -> None:
+    """At least 60 planted faults in at least six families, and each of the list was measured."""
+    assert sorted((row["fault"], row["model"]) for row in ROWS) == sorted(pairs())
+    assert len(ROWS) >= 60 and len(FAULTS) >= 40
+    assert len({row["model"].partition("-")[0] for row in ROWS}) >= 6
+
+
+def test_every_missed_fault_has_a_reason() -> None:
+    """A fault that passed is one of those that cannot be seen."""
+    for row in ROWS:
+        assert row["verdict"] == ("passed" if row["fault"] in UNSEEN else "failed"), row
+        assert row.get("unseen", "") == (UNSEEN[row["fault"]] if row["verdict"] == "passed" else "")
+        assert bool(row["failed"]) == (row["verdict"] == "failed")
+
+
+def again(exported: Any, folder: Path, label: str, name: str) -> None:
+    made = exported(name)
+    (published,) = [row for row in ROWS if (row["fault"], row["model"]) == (label, name)]
+    row = fault_row(label, name, made.graph, made.model, folder)
+    assert (row["verdict"], row["failed"]) == (published["verdict"], published["failed"])
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in FAST}))
+def test_a_few_faults_fail(exported, tmp_path: Path, name: str) -> None:
+    """Measured again, verdict and gates are those of the list."""
+    with torch_once():
+        for label in (label for label, model in FAST if model == name):
+            again(exported, tmp_path, label, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({name for _, name in pairs()}))
+def test_the_list_is_true(exported, tmp_path: Path, name: str) -> None:
+    """All of it, measured again."""
+    with torch_once():
+        for label in (label for label, model in pairs() if model == name):
+            again(exported, tmp_path, label, name)

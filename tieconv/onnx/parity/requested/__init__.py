@@ -1,0 +1,1 @@
+"""What a user wants to be measured besides the usual batches."""

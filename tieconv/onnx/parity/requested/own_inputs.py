@@ -1,0 +1,90 @@
+"""Read a user's arrays for the inputs of a graph."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from tieconv.errors import UnreadableError
+from tieconv.onnx.parity.graph.bindings import Bindings, Padding, Role
+from tieconv.reference import Batch
+from tieconv.text import command, shown
+
+_ENCODER = (Role.MASK, Role.POSITIONS, Role.TYPES)
+
+
+def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Batch:
+    """Return the batch in the npz file at ``path``: integer arrays (batch × sequence) by the graph's input names.
+
+    `input_ids` is required, and `decoder_input_ids` for an encoder-decoder. Without the others, all tokens count, their
+    type is 0, and positions are counted from the mask. Raises `UnreadableError`, which names the file and the array.
+    """
+    arrays = _arrays(path)
+    roles = {value.name: role for role, value in bindings.inputs.items()}
+    unknown = next((name for name in arrays if name not in roles), None)
+    if unknown is not None:
+        _refuse(path, f"has an array {shown(unknown)}, but parity takes arrays only for {', '.join(roles)}")
+    given = {roles[name]: _whole(path, name, array) for name, array in arrays.items()}
+    for role in (Role.IDS, Role.DECODER_IDS):
+        if role in bindings.inputs and role not in given:
+            _refuse(path, f"has no array {bindings.inputs[role].name}")
+    ids, decoder = given[Role.IDS], given.get(Role.DECODER_IDS)
+    for role, values in given.items():
+        like = ids if decoder is None or role in (Role.IDS, *_ENCODER) else decoder
+        if values.shape != like.shape or len(values) != len(ids):
+            _refuse(path, f"has an array {role} of {_axes(values)} beside token ids of {_axes(like)}")
+    kinds = int(getattr(config, "type_vocab_size", 0) or 1)
+    rows = int(config.vocab_size)
+    ends = {Role.MASK: 2, Role.DECODER_MASK: 2, Role.TYPES: kinds, Role.POSITIONS: longest}
+    for role, values in given.items():
+        _check_range(path, str(role), values, ends.get(role, rows))
+        if values.shape[1] > longest:
+            _refuse(path, f"has sequences of {values.shape[1]} tokens, but the model has {longest} positions")
+    mask = given.get(Role.MASK, torch.ones_like(ids))
+    behind = given.get(Role.DECODER_MASK)
+    if not all(made.any(1).all() for made in (mask, behind) if made is not None):
+        _refuse(path, "has a row without a token: its mask is 0 everywhere")
+    if bindings.padding is Padding.NONE and not mask.all():
+        _refuse(path, "has padding, which this graph does not take")
+    if behind is None and decoder is not None and Role.DECODER_MASK in bindings.inputs:
+        behind = torch.ones_like(decoder)
+    types = given.get(Role.TYPES, torch.zeros_like(ids)) if Role.TYPES in bindings.inputs else None
+    return Batch(ids, mask, decoder, types, decoder_mask=behind, given_positions=given.get(Role.POSITIONS))
+
+
+def _arrays(path: str) -> dict[str, np.ndarray]:
+    """Return the arrays. numpy never unpickles them."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many classes on a file that is no archive
+        _refuse(path, f"is not an npz file of number arrays: {shown(error, 200)}")
+
+
+def _whole(path: str, name: str, array: np.ndarray) -> torch.Tensor:
+    if array.dtype.kind not in "iub" or array.ndim != 2 or not array.size:
+        _refuse(
+            path,
+            f"has an array {shown(name)} of {array.dtype} {list(array.shape)} instead of integers [batch, sequence]",
+        )
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _check_range(path: str, name: str, values: torch.Tensor, end: int) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= end:
+        _refuse(path, f"has the value {low if low < 0 else high} in {name}, outside of 0 to {end - 1}")
+
+
+def _axes(values: torch.Tensor) -> str:
+    return " × ".join(map(str, values.shape))
+
+
+def _refuse(path: str, why: str) -> NoReturn:
+    raise UnreadableError(
+        f"{shown(path)} {why}", f"list the graph's inputs: {command('inspect', 'ONNX')}", "parity.inputs"
+    )
