@@ -31,15 +31,18 @@ def plan_export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    fuse: str = "none",
     layout: str = "plain",
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads
-    the graph. Raises `RefusedError` for a model with a finding of level error, and for one that the program cannot
-    load. Raises `UnreadableError` if transformers does not load the model, and `MissingPackageError` if a package is
-    not installed.
+    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. With a provider, transformers fuses attention, norms
+    and activations into its operators, and the head is ``fused``. Only ONNX Runtime runs such a graph. ``layout`` is
+    ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the graph.
+
+    Raises `RefusedError` for a model with a finding of level error, and for one that the program cannot load. Raises
+    `UnreadableError` if transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
@@ -47,13 +50,15 @@ def plan_export(
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
     _check_choice("layout", layout, LAYOUT_NAMES)
+    _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
     from tieconv.reference.packages import require
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export.plan import plan_export as make
 
-    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity, layout=layout)
+    form, fused = HeadForm(head_form), None if fuse == "none" else fuse
+    return make(inspect(on_disk(path)), precision, form, opset, provider, parity=parity, fuse=fused, layout=layout)
 
 
 def export(
@@ -65,6 +70,7 @@ def export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    fuse: str = "none",
     overwrite: bool = False,
     layout: str = "plain",
 ) -> ExportOutcome:
@@ -81,6 +87,7 @@ def export(
         provider=provider,
         parity=parity,
         layout=layout,
+        fuse=fuse,
     )
     return planned.execute(out, overwrite=overwrite)
 

@@ -51,6 +51,14 @@ _STAGES = {
     *LAYOUT_NAMES,
     help="File and tensor names that transformers, optimum, onnxruntime-genai or transformers.js loads.",
 )
+@choice_option(
+    "--fuse",
+    "none",
+    "cpu",
+    "cuda",
+    help="Fuse attention, norms and activations into ONNX Runtime's operators for this provider. No other runtime runs "
+    "such a graph. Its head is a FusedMatMul.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -72,6 +80,7 @@ def command(
     precision: str,
     head_form: str,
     layout: str,
+    fuse: str,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -95,6 +104,7 @@ def command(
         provider=provider,
         parity=not no_parity,
         layout=layout,
+        fuse=fuse,
     )
     before = planned.outcome()
     if output is not None:

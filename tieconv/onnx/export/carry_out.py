@@ -42,7 +42,10 @@ Progress = Callable[[str, int, int], None]
 
 @record
 class Settings:
-    """Options of an export. ``dtype`` is a torch name. ``model`` is what the layout reads of the model."""
+    """Options of an export. ``dtype`` is a torch name, ``fuse`` a provider of ONNX Runtime.
+
+    ``model`` is what the layout reads of the model.
+    """
 
     dtype: str
     form: HeadForm
@@ -51,6 +54,7 @@ class Settings:
     parity: bool
     layout: Layout
     model: Model
+    fuse: str | None = None
 
 
 def run(
@@ -143,7 +147,7 @@ class _Job:
         inputs = sample(reference, kind, load_config(checkpoint.root))
         self._begin("trace")
         with always_clamped(reference.model):
-            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset)
+            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset, self.settings.fuse)
         document = export_adapter.save(made, raw)
         arrange(raw, self.settings.layout, self.settings.model, self.plan.precision)
         if self.settings.layout.renames:
@@ -211,7 +215,7 @@ def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
 def _check_finite(reference: Reference, source: str) -> None:
     """Check that no parameter overflows in the precision. Raises `RefusedError`."""
     for name, parameter in reference.model.named_parameters():
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter.data).all()):
+        if parameter.is_floating_point() and not _is_finite(parameter.data):
             raise RefusedError(
                 f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
                 "use a precision with a wider range: --precision fp32 or bf16"
@@ -219,3 +223,8 @@ def _check_finite(reference: Reference, source: str) -> None:
                 else "inspect the tensor: tieconv inspect --depth full",
                 "export.range",
             )
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Return whether no value is NaN or infinite. `torch.isfinite` would need as much memory as the values again."""
+    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())

@@ -126,9 +126,12 @@ def plan_export(
     provider: str,
     *,
     parity: bool,
+    fuse: str | None = None,
     layout: str = "plain",
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
+
+    The operators fused for the provider ``fuse`` include the head's FusedMatMul, so that is then its form.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
@@ -137,6 +140,7 @@ def plan_export(
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
+    form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
     _check_inputs(name)
     check_cache(name, checkpoint.root, checkpoint.source)
@@ -162,8 +166,9 @@ def plan_export(
         bytes_written=_estimate(evidence, precision),
         notes=tuple(_notes(precision, provider, form if tied else None, parity=parity)),
         layout=layout,
+        fuse=fuse,
     )
-    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, layout_, model)
+    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, layout_, model, fuse)
     return PlannedExport(plan, evidence, settings)
 
 
