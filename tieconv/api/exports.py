@@ -37,9 +37,10 @@ def plan_export(
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. With a provider, transformers fuses attention, norms
-    and activations into its operators, and the head is ``fused``. Only ONNX Runtime runs such a graph. ``layout`` is
-    ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the graph.
+    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
+    attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
+    such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
+    graph.
 
     Raises `RefusedError` for a model with a finding of level error, and for one that the program cannot load. Raises
     `UnreadableError` if transformers does not load the model, and `MissingPackageError` if a package is not installed.
