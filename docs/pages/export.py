@@ -171,8 +171,7 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
         if "refused" in row:
             yield f"| {row['family']} | {row['layout']} | {row['refused'].partition(': ')[2]} |"
     yield ""
-    yield "`python -m tests.onnx.layouts.measure --write` measures the table, and `--precision fp16` the lines"
-    yield "below it."
+    yield "`python -m tests.onnx.layouts.measure --write` measures the table, with `--precision fp16` the other lines."
 
 
 def _program(row: dict[str, Any] | None) -> str:
