@@ -32,7 +32,9 @@ def made(exported: Exported, folder: Path, scheme: Scheme) -> tuple[Quantisation
     """The exporter's graph, quantised and shared as an export does."""
     shutil.copytree(exported.graph.parent, folder / "raw")
     found = quantise(folder / "raw", folder / "quantised", scheme)
-    share(folder / "quantised", folder / "out", HeadForm.GEMM)
+    shared = share(folder / "quantised", folder / "out", HeadForm.GEMM)
+    pairs = [matrix for matrix in shared.matrices if "quantised" in matrix.kinds]
+    assert len(pairs) == (0 if scheme is Scheme.DYNAMIC else len(found.tied))  # also for T5, which looks up twice
     return found, folder / "out"
 
 
