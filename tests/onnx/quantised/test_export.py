@@ -32,7 +32,9 @@ def made(exported: Exported, folder: Path, scheme: Scheme) -> tuple[Quantisation
     """The exporter's graph, quantised and shared as an export does."""
     shutil.copytree(exported.graph.parent, folder / "raw")
     found = quantise(folder / "raw", folder / "quantised", scheme)
-    share(folder / "quantised", folder / "out", HeadForm.GEMM)
+    shared = share(folder / "quantised", folder / "out", HeadForm.GEMM)
+    pairs = [matrix for matrix in shared.matrices if "quantised" in matrix.kinds]
+    assert len(pairs) == (0 if scheme is Scheme.DYNAMIC else len(found.tied))  # also for T5, which looks up twice
     return found, folder / "out"
 
 
@@ -118,3 +120,13 @@ def test_dynamic_int8_is_float32_only(exported: Callable[..., Exported]) -> None
     source = exported("llama")
     result = refused("export", source.model, "--quantise", "dynamic-int8", "--precision", "fp16")
     assert "dynamic-int8 quantises activations of float32 only, not fp16" in str(result)
+
+
+def test_the_export_is_measured(exported: Callable[..., Exported], tmp_path: Path) -> None:
+    """OUT is written only after parity of the quantised graph passed, with activations in int8 too."""
+    out = tmp_path / "out"
+    result = run("export", exported("llama").model, "-o", out, "--quantise", "dynamic-int8", "--provider", "cpu")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads((out / "parity.json").read_text())
+    assert report["verdict"] == "passed"
+    assert {weight["operator"] for weight in report["quantised"]["weights"]} == {"MatMulInteger", "DequantizeLinear"}

@@ -12,9 +12,7 @@ from tieconv.text import count, shown, size
 
 _SHOWN = 12
 _PASSED = "passed: the graph holds the checkpoint's weights, and its errors are within the limits"
-_QUANTISED_PASSED = (
-    "passed: the graph computes what its quantised weights say, and it loses no more than a known quantiser"
-)
+_QUANTISED_PASSED = "passed: the graph computes with its quantised weights, and its losses are within the limits"
 _STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "warning"}
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.quantised import Loss, Quantised
-from tieconv.text import count, shown, tally
+from tieconv.text import count, shown
 
 
 def quantised_facts(found: Quantised) -> Iterator[tuple[str, str]]:
     """Yield how the weights are quantised, and what the graph and the known-good quantiser lose."""
-    forms = tally(f"{weight.bits}-bit {weight.operator}" for weight in found.weights)
+    forms = Counter(f"of {weight.operator} with {weight.bits} bits" for weight in found.weights)
+    listed = ", ".join(f"{number} {shown(form)}" for form, number in forms.items())
     worst = max((weight.error for weight in found.weights), default=0.0)
-    yield "quantised", f"{', '.join(map(shown, forms)) or 'nothing'}; largest relative RMS error {worst:.2e}"
+    yield "quantised", f"{count(len(found.weights), 'weight')}: {listed}; largest relative RMS error {worst:.2e}"
     for name, loss in (("loss", found.graph), ("known good", found.known_good)):
         if loss is not None:
             yield name, _loss(loss)

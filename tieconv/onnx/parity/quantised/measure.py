@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ from tieconv.onnx.parity.measured_pair import Subject, check_model, graph_file
 from tieconv.onnx.parity.passes import Work, make_work, run_floor, run_graph, run_reference
 from tieconv.onnx.parity.quantised.activations import rounded_activations
 from tieconv.onnx.parity.quantised.exact_graph import activation_forms, exact_copy
+from tieconv.onnx.parity.quantised.float_identity import float_identity
 from tieconv.onnx.parity.quantised.gates import loss_gates, weight_gate
 from tieconv.onnx.parity.quantised.matrices import matrices, unread
 from tieconv.onnx.parity.quantised.tokens import Tokens, batches, nats, read_tokens, sample_tokens
 from tieconv.onnx.parity.quantised.weights import Compared, compare, put
-from tieconv.onnx.parity.torch_runs import identity_of
 from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Reference, architecture, load, load_config
@@ -76,7 +75,7 @@ def stored_quantised_gates(path: str, evidence: Inspection, model: Reference) ->
     """Return the gates of a quantised graph that need no session. ``model`` is the loaded checkpoint."""
     subject, found = _open(path, evidence, "cpu")
     compared = compare(found, model)
-    identity = _identity(subject, model, compared)
+    identity = float_identity(subject, model, compared)
     weights = Quantised(compared.weights, compared.unmatched)
     return identity, (*structure_gates(subject.structure), weight_gate(weights), *identity_gates(identity))
 
@@ -155,7 +154,7 @@ class _Job:
         """Run the float reference, then the same with the weights of the known-good quantiser."""
         model = self._load("float32")  # the loss is far larger than the rounding of float32
         compared = compare(self.found, model)
-        identity = _identity(self.subject, model, compared)
+        identity = float_identity(self.subject, model, compared)
         self.tokens = self._text(model)
         loss = {"float": self._nats(model.logits)}
         self._store(model, "float")
@@ -240,31 +239,3 @@ class _Job:
 
 def _perplexity(lost: float | None) -> float | None:
     return None if lost is None else math.exp(min(lost, 700.0))
-
-
-def _identity(subject: Subject, model: Reference, compared: Compared) -> Identity:
-    """Compare the float weights bit for bit. Quantised tensors and their scales are left out."""
-    identity = identity_of(subject, model.unused, model)
-    quantised = {name for weight in compared.weights for name in weight.parameters}
-    sides = {id(parameter): name for name, parameter in model.model.named_parameters(remove_duplicate=False)}
-    tied = {
-        name
-        for name, parameter in model.model.named_parameters(remove_duplicate=False)
-        if sides[id(parameter)] in quantised or name in quantised
-    }
-    scales = {str(value.name) for node in subject.graph.model.graph.all_nodes() for value in _scales(node)}
-    lost = tuple(entry for entry in identity.lost if not any(_is(entry.name, name) for name in quantised | tied))
-    unexplained = tuple(entry for entry in identity.unexplained if entry.name not in scales)
-    return replace(identity, lost=lost, unexplained=unexplained)
-
-
-def _is(stored: str, parameter: str) -> bool:
-    """Return whether a stored name is a parameter's. A checkpoint of the base model lacks the first part."""
-    return stored == parameter or parameter.endswith(f".{stored}") or stored.endswith(f".{parameter}")
-
-
-def _scales(node: Any) -> list[Any]:
-    """Return the scales that a quantised node reads, also through a Gather."""
-    known = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "DequantizeLinear": 1}
-    index = known.get(node.op_type)
-    return [] if index is None else [value for value in node.inputs[index : index + 1] if value is not None]

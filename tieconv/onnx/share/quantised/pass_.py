@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -24,7 +25,22 @@ def share_quantised(file: GraphFile, names: Names) -> list[SharedMatrix]:
     """Rewrite the embeddings of the graph that hold the quantised matrix of a head. Return what was done."""
     move_dequantisation(file.model, names)
     products = list(heads(file.model))
-    return [made for table in list(lookups(file.model)) for made in _share(file, table, products, names)]
+    made = [matrix for table in list(lookups(file.model)) for matrix in _share(file, table, products, names)]
+    first = {matrix.initializer: matrix for matrix in reversed(made)}
+    return [_joined(matrix, made) for matrix in first.values()]
+
+
+def _joined(matrix: SharedMatrix, every: Sequence[SharedMatrix]) -> SharedMatrix:
+    """Return one answer for a head that several embeddings read."""
+    same = [other for other in every if other.initializer == matrix.initializer]
+    return replace(
+        matrix,
+        dropped=tuple(dict.fromkeys(name for other in same for name in other.dropped)),
+        nodes=tuple(node for other in same for node in other.nodes),
+        stored_before=matrix.stored_after + sum(other.stored_before - other.stored_after for other in same),
+        held_before=matrix.held_after + max(other.held_before - other.held_after for other in same),
+        left=next((other.left for other in same if other.left), ""),
+    )
 
 
 def quantised_pairs(model: ir.Model) -> Iterator[tuple[Table, Table]]:
