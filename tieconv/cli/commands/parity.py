@@ -44,6 +44,7 @@ from tieconv.text import shown
     metavar="FILE",
     help="With --quantised: measure the perplexity on this text, or on the token ids of a .npy or .json file.",
 )
+@click.option(
     "--inputs",
     type=click.Path(),
     metavar="FILE",
