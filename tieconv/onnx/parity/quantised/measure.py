@@ -14,7 +14,8 @@ from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
 from tieconv.checkpoint.results.quantised import Loss, Quantised
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError
-from tieconv.onnx.parity.cells import SEEDS, Cell
+from tieconv.onnx.parity.batches.cell import Cell
+from tieconv.onnx.parity.batches.shapes import SEEDS
 from tieconv.onnx.parity.free_memory import reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.graph.bindings import Kind, bind
@@ -167,7 +168,7 @@ class _Job:
 
     def _store(self, model: Reference, name: str) -> None:
         for cell in self.work.cells:
-            self.store.put((name, cell), self.work.judged(cell, model.logits(self.work.batch(cell))))
+            self.store.put((name, cell), self.work.judged(cell, model.logits(self.work.batch(cell), cell.judged)))
 
     def _own(self, compared: Compared) -> None:
         """Run torch on the graph's dequantised weights: the reference and the floor of the usual gates."""
