@@ -97,10 +97,10 @@ def _renamed(inspection: Inspection, pair: Pair) -> Refusal | None:
     """Return the refusal of a claim for names that are not those of the class."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     names = ((pair.embedding, family.input_embedding), (pair.head, family.output_head))
-    other = next((name for name, usual in names if name in tensors and name != usual), None)
-    if other is None:
+    renamed = next((name for name, usual in names if name in tensors and name != usual), None)
+    if renamed is None:
         return None
-    return unknown(f"tieconv has no measurement of {_LOADER} for a table with the name {shown(other)}")
+    return unknown(f"tieconv has no measurement of {_LOADER} for a table with the name {shown(renamed)}")
 
 
 @record
