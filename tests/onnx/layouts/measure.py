@@ -123,8 +123,10 @@ class Program:
     def close(self) -> None:
         """End the program."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
+        self._process.stdout.close()
 
 
 @contextlib.contextmanager
