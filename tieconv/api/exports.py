@@ -107,7 +107,7 @@ def parity(
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
-    from tieconv.onnx.parity.quantised.measure import run_quantised_parity
+    from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity
     from tieconv.onnx.parity.validate import run_parity
 
     if text is not None and not quantised:

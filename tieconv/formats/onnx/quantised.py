@@ -63,7 +63,7 @@ def _behind(scope: Scope, name: str) -> Quantised | None:
 
 
 def gathered_rows(outer: Scope, head: Quantised) -> Quantised | None:
-    """Return the matrix of ``head`` as an embedding if Gathers look up rows of all its parts by the same ids."""
+    """Return the matrix of ``head`` as an embedding if Gathers look up rows of all its parts."""
     ids: dict[str, set[int]] = {}
     for scope in scopes(outer):
         for node in scope.graph.nodes:
