@@ -22,6 +22,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
+import transformers as tr
+from tokenizers import Tokenizer, models
 
 from tests.onnx.export_table import OPTIMUM, committed, write
 from tests.onnx.head_forms import _resident, session
@@ -51,28 +54,25 @@ export(transformers.LlamaForCausalLM.from_pretrained(sys.argv[1]).eval(), Path(s
 
 def make(folder: Path) -> Path:
     """The model, and a tokenizer of one word, which genai's builder asks for."""
-    import torch
-    import transformers as tr
-    from tokenizers import Tokenizer, models
-
     torch.manual_seed(0)
     tr.LlamaForCausalLM(tr.LlamaConfig(**CONFIG)).save_pretrained(folder)
-    tr.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a"))).save_pretrained(folder)
+    words: Any = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    tr.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
     return folder
 
 
 def commands(model: Path, folder: Path, optimum: str | None, genai: str | None) -> dict[str, list[str]]:
     """The command of each export, by the name of its row; each writes a folder of its own below ``folder``."""
-    python, out = sys.executable, lambda number: str(folder / f"{number}")
+    python, out = sys.executable, str(folder)
     found = {
-        name: [python, "-m", "tieconv", "export", str(model), "-o", out(number), "--no-parity", *options]
+        name: [python, "-m", "tieconv", "export", str(model), "-o", f"{out}/{number}", "--no-parity", *options]
         for number, (name, options) in enumerate(TIECONV.items())
     }
-    found["transformers"] = [python, "-c", TRANSFORMERS, str(model), out("transformers")]
+    found["transformers"] = [python, "-c", TRANSFORMERS, str(model), f"{out}/transformers"]
     if optimum:
-        found["optimum"] = [optimum, "-c", OPTIMUM, str(model), out("optimum"), "text-generation-with-past"]
+        found["optimum"] = [optimum, "-c", OPTIMUM, str(model), f"{out}/optimum", "text-generation-with-past"]
     if genai:
-        builder = [genai, "-m", "onnxruntime_genai.models.builder", "-i", str(model), "-o", out("genai")]
+        builder = [genai, "-m", "onnxruntime_genai.models.builder", "-i", str(model), "-o", f"{out}/genai"]
         found["genai"] = [*builder, "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
     return found
 

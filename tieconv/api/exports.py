@@ -29,19 +29,23 @@ def plan_export(
     provider: str = "auto",
     parity: bool = True,
     quantise: str | None = None,
+    fuse: str = "none",
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
     that measures parity. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one
-    quantised matrix. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
-    transformers does not load the model, and `MissingPackageError` if a package is not installed.
+    quantised matrix. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses attention, norms and
+    activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs such a graph. Raises
+    `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if transformers does not load the
+    model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
 
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
+    _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
     from tieconv.reference.packages import require
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
@@ -52,7 +56,9 @@ def plan_export(
     if quantise is not None:
         _check_choice("quantise", quantise, tuple(Scheme))
     scheme = None if quantise is None else Scheme(quantise)
-    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity, quantise=scheme)
+    form, fused = HeadForm(head_form), None if fuse == "none" else fuse
+    evidence = inspect(on_disk(path))
+    return make(evidence, precision, form, opset, provider, parity=parity, fuse=fused, quantise=scheme)
 
 
 def export(
@@ -64,6 +70,7 @@ def export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    fuse: str = "none",
     overwrite: bool = False,
     quantise: str | None = None,
 ) -> ExportOutcome:
@@ -80,6 +87,7 @@ def export(
         provider=provider,
         parity=parity,
         quantise=quantise,
+        fuse=fuse,
     )
     return planned.execute(out, overwrite=overwrite)
 

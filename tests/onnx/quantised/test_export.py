@@ -130,3 +130,9 @@ def test_the_export_is_measured(exported: Callable[..., Exported], tmp_path: Pat
     report = json.loads((out / "parity.json").read_text())
     assert report["verdict"] == "passed"
     assert {weight["operator"] for weight in report["quantised"]["weights"]} == {"MatMulInteger", "DequantizeLinear"}
+
+
+def test_a_fused_graph_is_not_quantised(exported: Callable[..., Exported]) -> None:
+    """Its head is a FusedMatMul, which the quantisers skip."""
+    result = refused("export", exported("llama").model, "--quantise", "int4", "--fuse", "cpu")
+    assert "skip the head of a graph that is fused for cpu" in str(result)

@@ -25,6 +25,7 @@ class ExportPlan:
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
     tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``quantise`` is the scheme of a
     quantised graph, else empty.
+    ``fuse`` is the provider of ONNX Runtime for whose operators the graph is fused.
     """
 
     source: str
@@ -42,6 +43,7 @@ class ExportPlan:
     bytes_written: int
     notes: tuple[str, ...] = ()
     quantise: str = ""
+    fuse: str | None = None
 
     @property
     def bytes_linked(self) -> int:
@@ -87,6 +89,7 @@ class ExportOutcome(Printed):
             "precision": plan.precision,
             "head_form": str(plan.form),
             "quantise": plan.quantise or None,
+            "fuse": plan.fuse,
             "opset": plan.opset,
             "inputs": list(plan.inputs),
             "tied": [list(names) for names in plan.tied],

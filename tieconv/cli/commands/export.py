@@ -51,6 +51,14 @@ _STAGES = {
     type=click.Choice(["int8", "int4", "dynamic-int8"]),
     help="Quantise the weights with ONNX Runtime's quantiser. Embedding and head read one quantised matrix.",
 )
+@choice_option(
+    "--fuse",
+    "none",
+    "cpu",
+    "cuda",
+    help="Fuse attention, norms and activations into ONNX Runtime's operators for this provider. No other runtime runs "
+    "such a graph. Its head is a FusedMatMul.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -72,6 +80,7 @@ def command(
     precision: str,
     head_form: str,
     quantise: str | None,
+    fuse: str,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -95,6 +104,7 @@ def command(
         provider=provider,
         parity=not no_parity,
         quantise=quantise,
+        fuse=fuse,
     )
     before = planned.outcome()
     if output is not None:

@@ -1,8 +1,8 @@
 """Predict whether transformers 4.48 copies stored tensors into the parameters, or makes them the parameters.
 
 From `check_support_param_buffer_assignment` of transformers 4.48.3. The model is tied before it is loaded. If tensors
-are copied, two stored names of one parameter are written one after the other, and the last in the order of the modules
-stays. If they are assigned, the tie after loading gives all names the values of the first.
+are copied, the names of one parameter are written one after the other. The last in the order of the modules stays. If
+they are assigned, the tie after loading gives all names the values of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DTYPE = "F32"
 def copies_in_place(inspection: Inspection) -> bool | None:
     """Return whether tensors are copied; ``None`` if the first tensor of the class is not known.
 
-    Tensors are assigned if the first name of the state dict is in the first file, in the dtype of the model.
+    Tensors are assigned if the first file has the first name of the state dict, in the model's dtype.
     """
     family, checkpoint = inspection.family, inspection.checkpoint
     if family.architecture in release_tables.names(_RELEASE, "copied in place"):

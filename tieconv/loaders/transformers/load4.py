@@ -172,7 +172,7 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
 
 
 def _unclear_dtypes(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield the refusal of a copy that is rounded, if nobody knows which copy stays."""
+    """Yield the refusal of a copy that is rounded, if the copy that stays is unknown."""
     members = [member for tie in inspection.ties for member in tie.stored_members]
     copy = next((member for member in members if member.state is State.CAST), None)
     if copy is not None:

@@ -45,13 +45,14 @@ GRAPH, DATA = "model.onnx", "model.onnx.data"
 
 @record
 class Settings:
-    """Options of an export. ``dtype`` is a torch name."""
+    """Options of an export. ``dtype`` is a torch name, ``fuse`` a provider of ONNX Runtime."""
 
     dtype: str
     form: HeadForm
     opset: int | None
     provider: str
     parity: bool
+    fuse: str | None = None
     quantise: Scheme | None = None
 
 
@@ -148,7 +149,7 @@ class _Job:
         inputs = sample(reference, kind, load_config(checkpoint.root))
         self._begin("trace")
         with always_clamped(reference.model):
-            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset)
+            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset, self.settings.fuse)
         document = export_adapter.save(made, raw)
         del made, inputs
         return document, None if self.settings.parity else reference

@@ -30,6 +30,7 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "precision": plan.precision,
         "head_form": str(plan.form),
         "quantise": plan.quantise or None,
+        "fuse": plan.fuse,
         "opset": graph.opset,
         "inputs": [_value(value) for value in graph.inputs],
         "outputs": [_value(value) for value in graph.outputs],

@@ -125,8 +125,11 @@ def plan_export(
     *,
     parity: bool,
     quantise: Scheme | None = None,
+    fuse: str | None = None,
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
+
+    The operators fused for the provider ``fuse`` include the head's FusedMatMul, so that is then its form.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
@@ -135,6 +138,7 @@ def plan_export(
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
+    form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
     check_cache(name, checkpoint.root, checkpoint.source)
     kind = _kind(name, checkpoint.config_values)
@@ -156,11 +160,12 @@ def plan_export(
         bytes_written=_estimate(evidence, precision, quantise),
         notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
         quantise=str(quantise or ""),
+        fuse=fuse,
     )
     if quantise is not None:
-        check_scheme(quantise, precision, checkpoint.source)
+        check_scheme(quantise, precision, fuse, checkpoint.source)
         plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
-    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity, quantise))
+    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, quantise))
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:

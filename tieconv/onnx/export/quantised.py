@@ -19,8 +19,14 @@ def head_note(scheme: Scheme) -> str:
     return HEAD_NOTE.format(_OPERATORS[scheme])
 
 
-def check_scheme(scheme: Scheme, precision: str, source: str) -> None:
-    """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision."""
+def check_scheme(scheme: Scheme, precision: str, fuse: str | None, source: str) -> None:
+    """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision, or if the graph is fused."""
+    if fuse is not None:
+        raise RefusedError(
+            f"{shown(source)}: ONNX Runtime's quantisers skip the head of a graph that is fused for {fuse}",
+            "leave out --fuse, or --quantise",
+            "export.quantise",
+        )
     if scheme is Scheme.DYNAMIC and precision != "fp32":
         raise RefusedError(
             f"{shown(source)}: dynamic-int8 quantises activations of float32 only, not {precision}",
