@@ -27,14 +27,15 @@ _POSITIONALS = {"set-tie": 2, "bias": 2, "diff": 2, "parity": 2}
 FLAGS = {
     **dict.fromkeys(("--force", "--fold-norm", "--keep-flag", "--drop-other-formats", "--prune"), "True"),
     **dict.fromkeys(("--add-format", "--strip-prefix", "--in-place", "--overwrite", "--hardlink"), "True"),
+    "--quantised": "True",
     "--no-parity": "False", "--no-pr": "False",
 }  # fmt: skip
 """Options without a value, and the value of their keyword."""
 VALUES = (
     "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
-    "--max-shard-size", "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for",
-    "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference", "--verify",
-    "--include", "-o", "--output",
+    "--max-shard-size", "--head-form", "--quantise", "--precision", "--opset", "--provider", "--depth", "--consumers",
+    "--for", "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference",
+    "--verify", "--include", "--fuse", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
 _NAMES = {

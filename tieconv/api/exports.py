@@ -42,7 +42,7 @@ def plan_export(
     attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
     such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
     graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
-    matrix. Only one of ``fuse``, ``layout`` and ``quantise`` may be given. Raises `RefusedError` for a model with a
+    matrix. ``quantise`` needs the other two at their defaults. Raises `RefusedError` for a model with a
     finding of level error, and for one that the program cannot load. Raises `UnreadableError` if transformers does
     not load the model, and `MissingPackageError` if a package is not installed.
     """
@@ -129,7 +129,7 @@ def parity(
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
-    from tieconv.onnx.parity.quantised.measure import run_quantised_parity
+    from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity
     from tieconv.onnx.parity.requested.wishes import Wishes
     from tieconv.onnx.parity.validate import run_parity
 

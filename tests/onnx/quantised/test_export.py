@@ -18,8 +18,8 @@ from tests.onnx.stored import tensors
 from tieconv import api
 from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.export.share import share
-from tieconv.onnx.parity.quantised.measure import stored_quantised_gates
-from tieconv.onnx.quantise.proof import prove_once
+from tieconv.onnx.parity.quantised.measure_quantised import stored_quantised_gates
+from tieconv.onnx.quantise.prove_once import prove_once
 from tieconv.onnx.quantise.quantise import Quantisation, quantise
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.reference import load
@@ -55,8 +55,8 @@ def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path,
     nodes = onnx.load(out / "model.onnx").graph.node
     constant = {key for key, array in stored.items() if array.dtype.kind == "f" and array.ndim > 1}
     assert not [node for node in nodes if node.op_type in ("MatMul", "Gemm") and constant & set(node.input)]
-    assert {why for _, why in found.kept} <= {"it is a lookup table that no head reads"}
-    assert (name in ("gpt2", "bert")) == bool(found.kept)
+    assert {why for _, why in found.float_matrices} <= {"it is a lookup table that no head reads"}
+    assert (name in ("gpt2", "bert")) == bool(found.float_matrices)
 
 
 @pytest.mark.parametrize("scheme", Scheme)
@@ -130,3 +130,9 @@ def test_the_export_is_measured(exported: Callable[..., Exported], tmp_path: Pat
     report = json.loads((out / "parity.json").read_text())
     assert report["verdict"] == "passed"
     assert {weight["operator"] for weight in report["quantised"]["weights"]} == {"MatMulInteger", "DequantizeLinear"}
+
+
+def test_a_fused_graph_is_not_quantised(exported: Callable[..., Exported]) -> None:
+    """Its head is a FusedMatMul, which the quantisers skip."""
+    result = refused("export", exported("llama").model, "--quantise", "int4", "--fuse", "cpu")
+    assert "skip the head of a graph that is fused for cpu" in str(result)

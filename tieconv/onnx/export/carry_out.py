@@ -33,9 +33,9 @@ from tieconv.onnx.export.quantised import quantise_tied
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
-from tieconv.onnx.parity.quantised.measure import run_quantised_parity, stored_quantised_gates
+from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
-from tieconv.onnx.quantise.proof import prove_once
+from tieconv.onnx.quantise.prove_once import prove_once
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.reference import Reference, load, load_config
 from tieconv.text import shown

@@ -143,7 +143,6 @@ def plan_export(
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
-    _check_options(layout, fuse, quantise, checkpoint.source)
     form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
     _check_inputs(name)
@@ -174,22 +173,10 @@ def plan_export(
         quantise=str(quantise or ""),
     )
     if quantise is not None:
-        check_scheme(quantise, precision, checkpoint.source)
+        check_scheme(quantise, precision, fuse, layout, checkpoint.source)
         plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
     settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise)
     return PlannedExport(plan, evidence, settings)
-
-
-def _check_options(layout: str, fuse: str | None, quantise: Scheme | None, source: str) -> None:
-    """Check that options were tried together. Raises `RefusedError`."""
-    given = {"--layout": layout != "plain", "--fuse": bool(fuse), "--quantise": quantise is not None}
-    both = [name for name, is_given in given.items() if is_given]
-    if len(both) > 1:
-        raise RefusedError(
-            f"{shown(source)}: export does not support {' and '.join(both)} together",
-            f"leave out {both[-1]}",
-            "export.options",
-        )
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:

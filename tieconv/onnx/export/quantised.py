@@ -19,8 +19,20 @@ def head_note(scheme: Scheme) -> str:
     return HEAD_NOTE.format(_OPERATORS[scheme])
 
 
-def check_scheme(scheme: Scheme, precision: str, source: str) -> None:
-    """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision."""
+def check_scheme(scheme: Scheme, precision: str, fuse: str | None, layout: str, source: str) -> None:
+    """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision, or for a fused graph or a layout."""
+    if layout != "plain":
+        raise RefusedError(
+            f"{shown(source)}: the layout {layout} was tried with float graphs only",
+            "leave out --layout, or --quantise",
+            "export.quantise",
+        )
+    if fuse is not None:
+        raise RefusedError(
+            f"{shown(source)}: ONNX Runtime's quantisers skip the head of a graph that is fused for {fuse}",
+            "leave out --fuse, or --quantise",
+            "export.quantise",
+        )
     if scheme is Scheme.DYNAMIC and precision != "fp32":
         raise RefusedError(
             f"{shown(source)}: dynamic-int8 quantises activations of float32 only, not {precision}",

@@ -9,7 +9,7 @@ from tieconv.onnx.quantise.products import lookups
 from tieconv.onnx.quantise.scheme import BLOCK
 from tieconv.onnx.share.patterns.head import MICROSOFT
 from tieconv.onnx.share.patterns.interface import Names, constant, replace
-from tieconv.onnx.share.quantised.tables import LOOKUP, heads
+from tieconv.onnx.share.quantised.block_tables import LOOKUP, heads
 
 
 def read_blocks(model: ir.Model, embedding: str, head: str) -> str:

@@ -35,11 +35,11 @@ class Quantisation:
 
     products: int
     tied: tuple[str, ...]
-    kept: tuple[tuple[str, str], ...]
+    float_matrices: tuple[tuple[str, str], ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"{shown(name)} stays float: {why}" for name, why in self.kept)
+        return tuple(f"{shown(name)} stays float: {why}" for name, why in self.float_matrices)
 
 
 def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
@@ -71,7 +71,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
             "export.quantise",
         )
     ir.save(made, new / "model.onnx", external_data="model.onnx.data")
-    return Quantisation(products, tied, tuple(_kept(made)))
+    return Quantisation(products, tied, tuple(_float_matrices(made)))
 
 
 def _blocks(plain: Path, bits: int) -> ir.Model:
@@ -104,9 +104,9 @@ def _model(proto: onnx.ModelProto) -> ir.Model:
     """Return the graph. The quantiser adds an initializer again for each node that reads it; one of each name stays."""
     once = {tensor.name: tensor for tensor in proto.graph.initializer}
     if len(once) < len(proto.graph.initializer):
-        kept = list(once.values())
+        stored = list(once.values())
         del proto.graph.initializer[:]
-        proto.graph.initializer.extend(kept)
+        proto.graph.initializer.extend(stored)
     return ir.from_proto(proto)
 
 
@@ -128,7 +128,7 @@ def _remove_unread(model: ir.Model) -> None:
                 graph.initializers.pop(name)
 
 
-def _kept(model: ir.Model) -> Iterator[tuple[str, str]]:
+def _float_matrices(model: ir.Model) -> Iterator[tuple[str, str]]:
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             tensor = value.const_value

@@ -64,7 +64,7 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
         reader = GraphBytes(now, files)
         stored = reader.stored(MIN_ELEMENTS)
         groups = [{str(entry.stored.value.name) for entry in group.members} for group in find_groups(reader, stored)]
-        groups += [{str(part.name) for one in pair for part in one.parts} for pair in quantised_pairs(now.model)]
+        groups += [{str(part.name) for table in pair for part in table.parts} for pair in quantised_pairs(now.model)]
     names = {str(entry.value.name) for entry in stored}
     for matrix in matrices:
         copies = {matrix.initializer, *matrix.dropped} & names

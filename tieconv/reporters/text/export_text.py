@@ -41,12 +41,11 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
         yield "inputs" if index == 0 else "", text
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
-    yield "head", f"as {plan.form}"
+    yield "head", f"quantised: {plan.quantise}" if plan.quantise else f"as {plan.form}"
     if plan.fuse:
         yield "fused", f"for ONNX Runtime's {plan.fuse} provider"
     if plan.layout != "plain":
         yield "layout", f"for {plan.layout}"
-    yield "head", f"quantised: {plan.quantise}" if plan.quantise else f"as {plan.form}"
     files = sorted(plan.copied)
     text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
     yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")

@@ -9,18 +9,18 @@ from tieconv.checkpoint.results.quantised import Loss, Quantised
 from tieconv.text import count, shown
 
 
-def quantised_facts(found: Quantised) -> Iterator[tuple[str, str]]:
+def quantised_facts(figures: Quantised) -> Iterator[tuple[str, str]]:
     """Yield how the weights are quantised, and what the graph and the known-good quantiser lose."""
-    forms = Counter(f"of {weight.operator} with {weight.bits} bits" for weight in found.weights)
+    forms = Counter(f"of {weight.operator} with {weight.bits} bits" for weight in figures.weights)
     listed = ", ".join(f"{number} {shown(form)}" for form, number in forms.items())
-    worst = max((weight.error for weight in found.weights), default=0.0)
-    yield "quantised", f"{count(len(found.weights), 'weight')}: {listed}; largest relative RMS error {worst:.2e}"
-    for name, loss in (("loss", found.graph), ("known good", found.known_good)):
+    worst = max((weight.error for weight in figures.weights), default=0.0)
+    yield "quantised", f"{count(len(figures.weights), 'weight')}: {listed}; largest relative RMS error {worst:.2e}"
+    for name, loss in (("loss", figures.graph), ("known good", figures.known_good)):
         if loss is not None:
             yield name, _loss(loss)
-    if found.reference_perplexity is not None:
-        source = f"{count(found.tokens, 'token')}, {shown(found.text)}"
-        yield "perplexity", f"{found.reference_perplexity:.4g} of the float reference on {source}"
+    if figures.reference_perplexity is not None:
+        source = f"{count(figures.tokens, 'token')}, {shown(figures.text)}"
+        yield "perplexity", f"{figures.reference_perplexity:.4g} of the float reference on {source}"
 
 
 def _loss(loss: Loss) -> str:

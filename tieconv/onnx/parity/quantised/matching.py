@@ -35,7 +35,7 @@ def match(matrix: Matrix, parameters: Mapping[str, Floats]) -> tuple[Piece, ...]
     pieces: list[Piece] = []
     start = 0
     while start < len(matrix.values):
-        piece = min(_candidates(matrix, parameters, start), default=None, key=lambda found: found[0])
+        piece = min(_candidates(matrix, parameters, start), default=None, key=lambda candidate: candidate[0])
         if piece is None:
             return ()
         pieces.append(piece[1])
@@ -50,7 +50,7 @@ def _candidates(matrix: Matrix, parameters: Mapping[str, Floats], start: int) ->
             weight = parameter.T if turned else parameter
             if weight.shape[1] != columns or len(weight) > left:
                 continue
-            error = _sampled_error(weight, matrix.values[start : start + len(weight)])
+            error = _sampled_error(weight, matrix.values[start : start + len(weight)].astype(np.float64))
             if error <= SIMILAR:
                 yield error, Piece(name, start, start + len(weight), turned)
 

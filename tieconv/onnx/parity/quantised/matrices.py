@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.share.quantised.tables import Table, heads, lookups
+from tieconv.onnx.share.quantised.block_tables import Table, heads, lookups
 from tieconv.onnx.share.uses import integer, is_standard
 
 _MATRIX = 2
@@ -29,7 +30,7 @@ class Matrix:
 
     name: str
     operator: str
-    values: Any
+    values: npt.NDArray[np.float32]
     bits: int
     group: int
     symmetric: bool
@@ -44,7 +45,7 @@ def matrices(model: ir.Model) -> Iterator[Matrix]:
         key = (id(table.codes), id(table.scales))
         if key not in seen:
             seen.add(key)
-            yield _of_blocks(table, looked_up={id(other.codes) for other in lookups(model)})
+            yield _of_blocks(table, looked_up={id(lookup.codes) for lookup in lookups(model)})
     for graph in model.graphs():
         for node in graph:
             made = None

@@ -42,7 +42,7 @@ class Compared:
     unmatched: tuple[str, ...]
 
 
-def compare(found: Sequence[Matrix], reference: Reference) -> Compared:
+def compare(dequantised: Sequence[Matrix], reference: Reference) -> Compared:
     """Compare each quantised matrix with the parameter that it quantises. ``reference`` is the float model."""
     parameters = {
         name: parameter.detach().double().numpy()
@@ -50,7 +50,7 @@ def compare(found: Sequence[Matrix], reference: Reference) -> Compared:
         if parameter.ndim == 2
     }
     weights, replaced, unmatched = [], [], []
-    for matrix in found:
+    for matrix in dequantised:
         pieces = match(matrix, parameters)
         if not pieces:
             unmatched.append(matrix.name)

@@ -66,18 +66,18 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
 
     Every element is dequantised with the same arithmetic, so the outputs keep every bit.
     """
-    found = list(_found(model)) if opset(model) >= _OLDEST_OPSET else []
-    for one in [one for one in found if one.looked_up]:
-        products = [other for other in found if _multiplies(other) and _is_copy(one, other)]
-        for node in one.looked_up if products else ():
-            _look_up_codes(one, node, names)
-        for other in products:
-            for node in other.turned:
-                _turn_codes(other, node, names)
-        _remove_unread([one, *products])
+    dequantised = list(_dequantised(model)) if opset(model) >= _OLDEST_OPSET else []
+    for lookup in [lookup for lookup in dequantised if lookup.looked_up]:
+        products = [product for product in dequantised if _multiplies(product) and _is_copy(lookup, product)]
+        for node in lookup.looked_up if products else ():
+            _look_up_codes(lookup, node, names)
+        for product in products:
+            for node in product.turned:
+                _turn_codes(product, node, names)
+        _remove_unread([lookup, *products])
 
 
-def _found(model: ir.Model) -> list[_Codes]:
+def _dequantised(model: ir.Model) -> list[_Codes]:
     nodes = [node for node in model.graph if is_standard(node, "DequantizeLinear")]
     return [made for node in nodes if (made := _codes(node)) is not None]
 
@@ -95,53 +95,53 @@ def _codes(node: ir.Node) -> _Codes | None:
     return _Codes(node, codes, scale, zero, axis)
 
 
-def _multiplies(one: _Codes) -> bool:
-    return any(node not in one.looked_up for node, _ in one.node.outputs[0].uses())
+def _multiplies(lookup: _Codes) -> bool:
+    return any(node not in lookup.looked_up for node, _ in lookup.node.outputs[0].uses())
 
 
-def _is_copy(one: _Codes, other: _Codes) -> bool:
+def _is_copy(lookup: _Codes, product: _Codes) -> bool:
     """Return whether a product holds the codes of a lookup in the order of the product: [H, V], or transposed."""
-    if other.codes is one.codes:
-        return bool(other.turned)
-    if one.axis is not None or other.axis is not None:
+    if product.codes is lookup.codes:
+        return bool(product.turned)
+    if lookup.axis is not None or product.axis is not None:
         return False  # see `FUSED`
-    left, right = _array(one), _array(other)
-    if other.turned:
+    left, right = _array(lookup), _array(product)
+    if product.turned:
         return np.array_equal(left, right)
     return left.shape == right.shape[::-1] and np.array_equal(left, right.T)
 
 
-def _array(one: _Codes) -> np.ndarray:
-    assert one.codes.const_value is not None
-    return one.codes.const_value.numpy()
+def _array(lookup: _Codes) -> np.ndarray:
+    assert lookup.codes.const_value is not None
+    return lookup.codes.const_value.numpy()
 
 
-def _look_up_codes(one: _Codes, node: ir.Node, names: Names) -> None:
+def _look_up_codes(lookup: _Codes, node: ir.Node, names: Names) -> None:
     """Gather codes, and dequantise the gathered rows."""
     ids = node.inputs[1]
-    nodes = [ir.node("Gather", [one.codes, ids])]
-    nodes[0].outputs[0].type = one.codes.type
+    nodes = [ir.node("Gather", [lookup.codes, ids])]
+    nodes[0].outputs[0].type = lookup.codes.type
     codes = nodes[0].outputs[0]
-    if one.axis is None:
-        nodes.append(ir.node("DequantizeLinear", [codes, one.scale, *_some(one.zero)]))
-    elif one.axis == 1:
-        nodes.append(ir.node("DequantizeLinear", [codes, one.scale, *_some(one.zero)], {"axis": -1}))
+    if lookup.axis is None:
+        nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)]))
+    elif lookup.axis == 1:
+        nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)], {"axis": -1}))
     else:
-        nodes += _by_row(one, node, codes, names)
+        nodes += _by_row(lookup, node, codes, names)
     replace(node, nodes, names)
 
 
-def _by_row(one: _Codes, node: ir.Node, codes: ir.Value, names: Names) -> list[ir.Node]:
+def _by_row(lookup: _Codes, node: ir.Node, codes: ir.Value, names: Names) -> list[ir.Node]:
     """Return nodes for (code − zero point) × scale, with the scale and the zero point of each gathered row."""
     ids, end = node.inputs[1], constant(node, [-1], names, "end")
-    dtype = int(one.scale.dtype or ir.DataType.FLOAT)
+    dtype = int(lookup.scale.dtype or ir.DataType.FLOAT)
     nodes = [ir.node("Cast", [codes], {"to": dtype})]
     value = nodes[0].outputs[0]
-    if one.zero is not None:
-        nodes += (points := _rows(one.zero, ids, end, dtype))
+    if lookup.zero is not None:
+        nodes += (points := _rows(lookup.zero, ids, end, dtype))
         nodes.append(ir.node("Sub", [value, points[-1].outputs[0]]))
         value = nodes[-1].outputs[0]
-    nodes += (scales := _rows(one.scale, ids, end, None))
+    nodes += (scales := _rows(lookup.scale, ids, end, None))
     return [*nodes, ir.node("Mul", [value, scales[-1].outputs[0]])]
 
 
@@ -153,22 +153,24 @@ def _rows(part: ir.Value, ids: ir.Value | None, end: ir.Value, dtype: int | None
     return nodes
 
 
-def _turn_codes(one: _Codes, node: ir.Node, names: Names) -> None:
+def _turn_codes(lookup: _Codes, node: ir.Node, names: Names) -> None:
     """Transpose codes, and dequantise the transposed matrix."""
-    assert one.codes.const_value is not None
-    turned = ir.node("Transpose", [one.codes], {"perm": [1, 0]})
-    turned.outputs[0].type = one.codes.type
-    turned.outputs[0].shape = ir.Shape(sides(one.codes.const_value.shape)[::-1])
-    axis = {} if one.axis is None else {"axis": 1 - one.axis}
-    replace(node, [turned, ir.node("DequantizeLinear", [turned.outputs[0], one.scale, *_some(one.zero)], axis)], names)
+    assert lookup.codes.const_value is not None
+    turned = ir.node("Transpose", [lookup.codes], {"perm": [1, 0]})
+    turned.outputs[0].type = lookup.codes.type
+    turned.outputs[0].shape = ir.Shape(sides(lookup.codes.const_value.shape)[::-1])
+    axis = {} if lookup.axis is None else {"axis": 1 - lookup.axis}
+    replace(
+        node, [turned, ir.node("DequantizeLinear", [turned.outputs[0], lookup.scale, *_some(lookup.zero)], axis)], names
+    )
 
 
 def _some(value: ir.Value | None) -> Sequence[ir.Value]:
     return () if value is None else (value,)
 
 
-def _remove_unread(found: Sequence[_Codes]) -> None:
-    for one in found:
-        output = one.node.outputs[0]
-        if one.node.graph is not None and not output.uses() and not output.is_graph_output():
-            one.node.graph.remove(one.node, safe=True)
+def _remove_unread(dequantised: Sequence[_Codes]) -> None:
+    for lookup in dequantised:
+        output = lookup.node.outputs[0]
+        if lookup.node.graph is not None and not output.uses() and not output.is_graph_output():
+            lookup.node.graph.remove(lookup.node, safe=True)

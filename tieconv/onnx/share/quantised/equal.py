@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.onnx.share.quantised.tables import Table
+from tieconv.onnx.share.quantised.block_tables import Table
 
 _PIECE = 1 << 24
 _HALF = {4: 0x88, 8: 0x80}
@@ -20,11 +20,11 @@ def difference(lookup: Table, head: Table) -> str:
         return "their codes differ"
     if lookup.scales.dtype is not head.scales.dtype or not _same(lookup.scales, head.scales):
         return "their codes are equal, but their scales differ"
-    one, two = _zeros(lookup), _zeros(head)
-    if (one is None) != (two is None):
-        asymmetric = "embedding" if two is None else "head"
+    lookup_zeros, head_zeros = _zeros(lookup), _zeros(head)
+    if (lookup_zeros is None) != (head_zeros is None):
+        asymmetric = "embedding" if head_zeros is None else "head"
         return f"their codes are equal, but only the {asymmetric} has zero points"
-    if one is not None and two is not None and one is not two and not _same(one, two):
+    if lookup_zeros is not None and head_zeros is not None and not _same(lookup_zeros, head_zeros):
         return "their codes are equal, but their zero points differ"
     return ""
 
@@ -40,10 +40,10 @@ def _zeros(table: Table) -> ir.Value | None:
     return None if (_bytes(table.zeros) == _HALF.get(table.bits, -1)).all() else table.zeros
 
 
-def _same(one: ir.Value, two: ir.Value) -> bool:
-    if one is two:
+def _same(first: ir.Value, second: ir.Value) -> bool:
+    if first is second:
         return True
-    left, right = _bytes(one), _bytes(two)
+    left, right = _bytes(first), _bytes(second)
     if left.size != right.size:
         return False
     return all(

@@ -11,10 +11,10 @@ from tieconv.checkpoint.files.graph_structure import OLDEST_QUANTISED_OPSET
 from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.patterns.interface import Names
+from tieconv.onnx.share.quantised.block_tables import Table, heads, lookups, nbytes
 from tieconv.onnx.share.quantised.dequantised import move_dequantisation
 from tieconv.onnx.share.quantised.equal import difference
-from tieconv.onnx.share.quantised.rows import look_up_rows
-from tieconv.onnx.share.quantised.tables import Table, heads, lookups, nbytes
+from tieconv.onnx.share.quantised.gathered_rows import look_up_rows
 from tieconv.onnx.share.uses import describe, drop
 
 QUANTISED = "quantised"
@@ -32,14 +32,14 @@ def share_quantised(file: GraphFile, names: Names) -> list[SharedMatrix]:
 
 def _joined(matrix: SharedMatrix, every: Sequence[SharedMatrix]) -> SharedMatrix:
     """Return one answer for a head that several embeddings read."""
-    same = [other for other in every if other.initializer == matrix.initializer]
+    same = [answer for answer in every if answer.initializer == matrix.initializer]
     return replace(
         matrix,
-        dropped=tuple(dict.fromkeys(name for other in same for name in other.dropped)),
-        nodes=tuple(node for other in same for node in other.nodes),
-        stored_before=matrix.stored_after + sum(other.stored_before - other.stored_after for other in same),
-        held_before=matrix.held_after + max(other.held_before - other.held_after for other in same),
-        left=next((other.left for other in same if other.left), ""),
+        dropped=tuple(dict.fromkeys(name for answer in same for name in answer.dropped)),
+        nodes=tuple(node for answer in same for node in answer.nodes),
+        stored_before=matrix.stored_after + sum(answer.stored_before - answer.stored_after for answer in same),
+        held_before=matrix.held_after + max(answer.held_before - answer.held_after for answer in same),
+        left=next((answer.left for answer in same if answer.left), ""),
     )
 
 
@@ -100,7 +100,7 @@ def _applied(file: GraphFile, table: Table, head: Table, names: Names) -> Shared
         producer = None if value is None else value.producer()
         if producer is not None and producer.op_type in ("Reshape", "Identity"):
             drop(producer)
-    dropped = [part for part in table.parts if all(part is not kept for kept in head.parts) and _removed(part)]
+    dropped = [part for part in table.parts if all(part is not survivor for survivor in head.parts) and _removed(part)]
     assert head.codes.const_value is not None
     return SharedMatrix(
         graph=file.name,

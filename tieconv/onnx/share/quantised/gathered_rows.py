@@ -13,7 +13,7 @@ import onnx_ir as ir
 from tieconv.onnx.graph.model import sides
 from tieconv.onnx.share.patterns.head import MICROSOFT
 from tieconv.onnx.share.patterns.interface import Names, replace
-from tieconv.onnx.share.quantised.tables import LOOKUP, Table
+from tieconv.onnx.share.quantised.block_tables import LOOKUP, Table
 
 
 class _Builder:
@@ -82,8 +82,8 @@ def _with_zero_points(builder: _Builder, head: Table, zeros: ir.Value, ids: ir.V
     if head.bits != 8:
         points = builder.add("Reshape", [points, builder.add("Concat", [whole, width], axis=0)], allowzero=1)
         if head.blocks % 2:
-            last = [builder.constant(values) for values in ([0], [head.blocks], [-1])]
-            points = builder.add("Slice", [points, *last])
+            span = [builder.constant(values) for values in ([0], [head.blocks], [-1])]
+            points = builder.add("Slice", [points, *span])
     end = builder.constant([-1])
     points = builder.add("Unsqueeze", [points, end])
     scales = builder.add("Unsqueeze", [builder.add("Gather", [head.scales, ids]), end])
@@ -97,8 +97,8 @@ def _unpacked(builder: _Builder, packed: ir.Value, bits: int) -> ir.Value:
     """Return one byte for each code. If a byte holds two codes, they are on a new last axis, the lower half first."""
     if bits == 8:
         return packed
-    last = builder.constant([-1])
+    last_axis = builder.constant([-1])
     low = builder.add("BitwiseAnd", [packed, builder.constant(15, ir.DataType.UINT8)])
     high = builder.add("BitShift", [packed, builder.constant(4, ir.DataType.UINT8)], direction="RIGHT")
-    halves = [builder.add("Unsqueeze", [half, last]) for half in (low, high)]
+    halves = [builder.add("Unsqueeze", [half, last_axis]) for half in (low, high)]
     return builder.add("Concat", halves, axis=-1)

@@ -29,7 +29,7 @@ class Tokens:
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    ids: Any
+    ids: torch.Tensor
     source: str
 
     @property

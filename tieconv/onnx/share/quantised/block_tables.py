@@ -73,8 +73,8 @@ def _nodes(model: ir.Model, operator: str) -> Iterator[ir.Node]:
 
 
 def _table(node: ir.Node, indices: tuple[int, int, int]) -> Table | None:
-    found = [_initializer(node.inputs[index]) if index < len(node.inputs) else None for index in indices]
-    codes, scales, zeros = found
+    initializers = [_initializer(node.inputs[index]) if index < len(node.inputs) else None for index in indices]
+    codes, scales, zeros = initializers
     third = len(node.inputs) > indices[2] and node.inputs[indices[2]] is not None
     if codes is None or scales is None or (third and zeros is None) or codes.dtype is not ir.DataType.UINT8:
         return None

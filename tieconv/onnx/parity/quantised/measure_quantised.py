@@ -29,9 +29,9 @@ from tieconv.onnx.parity.passes import Work, make_work, run_floor, run_graph, ru
 from tieconv.onnx.parity.quantised.activations import rounded_activations
 from tieconv.onnx.parity.quantised.exact_graph import activation_forms, exact_copy
 from tieconv.onnx.parity.quantised.float_identity import float_identity
-from tieconv.onnx.parity.quantised.gates import loss_gates, weight_gate
+from tieconv.onnx.parity.quantised.loss_gates import loss_gates, weight_gate
 from tieconv.onnx.parity.quantised.matrices import matrices, unread
-from tieconv.onnx.parity.quantised.tokens import Tokens, batches, nats, read_tokens, sample_tokens
+from tieconv.onnx.parity.quantised.perplexity_tokens import Tokens, batches, nats, read_tokens, sample_tokens
 from tieconv.onnx.parity.quantised.weights import Compared, compare, put
 from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.onnx.session.open_ import open_session
@@ -57,14 +57,14 @@ def run_quantised_parity(
     `run_parity`. Raises `RefusedError` for a graph without quantised weights, or with operators that tieconv cannot
     dequantise.
     """
-    subject, found = _open(path, evidence, provider)
+    subject, dequantised = _open(path, evidence, provider)
     try:
         dtype = reference_dtype(subject, reference)
         structure = subject.structure
         if structure.faults:
             return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
         with LogitStore() as store, tempfile.TemporaryDirectory(prefix="tieconv-parity-") as folder:
-            return _Job(subject, found, dtype, text, store, Path(folder)).run()
+            return _Job(subject, dequantised, dtype, text, store, Path(folder)).run()
     except NotRunError as stop:
         use = ProviderUse(provider, stop.active, len(stop.fallback), fallback=stop.fallback)
         return subject.report(
@@ -74,8 +74,8 @@ def run_quantised_parity(
 
 def stored_quantised_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
     """Return the gates of a quantised graph that need no session. ``model`` is the loaded checkpoint."""
-    subject, found = _open(path, evidence, "cpu")
-    compared = compare(found, model)
+    subject, dequantised = _open(path, evidence, "cpu")
+    compared = compare(dequantised, model)
     identity = float_identity(subject, model, compared)
     weights = Quantised(compared.weights, compared.unmatched)
     return identity, (*structure_gates(subject.structure), weight_gate(weights), *identity_gates(identity))
@@ -86,8 +86,8 @@ def _open(path: str, evidence: Inspection, provider: str) -> tuple[Subject, list
     check_model(checkpoint)
     graph = read_graph(graph_file(path))
     unknown = next(unread(graph.model), "")
-    found = list(matrices(graph.model))
-    if unknown or not found:
+    dequantised = list(matrices(graph.model))
+    if unknown or not dequantised:
         why = unknown or "it has no quantised weight"
         hint = f"measure it without --quantised: tieconv parity {shown(path)} {shown(checkpoint.source)}"
         raise RefusedError(
@@ -98,7 +98,7 @@ def _open(path: str, evidence: Inspection, provider: str) -> tuple[Subject, list
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
     bindings = bind(graph, masked=masked, width=head_width(config))
-    return Subject(graph, evidence, provider, _precision(graph, bindings.logits), bindings, config), found
+    return Subject(graph, evidence, provider, _precision(graph, bindings.logits), bindings, config), dequantised
 
 
 def _precision(graph: Graph, logits: str) -> str:
@@ -111,9 +111,9 @@ class _Job:
     """One measurement. Only one model is in memory at a time."""
 
     def __init__(
-        self, subject: Subject, found: list[Any], dtype: str, text: str | None, store: LogitStore, folder: Path
+        self, subject: Subject, dequantised: list[Any], dtype: str, text: str | None, store: LogitStore, folder: Path
     ) -> None:
-        self.subject, self.found, self.dtype, self.store, self.folder = subject, found, dtype, store, folder
+        self.subject, self.dequantised, self.dtype, self.store, self.folder = subject, dequantised, dtype, store, folder
         self.work: Work = make_work(subject.bindings, subject.config)
         self.text = text
         self.tokens: Tokens | None = None
@@ -154,7 +154,7 @@ class _Job:
     def _reference(self) -> tuple[Identity, Compared, dict[str, float | None]]:
         """Run the float reference, then the same with the weights of the known-good quantiser."""
         model = self._load("float32")  # the loss is far larger than the rounding of float32
-        compared = compare(self.found, model)
+        compared = compare(self.dequantised, model)
         identity = float_identity(self.subject, model, compared)
         self.tokens = self._text(model)
         loss = {"float": self._nats(model.logits)}
@@ -227,9 +227,9 @@ class _Job:
     def _errors(self, name: str) -> Errors:
         errors = Errors()
         for cell in self.work.cells:
-            float_, other = self.store.get(("float", cell)), self.store.get((name, cell))
-            if float_ is not None and other is not None and float_.shape == other.shape:
-                errors.add(float_, other)
+            float_, logits = self.store.get(("float", cell)), self.store.get((name, cell))
+            if float_ is not None and logits is not None and float_.shape == logits.shape:
+                errors.add(float_, logits)
         return errors
 
     def _loss_gates(self, quantised: Quantised, judged: Judged) -> tuple[Gate, ...]:
