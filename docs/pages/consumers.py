@@ -58,7 +58,7 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
 |---|---|
 | transformers, onnxruntime-genai, ctranslate2 | the first existing file of {opened} |
 | accelerate | `pytorch_model.bin`, else `model.safetensors`, else the only `*.index.json` |
-| vllm | every `*.safetensors`, else `*.bin`, else `*.pt` |
+| vllm, sglang | every `*.safetensors`, else `*.bin`, else `*.pt` |
 | text-generation-inference | every `*.safetensors`, else `*.bin` |
 | tensorrt-llm | every `*.safetensors`, else `*.bin`, else `*.pth` |
 | llama.cpp | every `model*.safetensors`, else `pytorch_model*.bin` |
@@ -67,17 +67,18 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
 
 - **`transformers_weights`**: if the config names a file under this key, transformers newer than 4.48 reads only that
   file.
-- **Index**: vLLM and llama.cpp skip files that an existing `model.safetensors.index.json` does not list. transformers
-  needs `metadata` in the index.
+- **Index**: vLLM, SGLang and llama.cpp skip files that an existing `model.safetensors.index.json` does not list.
+  transformers needs `metadata` in the index.
 - **`format`**: transformers 4 needs a `format` in the metadata of a safetensors file, if the file has metadata.
 - **`consolidated*.safetensors`**: with such a file in any folder, vLLM loads the model as Mistral's own format. It
   reads those files only, with the settings of a `params.json` beside them. The options
   `--load-format hf --config-format hf` prevent that (`_prepare_weights` and `is_mistral_model_repo` in its source).
-  Older releases load the other files. We did not read what Mistral's format ties, so the outcome is `unknown`.
+  Older releases load the other files. We did not read what Mistral's format ties, so the outcome is `unknown`. For
+  SGLang it is `unknown` too.
 - **Several candidates**: the outcome is `unknown` if a second file matches the pattern and holds another embedding or
   head. For all loaders but transformers, it is also `unknown` for a single file beside an index. For weights of two
-  formats, only transformers, vLLM and mlx-lm have an answer. mlx-lm reads only safetensors files. vLLM reads torch
-  files only if there are no others.
+  formats, only transformers, vLLM, SGLang and mlx-lm have an answer. mlx-lm reads only safetensors files. vLLM and
+  SGLang read torch files only if there are no others.
 
 `tests/consumers/layouts.py` lists the arrangements of files. Each was loaded under each flag with transformers 4.48.3
 and 4.57.6, and the outcomes are recorded beside it. Every test run loads them with the installed transformers.
@@ -124,6 +125,17 @@ Neither version reports that an untied head or an embedding is not stored.
 Some classes always use the embedding (Cohere, Gemma 2), and some always have their own head (OLMoE). vLLM runs classes
 outside its registry with its Transformers backend, which also loads a head bias. Config classes of transformers 5
 refuse a null flag, and so does vLLM.
+
+## SGLang
+
+SGLang follows the flag, as vLLM does before 0.29. A tied model ignores a stored head, also a different one. A few
+classes fail at it (Falcon-H1, GraniteMoeHybrid), and OPT loads both names into one parameter. Cohere, Gemma 2, Gemma 3
+and GPT-2 always use the embedding. Mixtral, Qwen3-MoE, OLMoE and Phi always have their own head. LFM2 copies the
+embedding into its head if the file has no head.
+
+SGLang reports neither a table that is not stored nor a name that most classes lack. No class adds a head bias to the
+logits, and some fail at a stored one. SGLang runs classes outside its registry with its Transformers backend, if
+transformers supports that.
 
 ## Nested configs
 

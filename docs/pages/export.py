@@ -21,6 +21,7 @@ def page() -> str:
             *_architectures(measured),
             "",
             *_forms(measured["forms"]),
+            *_whole_model(measured.get("whole", [])),
             *_memory(measured),
             "",
         )
@@ -92,6 +93,31 @@ def _forms(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "Prepacking is ONNX Runtime's own copy of a matrix in the order of its kernels."
     yield "`session.disable_prepacking` = `1` turns it off. With `gemm` and `fused`, the matrix is then in memory once."
+
+
+def _whole_model(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield ""
+    yield "## One Llama, by each exporter"
+    yield ""
+    yield "V = 64000, H = 768, 8 layers, fp32, tied, one thread on the CPU. *export* is the CPU time of the whole"
+    yield "command, and *peak* its resident memory in MiB. *own* and *file* are MiB of a session after a run, as above."
+    yield "The last columns are milliseconds of CPU time: one token after 64 in the cache, and prompts of 8, 64 and 256"
+    yield "tokens."
+    yield ""
+    yield "| written by | MB on disk | export, s | peak | own | file | 1 token | 8 | 64 | 256 |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        cells = (
+            row["disk"] // 10**6,
+            row["seconds"],
+            row["peak"],
+            row["own"],
+            row["file"],
+            *row["milliseconds"].values(),
+        )
+        yield f"| {row['name']} | " + " | ".join(map(str, cells)) + " |"
 
 
 def _memory(measured: dict[str, Any]) -> Iterator[str]:

@@ -52,6 +52,26 @@ loader computes the class in another way than transformers.
 | loader | judged with | cells | answered | right | wrong | dangerous | unknown | no match |
 |---|---|---|---|---|---|---|---|---|"""
 
+TRIED = """\
+## Other programs
+
+These programs were tried too. A program that loads through transformers has the answers of transformers.
+
+| program | tried with | result |
+|---|---|---|
+| ctranslate2 | 4.8.5 | a loader above: its converter loads through transformers |
+| SGLang | 0.5.23 on CPU | a loader above: the test replaces its kernels, and compares the loaded parameters |
+| accelerate | 1.15.0, `load_checkpoint_and_dispatch` | a loader above |
+| peft | 0.21.2 on transformers 5.23.0 | as transformers: an adapter on top leaves both tables as loaded |
+| optimum | optimum-onnx 0.1.0 on transformers 4.57.6 | as transformers 4.57: the graph has the tables that it loads |
+| text-generation-inference | 3.x, its source | not run: its server is not on PyPI; its answers are unverified |
+| exllamav3 | 1.6.5 | not a loader here: without CUDA, its import fails (`CUDA_HOME environment variable is not set`) |
+
+The peft run had a Llama with either flag and with no head, an equal head and a different one. An adapter with
+`modules_to_save: ["lm_head"]` gives a tied model a separate head. A merge of an adapter on `lm_head` into a tied model
+changes the embedding too ([PEF001](rules.md#pef001-adapter-targets-tie)).
+"""
+
 RUN = """\
 ## Run it
 
@@ -81,7 +101,8 @@ def page() -> str:
         dtypes=", ".join(DTYPES),
     )
     return (
-        "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), RUN]).rstrip() + "\n"
+        "\n".join([intro, FIGURES, *_figures(results), "", *_wrong(results), *_unknown(results), TRIED, RUN]).rstrip()
+        + "\n"
     )
 
 

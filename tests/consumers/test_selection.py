@@ -41,6 +41,7 @@ CASES = {
         "transformers 5.x",
     ],
     "llama.cpp": ["llama.cpp 2026"],
+    "SGLang==0.5.23": ["sglang 0.5"],
     "transformers 4.50": ["transformers 4.57"],
     "vllm 0.30.1,tensorrt-llm engine": ["vllm >=0.29", "tensorrt-llm engine"],
 }

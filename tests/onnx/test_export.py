@@ -46,7 +46,7 @@ def replay(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: pytes
                 faults.plant(made.graph, fault, directory / "model.onnx")
             return {"components": {}}
 
-        monkeypatch.setattr(export_adapter, "export_graph", lambda model, inputs, opset: None)
+        monkeypatch.setattr(export_adapter, "export_graph", lambda model, inputs, opset, fuse: None)
         monkeypatch.setattr(export_adapter, "save", save)
         return made
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import tieconv
@@ -69,6 +70,60 @@ def test_head_forms(tmp_path: Path, form: str) -> None:
     assert outcome.executed
     assert optimised(tmp_path / "out" / "model.onnx", matrix) == (2 if form == "transpose" else 1)
     assert any("twice" in note for note in outcome.plan.notes) == (form == "transpose")
+
+
+FUSED = [
+    ("llama", "cpu", {"RotaryEmbedding", "SkipSimplifiedLayerNormalization"}, False),
+    ("llama", "cuda", {"MultiHeadAttention", "RotaryEmbedding"}, False),
+    *(
+        pytest.param(name, provider, operators, True, marks=pytest.mark.slow)
+        for name, provider, operators in [
+            ("qwen2", "cuda", {"MultiHeadAttention"}),
+            ("gemma2", "cpu", {"RotaryEmbedding"}),
+            ("gpt2", "cpu", {"SkipLayerNormalization"}),
+            ("gpt2", "cuda", {"MultiHeadAttention"}),
+            ("bert", "cpu", {"BiasGelu"}),
+            ("bert", "cuda", {"MultiHeadAttention", "BiasGelu"}),
+            ("t5", "cpu", {"SkipSimplifiedLayerNormalization"}),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "provider", "operators", "parity"), FUSED)
+def test_fused(tmp_path: Path, name: str, provider: str, operators: set[str], parity: bool) -> None:
+    """`--fuse` writes ONNX Runtime's operators for the provider, and the matrix stays one, in a session too."""
+    matrix = saved(name, tmp_path / "model")
+    out = tmp_path / "out"
+    result = run(
+        "export --provider cpu --json",
+        tmp_path / "model",
+        "-o",
+        out,
+        "--fuse",
+        provider,
+        *([] if parity else ["--no-parity"]),
+    )
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["fuse"], document["head_form"]) == (provider, "fused")
+    section = json.loads((out / "export.json").read_text())["tieconv"]
+    assert (section["fuse"], section["parity"]["verdict"]) == (provider, "passed" if parity else "not_run")
+    graph = onnx.load(out / "model.onnx", load_external_data=False).graph
+    made = {node.op_type for node in graph.node if node.domain == "com.microsoft"}
+    assert made >= operators | {"FusedMatMul"}
+    assert optimised(out / "model.onnx", matrix) == 1
+
+
+def test_not_fused(tmp_path: Path) -> None:
+    """Without `--fuse` the plan names no provider and keeps the form of the head; another value is a usage error."""
+    saved("llama", tmp_path / "model")
+    document = json.loads(run("export --json --head-form transpose", tmp_path / "model").stdout)
+    assert (document["fuse"], document["head_form"]) == (None, "transpose")
+    assert "fused   for ONNX Runtime's cuda provider" in run("export --fuse cuda", tmp_path / "model").stdout
+    assert run("export --fuse tpu", tmp_path / "model").exit_code == 2
+    with pytest.raises(ValueError, match="fuse 'tpu' is not one of none, cpu, cuda"):
+        tieconv.plan_export(tmp_path / "model", fuse="tpu")
 
 
 @pytest.mark.slow

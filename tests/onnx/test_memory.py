@@ -11,6 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tieconv.onnx.parity.graph.file import Initializer
+
 ROWS, COLUMNS = 16384, 2048
 SIZE = 4 * ROWS * COLUMNS
 LIMIT = 160 * 1024
@@ -75,3 +77,54 @@ def test_memory(graph: Path, tmp_path: Path) -> None:
     assert peak("untie", tmp_path / "once.onnx", "-o", tmp_path / "twice.onnx") < LIMIT
     assert (tmp_path / "twice.onnx.data").stat().st_size == 2 * SIZE
     assert (tmp_path / "twice.onnx.data").read_bytes() == (tmp_path / "data").read_bytes()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the kernel's account of mapped pages")
+def test_compared_weights_are_given_back(tmp_path: Path) -> None:
+    """Parity compares a weight in parts and returns their memory, so the graph does not stay in it."""
+    import torch
+
+    from tests.onnx.graphs import identity
+
+    table = torch.arange(1 << 22, dtype=torch.int32).view(torch.float32).reshape(4096, 1024)
+    resident: list[tuple[int, int]] = []
+    drop = Initializer.drop_pages
+
+    def counted(weight: Initializer) -> None:
+        before = mapped_pages(tmp_path / "g.onnx.data")
+        drop(weight)
+        resident.append((before, mapped_pages(tmp_path / "g.onnx.data")))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Initializer, "drop_pages", counted)
+        result = identity(tmp_path, {"embed": table, "turned": table[:1024].T}, {"w": table, "t": table[:1024]})
+    assert result.found == 2 and not result.unexplained
+    samples = 8 << 20  # the kernel maps more pages than the few that a sample reads
+    assert resident and all(after <= samples for _, after in resident)
+    assert max(before for before, _ in resident) <= table.nbytes + samples  # and never both tables, or one twice
+
+
+def mapped_pages(path: Path) -> int:
+    """Bytes of the file that lie in this process's memory."""
+    inside, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and words[0] == "Rss:":
+            total += 1024 * int(words[1])
+    return total
+
+
+def test_finite_without_a_copy() -> None:
+    """A NaN and both infinities are seen in any float type, without temporary tensors as large as the values."""
+    import torch
+
+    from tieconv.onnx.export.carry_out import _is_finite
+
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        values = torch.zeros(3, 5, dtype=dtype)
+        assert _is_finite(values) and _is_finite(values[:0])
+        for bad in ("nan", "inf", "-inf"):
+            values[1, 2] = float(bad)
+            assert not _is_finite(values)

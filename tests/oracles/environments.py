@@ -15,10 +15,14 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip installs, what it then removes, and a further step that gets the folder of the environment."""
+    """What pip installs, what it then removes, and a further step that gets the folder of the environment.
+
+    ``alone`` are packages that pip installs without their requirements, most of which are for GPUs.
+    """
 
     loader: str
     packages: tuple[str, ...]
+    alone: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     further: tuple[Callable[[Path], None], ...] = ()
     show: tuple[str, ...] = field(default=())
@@ -26,6 +30,14 @@ class Environment:
     fetched: tuple[str, ...] = ()
     """What a further step fetches, with versions."""
 
+
+_SGLANG_IMPORTS = (
+    "aiohttp", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "dill", "einops", "fastapi", "gguf",
+    "ipython", "mistral_common", "msgspec", "nvidia-ml-py", "openai==2.8.0", "orjson", "partial_json_parser", "pillow",
+    "psutil", "pybase64", "pydantic", "python-multipart", "pyzmq", "requests", "scipy", "sentencepiece==0.2.1",
+    "setproctitle", "starlette", "tiktoken", "timm==1.0.25", "uvicorn", "watchfiles", "xgrammar==0.2.7", "zstandard",
+)  # fmt: skip
+"""What SGLang's loader imports. Its kernels have stand-ins (sglang_kernels.py)."""
 
 ENVIRONMENTS: dict[str, Environment] = {
     "llama.cpp": Environment(
@@ -62,6 +74,12 @@ ENVIRONMENTS: dict[str, Environment] = {
         )
         for name, version in (("vllm", "0.32.0"), ("vllm-0.28", "0.28.0"))
     },
+    "sglang": Environment(
+        "sglang",
+        (TORCH, "torchvision", "transformers==5.19.0", "triton", *_SGLANG_IMPORTS),
+        alone=("sglang==0.5.23",),
+        show=("sglang", "transformers", "torch"),
+    ),
     "onnxruntime-genai": Environment(
         "onnxruntime-genai",
         ("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir", TORCH, "transformers==5.23.0"),
@@ -76,6 +94,8 @@ def setup(name: str, folder: Path) -> Path:
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([python, "-m", "pip", "install", "-q", *made.packages], check=True)
+    if made.alone:
+        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *made.alone], check=True)
     if made.removed:
         subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *made.removed], check=True)
     for step in made.further:

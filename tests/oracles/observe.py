@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,16 @@ def serve(observe: Callable[[Job], Observation]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
+def serve_with_transformers(observe: Callable[[Job], Observation]) -> None:
+    """Answer each job of stdin with a line, without the messages and the progress bars of transformers."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
+    serve(observe)
+
+
 def _outcome(job: Job, embedding: set[str], head: set[str], one: bool | None) -> str:
     """Return the outcome for the stored tables whose values the embedding and the head have."""
     stored = job["stored"]
@@ -94,6 +105,8 @@ def _outcome(job: Job, embedding: set[str], head: set[str], one: bool | None) ->
         if "E" in embedding and value in head:
             return "untied"
         outside = job["layout"].startswith("stray") and "E" in embedding and "E" in head
+        if outside and one is False:
+            return "same"
         return "left-out" if outside else "discarded"
     if stored["embedding"] and value:  # equal copies
         return "same" if one is None else "tied" if one else "untied"

@@ -7,7 +7,6 @@ class is made without memory, its weights are tied, then accelerate loads the di
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,5 @@ def answer(job: Job) -> dict[str, Any]:
     return tables(model, job)
 
 
-def main() -> None:
-    """Answer each job of stdin with a line."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
-    observe.serve(answer)
-
-
 if __name__ == "__main__":
-    main()
+    observe.serve_with_transformers(answer)

@@ -6,7 +6,6 @@ copies its tensors into a specification; its tables are the evidence.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy
@@ -35,15 +34,5 @@ def _array(value: Any) -> numpy.ndarray:
     return tensor.detach().float().numpy() if hasattr(tensor, "detach") else numpy.asarray(tensor, numpy.float32)
 
 
-def main() -> None:
-    """Answer each job of stdin with a line."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    observe.serve(answer)
-
-
 if __name__ == "__main__":
-    main()
+    observe.serve_with_transformers(answer)

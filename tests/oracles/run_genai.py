@@ -8,7 +8,6 @@ can run the graph with sizes as small as these, the logits must be finite.
 from __future__ import annotations
 
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +96,5 @@ def answer(job: Job) -> dict[str, Any]:
         return found
 
 
-def main() -> None:
-    """Answer each job of stdin with a line."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    observe.serve(answer)
-
-
 if __name__ == "__main__":
-    main()
+    observe.serve_with_transformers(answer)

@@ -155,13 +155,9 @@ def _equal(one: Any, two: Any) -> bool:
 def main() -> None:
     """Answer each job of stdin with a line."""
     import torch
-    import transformers
 
     torch.use_deterministic_algorithms(True, warn_only=True)  # it fills uninitialised memory with NaN
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    observations.serve(
+    observations.serve_with_transformers(
         lambda job: answer(job) if "layout" in job else {"id": job["id"], **observe("transformers", job)}
     )
 

@@ -15,6 +15,7 @@ SCRIPTS = {
     "mlx-lm": "run_mlx_lm.py",
     "llama.cpp": "run_llama_cpp.py",
     "vllm": "run_vllm.py",
+    "sglang": "run_sglang.py",
     "onnxruntime-genai": "run_genai.py",
     "transformers": "run_transformers.py",
     "accelerate": "run_accelerate.py",

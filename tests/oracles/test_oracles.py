@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.oracles import measure, observe, runner
+from tests.oracles import environments, measure, observe, runner
 from tests.oracles.cells import DTYPES, HEADS, LAYOUTS, Cell, cells
 from tests.oracles.environments import ENVIRONMENTS
 from tests.oracles.families import FAMILIES
@@ -102,6 +102,27 @@ def test_tables(tables: tuple[str, str], one: bool | None, head: str, outcome: s
     arrays |= {"nan": arrays["E"] * np.nan, "zero": arrays["E"] * 0}
     embedding, output = (np.vstack([arrays[name], np.zeros((4, WIDTH))]) for name in tables)  # padded, as in vLLM
     assert observe.from_tables(stored(job, head), embedding, output, one)["outcome"] == outcome
+
+
+def test_a_copied_embedding_beside_a_stray_head(job: dict[str, Any]) -> None:
+    """Two parameters with the values of the embedding are no tied pair; one parameter is."""
+    with np.load(job["reference"]) as file:
+        table = file["table E"]
+    stray = stored(job, "different", layout="stray")
+    assert observe.from_tables(stray, table, table, True)["outcome"] == "left-out"
+    assert observe.from_tables(stray, table, table, False)["outcome"] == "same"
+
+
+def test_packages_without_their_requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's requirements are for GPUs: pip installs it alone, after what its loader imports."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(
+        environments.subprocess, "run", lambda words, check: calls.append([str(word) for word in words])
+    )
+    environments.setup("sglang", tmp_path)
+    _, required, alone = calls
+    assert "transformers==5.19.0" in required and "--no-deps" not in required
+    assert alone[-2:] == ["--no-deps", "sglang==0.5.23"]
 
 
 def test_the_grid_has_every_axis() -> None:

@@ -28,11 +28,14 @@ def plan_export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    fuse: str = "none",
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
     ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the one
-    that measures parity. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
+    that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
+    attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
+    such a graph. Raises `RefusedError` for a model with a finding of level error. Raises `UnreadableError` if
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
@@ -40,13 +43,15 @@ def plan_export(
 
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
+    _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
     from tieconv.reference.packages import require
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export.plan import plan_export as make
 
-    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
+    form, fused = HeadForm(head_form), None if fuse == "none" else fuse
+    return make(inspect(on_disk(path)), precision, form, opset, provider, parity=parity, fuse=fused)
 
 
 def export(
@@ -58,6 +63,7 @@ def export(
     opset: int | None = None,
     provider: str = "auto",
     parity: bool = True,
+    fuse: str = "none",
     overwrite: bool = False,
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
@@ -65,7 +71,9 @@ def export(
     If parity fails or is not run, the function writes nothing: ``executed`` is false and ``parity`` has the report.
     Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
     """
-    planned = plan_export(path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity)
+    planned = plan_export(
+        path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity, fuse=fuse
+    )
     return planned.execute(out, overwrite=overwrite)
 
 

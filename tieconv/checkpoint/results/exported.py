@@ -24,6 +24,7 @@ class ExportPlan:
     ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
     tied matrix once. ``copied`` maps the files copied unchanged to their bytes.
+    ``fuse`` is the provider of ONNX Runtime for whose operators the graph is fused.
     """
 
     source: str
@@ -40,6 +41,7 @@ class ExportPlan:
     bytes_read: int
     bytes_written: int
     notes: tuple[str, ...] = ()
+    fuse: str | None = None
 
     @property
     def bytes_linked(self) -> int:
@@ -83,6 +85,7 @@ class ExportOutcome(Printed):
             "kind": plan.kind,
             "precision": plan.precision,
             "head_form": str(plan.form),
+            "fuse": plan.fuse,
             "opset": plan.opset,
             "inputs": list(plan.inputs),
             "tied": [list(names) for names in plan.tied],

@@ -46,6 +46,14 @@ _STAGES = {
     help="How the head reads the embedding: Gemm, FusedMatMul or Transpose. With Transpose a session stores a second "
     "copy.",
 )
+@choice_option(
+    "--fuse",
+    "none",
+    "cpu",
+    "cuda",
+    help="Fuse attention, norms and activations into ONNX Runtime's operators for this provider. No other runtime runs "
+    "such a graph. Its head is a FusedMatMul.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -66,6 +74,7 @@ def command(
     dry_run: bool,
     precision: str,
     head_form: str,
+    fuse: str,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -82,7 +91,13 @@ def command(
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
     planned = plan_export(
-        model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
+        model,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=not no_parity,
+        fuse=fuse,
     )
     before = planned.outcome()
     if output is not None:

@@ -26,6 +26,7 @@ from tieconv.loaders.evidence.tie_groups import (
 from tieconv.loaders.evidence.unclear import SAFETENSORS
 from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
+from tieconv.loaders.transformers.copies4 import as_copied, copies_in_place
 from tieconv.loaders.transformers.names4 import corrupt, unread
 from tieconv.loaders.transformers.ties4 import NO_VALUES, last_wins, source_name, sources
 from tieconv.loaders.transformers.unclear4 import ties_alone, unclear_model, unclear_tables, unclear_vocabularies
@@ -81,6 +82,8 @@ def _tie(
     tied = is_tied(inspection, group)
     taken = sources(inspection.family, group.names, stored, version, tied=tied, last_table=last_table)
     source = members[group.names.index(source_name(inspection.family, group.names, version))].name
+    if tied and version == "4.48":
+        taken = as_copied(inspection, group.names, members, taken, source)
     for own, (member, index) in enumerate(zip(members, taken, strict=True)):
         if index is None or index == NO_VALUES:
             random = Parameter(None, member.name, Absence.RANDOM)
@@ -164,12 +167,12 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
     yield from unclear_vocabularies(read)
     yield from _config_and_shapes(inspection, read, version)
     yield from unclear_tables(read, version)
-    if version == "4.48" and read.family.levels and reading_v4(read):
+    if version == "4.48" and copies_in_place(read) is None and reading_v4(read):
         yield from _unclear_dtypes(read)
 
 
 def _unclear_dtypes(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield the refusal of a copy that is rounded: LLaVA in 4.48 gets the head's values, not the embedding's."""
+    """Yield the refusal of a copy that is rounded, if the copy that stays is unknown."""
     members = [member for tie in inspection.ties for member in tie.stored_members]
     copy = next((member for member in members if member.state is State.CAST), None)
     if copy is not None:

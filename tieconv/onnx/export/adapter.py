@@ -28,8 +28,10 @@ _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
 """Metadata of the tracer: stack traces with source lines of the modelling code, as large as a small graph."""
 
 
-def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> Any:
+def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse: str | None = None) -> Any:
     """Trace the model with ``inputs``, with every axis dynamic.
+
+    ``fuse`` is the provider of ONNX Runtime for whose operators the exporter fuses attention, norms and activations.
 
     Returns an `ExportedModel`, or torch's `ONNXProgram` from older exporters. Raises `RefusedError` with the installed
     versions if this adapter does not support the exporter, or if the exporter fails.
@@ -37,7 +39,7 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> An
     transformers = need("transformers", "onnx,torch", "exporting")
     torch = need("torch", "onnx,torch", "exporting")
     with quiet(transformers), _silence(), torch.no_grad():
-        exporter, config = _exporter(dict(inputs), opset)
+        exporter, config = _exporter(dict(inputs), opset, fuse)
         try:
             made = exporter.export(model, dict(inputs), config)
         except Exception as error:
@@ -79,14 +81,14 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
     return document
 
 
-def _exporter(inputs: dict[str, Any], opset: int | None) -> tuple[Any, Any]:
+def _exporter(inputs: dict[str, Any], opset: int | None, fuse: str | None) -> tuple[Any, Any]:
     try:
         module = importlib.import_module("transformers.exporters")
         exporter, make = module.OnnxExporter, module.OnnxConfig
     except (ImportError, AttributeError) as error:
         raise _moved(f"it has no exporters.OnnxExporter ({shown(error, 200)})") from error
     try:
-        config = make(dynamic=True, opset_version=opset)
+        config = make(dynamic=True, opset_version=opset, **({"ort_fusions": fuse} if fuse else {}))
         inspect.signature(exporter.export).bind(None, None, inputs, config)
     except TypeError as error:
         raise _moved(f"its arguments differ ({shown(error, 200)})") from error

@@ -29,6 +29,7 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "kind": plan.kind,
         "precision": plan.precision,
         "head_form": str(plan.form),
+        "fuse": plan.fuse,
         "opset": graph.opset,
         "inputs": [_value(value) for value in graph.inputs],
         "outputs": [_value(value) for value in graph.outputs],

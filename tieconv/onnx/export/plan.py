@@ -115,9 +115,18 @@ class PlannedExport(Printed):
 
 
 def plan_export(
-    evidence: Inspection, precision: str, form: HeadForm, opset: int | None, provider: str, *, parity: bool
+    evidence: Inspection,
+    precision: str,
+    form: HeadForm,
+    opset: int | None,
+    provider: str,
+    *,
+    parity: bool,
+    fuse: str | None = None,
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
+
+    The operators fused for the provider ``fuse`` include the head's FusedMatMul, so that is then its form.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
@@ -126,6 +135,7 @@ def plan_export(
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
+    form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
     check_cache(name, checkpoint.root, checkpoint.source)
     kind = _kind(name, checkpoint.config_values)
@@ -146,8 +156,9 @@ def plan_export(
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
         bytes_written=_estimate(evidence, precision),
         notes=tuple(_notes(precision, provider, form if tied else None, parity=parity)),
+        fuse=fuse,
     )
-    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity))
+    return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity, fuse))
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:

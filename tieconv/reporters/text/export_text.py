@@ -42,6 +42,8 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
     yield "head", f"as {plan.form}"
+    if plan.fuse:
+        yield "fused", f"for ONNX Runtime's {plan.fuse} provider"
     files = sorted(plan.copied)
     text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
     yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,12 @@ class Initializer:
     def array(self) -> Any:
         """Return the values as a numpy array that is mapped from the file."""
         return self.tensor.numpy()
+
+    def drop_pages(self) -> None:
+        """Let the system take back the memory of the mapped file. A later read maps the bytes again."""
+        mapped = getattr(self.tensor, "raw", None)
+        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @record
