@@ -78,8 +78,8 @@ FAULTS: dict[str, tuple[faults.Fault, tuple[str, ...]]] = {
 
 UNSEEN = {
     "tokens from 130 on see later tokens": "the model has 128 positions, so no run reaches the fault",
-    "last bit of one element of a bias": "the change is smaller than the rounding of float32, and exporters fold small "
-    "vectors into others, so their bytes are not required",
+    "last bit of one element of a bias": "the change is below the rounding of float32, and the bytes of small "
+    "vectors are not required",
     "every position one higher": "rotary embeddings see distances only, so the function is the same",
 }
 """Why parity cannot see a fault."""
