@@ -10,6 +10,8 @@ from typing import Any
 from tieconv.onnx.parity.gate_limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 
 MEASURED = Path(__file__).parent / "parity.json"
+HEALTHY = Path(__file__).with_name("healthy.json")
+PLANTED = Path(__file__).with_name("planted.json")
 
 INTRO = Path(__file__).with_name("parity_text.md")
 LIMITS = {"{RMS_LIMIT}": RMS_LIMIT, "{MAX_LIMIT}": MAX_LIMIT, "{CELL_LIMIT}": CELL_LIMIT}
@@ -23,7 +25,51 @@ def page() -> str:
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
     healthy = [row for row in rows if not row["fault"]]
     damaged = [row for row in rows if row["fault"]]
-    return "\n".join((text, *_healthy(healthy), "", "Each planted fault must fail:", "", *_damaged(damaged), ""))
+    tables = (*_healthy(healthy), "", "Each planted fault must fail:", "", *_damaged(damaged), "")
+    return "\n".join((text, *tables, *_optimised(_rows(HEALTHY)), *_planted(_rows(PLANTED))))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _optimised(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the healthy graphs of other exporters, and those that went through an optimiser."""
+    refused = sum(row["verdict"] != "passed" for row in rows)
+    yield "### Optimised graphs, and other exporters"
+    yield ""
+    yield f"Of {len(rows)} healthy graphs in float32, {refused} were refused. An empty optimiser means: as exported."
+    yield ""
+    yield "| model | exporter | optimiser | verdict | RMS ratio | max ratio | worst case |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        names = " | ".join((row["model"], row["exporter"], row["optimiser"], row["verdict"]))
+        yield f"| {names} | {row['rms_ratio']:.2f} | {row['max_ratio']:.2f} | {row['case_ratio']:.2f} |"
+    yield ""
+
+
+def _planted(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the list of planted faults: first those that passed, with the reason."""
+    missed = [row for row in rows if row["verdict"] == "passed"]
+    yield "### More planted faults"
+    yield ""
+    yield f"Of {len(rows)} more planted faults in float32, {len(rows) - len(missed)} failed parity. These passed:"
+    yield ""
+    yield "| fault | model | why parity cannot see it |"
+    yield "|---|---|---|"
+    for row in missed:
+        yield f"| {row['fault']} | {row['model']} | {row['unseen']} |"
+    yield ""
+    yield "These failed:"
+    yield ""
+    yield "| fault | model | worst case | gates that failed |"
+    yield "|---|---|---|---|"
+    for row in rows:
+        if row not in missed:
+            gates = ", ".join(f"`{name}`" for name in row["failed"])
+            yield f"| {row['fault']} | {row['model']} | {_figure(row['case_ratio'])} | {gates} |"
+    yield ""
 
 
 def _healthy(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_a_healthy_graph_is_fed_as_it_runs() -> None:
     padded = [case for case in report.cases if case.padding]
     assert {case.group for case in padded} == {"right padding", "cached steps"}
     assert all(case.batch == 1 for case in report.cases if case.past and case.sequence > 1 and case.sequence != 32)
-    assert len({(case.batch, case.sequence, case.past, case.padding) for case in report.cases}) == 14
+    assert len({(case.batch, case.sequence, case.past, case.padding) for case in report.cases}) == 15
 
 
 def ignore_mask(graph: onnx.GraphProto) -> None:

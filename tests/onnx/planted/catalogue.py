@@ -29,7 +29,7 @@ FAULTS: dict[str, tuple[faults.Fault, tuple[str, ...]]] = {
     "row b reads the mask of row min(b, 3)": (masks.one_row(3), ("llama", "bert", "t5")),
     "tokens from 33 on see later tokens": (masks.leak_from(33), ("llama", "gpt2", "qwen2")),
     "positions from 40 on are one too high": (masks.places_shifted_from(40), ("llama", "gpt2", "gemma2")),
-    "positions stop at 100": (masks.places_capped(100), ("llama", "opt")),
+    "positions above 100 are 100": (masks.places_capped(100), ("llama", "opt")),
     "sliding window of 48 ignored": (masks.window(48, 1 << 20), ("mistral-48",)),
     "sliding window of 49 instead of 48": (masks.window(48, 49), ("mistral-48",)),
     "sliding window of 47 instead of 48": (masks.window(48, 47), ("mistral-48",)),
@@ -78,8 +78,8 @@ FAULTS: dict[str, tuple[faults.Fault, tuple[str, ...]]] = {
 
 UNSEEN = {
     "tokens from 130 on see later tokens": "the model has 128 positions, so no run reaches the fault",
-    "last bit of one element of a bias": "the change is smaller than the rounding of float32, and exporters fold small "
-    "vectors into others, so their bytes are not required",
+    "last bit of one element of a bias": "the change is below the rounding of float32, and the bytes of small "
+    "vectors are not required",
     "every position one higher": "rotary embeddings see distances only, so the function is the same",
 }
 """Why parity cannot see a fault."""

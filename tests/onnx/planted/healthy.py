@@ -74,7 +74,7 @@ def measure(folder: Path) -> Iterator[dict[str, Any]]:
             made = build(name, "float32", folder)
             yield row(name, "transformers", "", made.graph, made.model)
             for optimiser, change in OPTIMISERS.items():
-                path = folder / f"healthy-{name}-{optimiser}.onnx"
+                path = made.graph.with_name(f"by-{optimiser}.onnx")  # beside the data
                 change(made.graph, path)
                 yield row(name, "transformers", optimiser, path, made.model)
         for name in exporters.COMPARED:

@@ -1,0 +1,43 @@
+"""Healthy graphs: none of those measured was refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fixtures import exporters
+from tests.onnx.planted.healthy import FILE, MODELS, OPTIMISERS, row
+from tests.onnx.table import FILE as TABLE
+
+ROWS: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
+
+
+def test_no_healthy_graph_was_refused() -> None:
+    """At least 40 graphs of five exporters, by two optimisers too; all passed with room to spare."""
+    assert {row["model"] for row in ROWS if row["exporter"] == "transformers"} == set(MODELS)
+    assert len({row["exporter"] for row in ROWS}) >= 5
+    assert {row["optimiser"] for row in ROWS} == {"", *OPTIMISERS}
+    half = [row for row in json.loads(TABLE.read_text())["rows"] if not row["fault"] and row["dtype"] == "float16"]
+    assert len(ROWS) + len(half) >= 40
+    for entry in (*ROWS, *half):
+        assert (entry["verdict"], entry["failed"]) == ("passed", []), entry
+        assert entry["rms_ratio"] < 1.5 and entry["max_ratio"] < 3 and entry["case_ratio"] < 4, entry
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_an_optimised_graph_passes(exported, name: str, optimiser: str) -> None:
+    """Measured again."""
+    made = exported(name)
+    path = made.graph.with_name(f"by-{optimiser}.onnx")  # beside the data
+    OPTIMISERS[optimiser](made.graph, path)
+    assert row(name, "transformers", optimiser, path, made.model)["verdict"] == "passed"
+
+
+def test_the_graphs_of_other_exporters_are_in_the_list() -> None:
+    """The ordinary tests measure those again."""
+    listed = {f"{row['exporter']}-{row['model']}" for row in ROWS}
+    assert set(exporters.COMPARED) <= listed
