@@ -14,7 +14,7 @@ from tests.onnx import faults
 from tests.onnx.exported import Exported
 from tests.onnx.planted import masks
 from tieconv.checkpoint.results.parity import Parity, Verdict
-from tieconv.onnx.parity.batches.shapes import PROMPT
+from tieconv.onnx.parity.batches.batch_shapes import PROMPT
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.passes import Work
 from tieconv.reference import load_config

@@ -15,7 +15,7 @@ from fixtures import exporters
 from tests.onnx.graphs import open_cache
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.onnx.parity.batches.shapes import cells, stepped
+from tieconv.onnx.parity.batches.batch_shapes import cells, stepped
 from tieconv.onnx.parity.graph.bindings import Kind, Padding, bind, faults
 from tieconv.onnx.parity.graph.file import read_graph
 from tieconv.onnx.parity.graph.grouped_query_cache import behind, grouped_caches, in_front

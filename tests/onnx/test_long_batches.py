@@ -12,7 +12,7 @@ import torch
 
 from tests.onnx.exported import make
 from tieconv import inspect
-from tieconv.onnx.parity.batches.shapes import BEYOND, LONG, single_seed_cells
+from tieconv.onnx.parity.batches.batch_shapes import BEYOND, LONG, single_seed_cells
 from tieconv.onnx.parity.free_memory import WIDEST, planned_window, reference_bytes
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind
 from tieconv.onnx.parity.measured_pair import Subject

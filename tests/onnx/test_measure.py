@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tieconv.errors import UnreadableError
-from tieconv.onnx.parity.batches.shapes import cells, stepped
+from tieconv.onnx.parity.batches.batch_shapes import cells, stepped
 from tieconv.onnx.parity.graph.bindings import Kind, Role, bind, faults
 from tieconv.onnx.parity.graph.file import Graph, Value
 from tieconv.onnx.parity.measure import BINS, Errors, pool, ratios

@@ -15,7 +15,7 @@ from tests.cli.run import run
 from tests.onnx import faults
 from tests.onnx.planted import masks
 from tieconv.errors import UnreadableError
-from tieconv.onnx.parity.batches.shapes import LONG, single_seed_cells
+from tieconv.onnx.parity.batches.batch_shapes import LONG, single_seed_cells
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.file import Value
 from tieconv.onnx.parity.requested.own_inputs import read_inputs

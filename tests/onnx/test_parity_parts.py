@@ -12,9 +12,9 @@ import torch
 
 from tests.onnx.graphs import write_graph
 from tieconv.checkpoint.results.parity import Case
+from tieconv.onnx.parity.batches.batch_shapes import cells
 from tieconv.onnx.parity.batches.cell import Cell, Layout
 from tieconv.onnx.parity.batches.draw import compared, make_batch
-from tieconv.onnx.parity.batches.shapes import cells
 from tieconv.onnx.parity.gate_limits import CELL_LIMIT
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Role
 from tieconv.onnx.parity.graph.file import Value, read_graph

@@ -49,8 +49,8 @@ class Batch:
     def until(self, end: int) -> Batch:
         """Return the first ``end`` tokens of each row."""
         types = None if self.types is None else self.types[:, :end]
-        given = None if self.given_positions is None else self.given_positions[:, :end]
-        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=given)
+        positions = None if self.given_positions is None else self.given_positions[:, :end]
+        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=positions)
 
 
 @dataclass(eq=False)
@@ -104,19 +104,19 @@ class Reference:
             arguments["position_ids"] = batch.positions[:, start:]
         return arguments
 
-    def logits(self, batch: Batch, last: int = 0) -> Any:
+    def logits(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache.
 
-        ``last`` is how many of the last positions are needed; 0 means all. Some classes return more.
+        ``positions_needed`` is how many of the last positions are needed; 0 means all. Some classes return more.
         """
         with self._exactly():
-            return self.forward(batch, last)
+            return self.forward(batch, positions_needed)
 
-    def forward(self, batch: Batch, last: int = 0) -> Any:
+    def forward(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the same as `logits`, but in the precision that torch chooses. Gradients can flow."""
         more: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
-        if last and "logits_to_keep" in self._accepts:
-            more["logits_to_keep"] = last
+        if positions_needed and "logits_to_keep" in self._accepts:
+            more["logits_to_keep"] = positions_needed
         return self.call(**self.inputs(batch), **more).logits
 
     def call(self, **inputs: Any) -> Any:

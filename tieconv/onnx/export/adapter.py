@@ -18,7 +18,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
 from tieconv.onnx.export.axes import name_axes
-from tieconv.onnx.export.windows import fold_windows
+from tieconv.onnx.export.sliding_windows import fold_windows
 from tieconv.reference.model import quiet
 from tieconv.reference.packages import need
 from tieconv.text import shown

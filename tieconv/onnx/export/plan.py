@@ -26,10 +26,11 @@ from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
 from tieconv.onnx.export.quantised import check_scheme, head_note
 from tieconv.onnx.export.sample_inputs import check_inputs
+from tieconv.onnx.export.size_estimate import estimated_bytes
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.measured_pair import check_model
-from tieconv.onnx.quantise.scheme import BLOCK, Scheme
+from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.reference.packages import need
@@ -166,7 +167,7 @@ def plan_export(
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
-        bytes_written=_estimate(evidence, precision, quantise),
+        bytes_written=estimated_bytes(evidence, precision, quantise),
         notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
         fuse=fuse,
         layout=layout,
@@ -224,21 +225,6 @@ def _companions(checkpoint: Checkpoint, made: frozenset[str]) -> dict[str, int]:
         for name, size in companions.items()
         if not name.lower().endswith(_WEIGHTS) and name not in {*OURS, *made} and name not in checkpoint.others
     }
-
-
-def _estimate(evidence: Inspection, precision: str, quantise: Scheme | None) -> int:
-    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together.
-
-    A quantised matrix has ``bits`` for an element, and a scale for each block.
-    """
-    tensors = evidence.checkpoint.tensors
-    again = {name for names in tied_names(evidence) for name in [n for n in names if n in tensors][1:]}
-    width = 4 if precision == "fp32" else 2
-    once = [record for name, record in tensors.items() if name not in again]
-    if quantise is None:
-        return sum(record.elements * width for record in once)
-    coded = quantise.bits / 8 + (width / BLOCK if quantise is not Scheme.DYNAMIC else 0)
-    return sum(int(record.elements * (coded if len(record.shape) > 1 else width)) for record in once)
 
 
 def _target(out: str | Path, overwrite: bool) -> Target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.batches.shapes import BEYOND, LONG
+from tieconv.onnx.parity.batches.batch_shapes import BEYOND, LONG
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.text import size
 

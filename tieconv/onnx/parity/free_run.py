@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from tieconv.checkpoint.results.parity_metrics import FreeRun
-from tieconv.onnx.parity.batches.shapes import PROMPT
+from tieconv.onnx.parity.batches.batch_shapes import PROMPT
 from tieconv.onnx.parity.graph.forward import extended
 from tieconv.onnx.parity.passes import Work, prompt
 from tieconv.reference import Batch, Reference

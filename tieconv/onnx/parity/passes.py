@@ -9,9 +9,9 @@ import torch
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
+from tieconv.onnx.parity.batches.batch_shapes import cells, single_seed_cells, stepped
 from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.batches.draw import compared, make_batch
-from tieconv.onnx.parity.batches.shapes import cells, single_seed_cells, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore

@@ -9,7 +9,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.results.parity_metrics import Metrics, Precision, Vocabulary
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.batches.shapes import SEEDS
+from tieconv.onnx.parity.batches.batch_shapes import SEEDS
 from tieconv.onnx.parity.free_memory import planned_window, reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, lookup_gates, structure_gates
 from tieconv.onnx.parity.judge import Judged, judge

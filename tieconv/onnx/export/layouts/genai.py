@@ -92,10 +92,10 @@ def _token(model: Model, key: str) -> Any:
 
 
 def _search(model: Model) -> dict[str, Any]:
-    given = {key: model.generation[key] for key in _SEARCH if model.generation.get(key) is not None}
+    settings = {key: model.generation[key] for key in _SEARCH if model.generation.get(key) is not None}
     return {
         **_SEARCH,
-        **given,
+        **settings,
         "early_stopping": True,
         "max_length": model.whole("max_position_embeddings"),
         # The graph returns a new cache at each step.

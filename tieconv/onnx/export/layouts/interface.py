@@ -27,8 +27,8 @@ class Model:
 
     def whole(self, *names: str) -> int:
         """Return the first of these entries of the config that is a positive integer; 0 if none is."""
-        found = (getattr(self.config, name, None) for name in names)
-        return next((value for value in found if isinstance(value, int) and value > 0), 0)
+        entries = (getattr(self.config, name, None) for name in names)
+        return next((value for value in entries if isinstance(value, int) and value > 0), 0)
 
 
 class Layout:

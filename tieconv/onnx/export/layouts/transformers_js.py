@@ -74,5 +74,5 @@ def _stem(precision: str) -> str:
 
 def _entry(model: Model, *names: str) -> int:
     """Return the first of these entries of `config.json` that is a positive integer; 0 if none is."""
-    found = (model.values.get(name) for name in names)
-    return next((value for value in found if isinstance(value, int) and value > 0), 0)
+    entries = (model.values.get(name) for name in names)
+    return next((value for value in entries if isinstance(value, int) and value > 0), 0)

@@ -25,11 +25,11 @@ class Layout(StrEnum):
 class Cell:
     """A batch shape: ``past`` tokens are in the cache, and ``padding`` positions of the first row are masked.
 
-    Each later row has `STAGGER` masked positions fewer, up to six rows. ``layout`` says where they are. ``where`` says
-    where the graph takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by one.
-    ``last`` is how many of the last positions are judged; 0 means all. ``tokens`` are the ids of a batch with one token
-    in each row; without them the ids are random. ``own`` is a batch that the user gave. For an encoder-decoder
-    ``sequence`` counts decoder tokens and ``past`` encoder tokens.
+    Each later row has `STAGGER` masked positions fewer, up to six rows. ``layout`` says where they are. ``where``
+    says where the graph takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by
+    one. ``judged_last`` is how many of the last positions are judged; 0 means all. ``tokens`` are the ids of a
+    batch with one token in each row; without them the ids are random. ``own`` is a batch that the user gave. For an
+    encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
     """
 
     batch: int
@@ -40,7 +40,7 @@ class Cell:
     steps: int = 0
     where: Padding = Padding.FRONT
     layout: Layout = Layout.LEFT
-    last: int = 0
+    judged_last: int = 0
     tokens: tuple[int, ...] = ()
     own: bool = False
 
@@ -52,7 +52,7 @@ class Cell:
     @property
     def judged(self) -> int:
         """How many of the last positions are judged."""
-        return self.last or self.sequence
+        return self.judged_last or self.sequence
 
     @property
     def group(self) -> str:

@@ -25,9 +25,9 @@ def make_batch(
         return torch.randint(0, high, (cell.batch, length), generator=generator)
 
     length = cell.past if kind is Kind.SEQ2SEQ else cell.length
-    ids, mask = _given(cell) if cell.tokens else draw(length), _mask(cell, length)
+    ids, mask = _one_token_rows(cell) if cell.tokens else draw(length), _mask(cell, length)
     ids[mask == 0] = _padding(config)
-    decoder = (_given(cell) if cell.tokens else draw(cell.sequence)) if kind is Kind.SEQ2SEQ else None
+    decoder = (_one_token_rows(cell) if cell.tokens else draw(cell.sequence)) if kind is Kind.SEQ2SEQ else None
     kinds = int(getattr(config, "type_vocab_size", 0) or 1)
     behind = _mask(cell, cell.sequence) if decoder is not None and decoder_mask else None
     return Batch(ids, mask, decoder, draw(length, kinds) if types else None, placed, behind)
@@ -42,7 +42,7 @@ def compared(cell: Cell, kind: Kind, batch: Batch) -> torch.Tensor:
     return mask
 
 
-def _given(cell: Cell) -> torch.Tensor:
+def _one_token_rows(cell: Cell) -> torch.Tensor:
     return torch.tensor(cell.tokens)[:, None]
 
 

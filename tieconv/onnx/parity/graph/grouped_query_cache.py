@@ -52,9 +52,9 @@ def behind(batch: Batch, start: int) -> Batch:
     mask = batch.mask.gather(1, order)
     if start:
         return replace(batch, mask=mask)
-    given = None if batch.given_positions is None else batch.given_positions.gather(1, order)
+    positions = None if batch.given_positions is None else batch.given_positions.gather(1, order)
     types = None if batch.types is None else batch.types.gather(1, order)
-    return replace(batch, ids=batch.ids.gather(1, order), mask=mask, types=types, given_positions=given)
+    return replace(batch, ids=batch.ids.gather(1, order), mask=mask, types=types, given_positions=positions)
 
 
 def in_front(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

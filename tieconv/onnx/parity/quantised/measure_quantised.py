@@ -14,8 +14,8 @@ from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
 from tieconv.checkpoint.results.quantised import Loss, Quantised
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError
+from tieconv.onnx.parity.batches.batch_shapes import SEEDS
 from tieconv.onnx.parity.batches.cell import Cell
-from tieconv.onnx.parity.batches.shapes import SEEDS
 from tieconv.onnx.parity.free_memory import reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.graph.bindings import Kind, bind

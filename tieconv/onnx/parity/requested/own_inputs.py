@@ -26,32 +26,32 @@ def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Bat
     unknown = next((name for name in arrays if name not in roles), None)
     if unknown is not None:
         _refuse(path, f"has an array {shown(unknown)}, but parity takes arrays only for {', '.join(roles)}")
-    given = {roles[name]: _whole(path, name, array) for name, array in arrays.items()}
+    arrays_by_role = {roles[name]: _whole(path, name, array) for name, array in arrays.items()}
     for role in (Role.IDS, Role.DECODER_IDS):
-        if role in bindings.inputs and role not in given:
+        if role in bindings.inputs and role not in arrays_by_role:
             _refuse(path, f"has no array {bindings.inputs[role].name}")
-    ids, decoder = given[Role.IDS], given.get(Role.DECODER_IDS)
-    for role, values in given.items():
+    ids, decoder = arrays_by_role[Role.IDS], arrays_by_role.get(Role.DECODER_IDS)
+    for role, values in arrays_by_role.items():
         like = ids if decoder is None or role in (Role.IDS, *_ENCODER) else decoder
         if values.shape != like.shape or len(values) != len(ids):
             _refuse(path, f"has an array {role} of {_axes(values)} beside token ids of {_axes(like)}")
     kinds = int(getattr(config, "type_vocab_size", 0) or 1)
     rows = int(config.vocab_size)
     ends = {Role.MASK: 2, Role.DECODER_MASK: 2, Role.TYPES: kinds, Role.POSITIONS: longest}
-    for role, values in given.items():
+    for role, values in arrays_by_role.items():
         _check_range(path, str(role), values, ends.get(role, rows))
         if values.shape[1] > longest:
             _refuse(path, f"has sequences of {values.shape[1]} tokens, but the model has {longest} positions")
-    mask = given.get(Role.MASK, torch.ones_like(ids))
-    behind = given.get(Role.DECODER_MASK)
+    mask = arrays_by_role.get(Role.MASK, torch.ones_like(ids))
+    behind = arrays_by_role.get(Role.DECODER_MASK)
     if not all(made.any(1).all() for made in (mask, behind) if made is not None):
         _refuse(path, "has a row without a token: its mask is 0 everywhere")
     if bindings.padding is Padding.NONE and not mask.all():
         _refuse(path, "has padding, which this graph does not take")
     if behind is None and decoder is not None and Role.DECODER_MASK in bindings.inputs:
         behind = torch.ones_like(decoder)
-    types = given.get(Role.TYPES, torch.zeros_like(ids)) if Role.TYPES in bindings.inputs else None
-    return Batch(ids, mask, decoder, types, decoder_mask=behind, given_positions=given.get(Role.POSITIONS))
+    types = arrays_by_role.get(Role.TYPES, torch.zeros_like(ids)) if Role.TYPES in bindings.inputs else None
+    return Batch(ids, mask, decoder, types, decoder_mask=behind, given_positions=arrays_by_role.get(Role.POSITIONS))
 
 
 def _arrays(path: str) -> dict[str, np.ndarray]:

@@ -157,19 +157,19 @@ def _special_ids(
 
     Two other ids are tried, because one of them may be an id that is treated differently itself.
     """
-    found = []
-    for other in (count // 2, count // 3 + 1):
-        again = later(torch.full_like(ids, other % count), rows)
+    tried = []
+    for second_id in (count // 2, count // 3 + 1):
+        again = later(torch.full_like(ids, second_id % count), rows)
         special = torch.zeros(len(ids), dtype=torch.bool)
         for name, value in again.items():
             special |= _different(made[name], value, len(ids))
-        found.append(ids[special].tolist())
-    return min(found, key=len)
+        tried.append(ids[special].tolist())
+    return min(tried, key=len)
 
 
-def _different(one: torch.Tensor, two: torch.Tensor, rows: int) -> torch.Tensor:
+def _different(before: torch.Tensor, after: torch.Tensor, rows: int) -> torch.Tensor:
     """Return for each row whether its bytes differ. Values without rows count for all rows."""
-    if one.ndim and len(one) == rows:
-        ours, theirs = (value.reshape(rows, -1).contiguous().view(torch.uint8).numpy() for value in (one, two))
+    if before.ndim and len(before) == rows:
+        ours, theirs = (value.reshape(rows, -1).contiguous().view(torch.uint8).numpy() for value in (before, after))
         return torch.from_numpy((ours != theirs).any(1))
-    return torch.full((rows,), not torch.equal(one, two))
+    return torch.full((rows,), not torch.equal(before, after))

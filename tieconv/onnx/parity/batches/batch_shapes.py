@@ -98,7 +98,7 @@ def _across(kind: Kind, window: int, end: int, where: Padding) -> Iterator[Cell]
         return
     first = max(window - BEYOND, 1)
     if end > LONG:
-        yield Cell(1, end, 0, 0, 0, where=where, last=end - first)
+        yield Cell(1, end, 0, 0, 0, where=where, judged_last=end - first)
     if kind is Kind.CACHED and not PROMPT < window <= PROMPT + STEPS - BEYOND:
         yield Cell(1, end - first, first, 0, 0, end - first, where)
 
