@@ -48,7 +48,7 @@ def test_a_window_is_crossed(window: int) -> None:
 
 def test_a_window_beyond_the_positions_is_not_crossed() -> None:
     """A model of 40 positions cannot leave a window of 48."""
-    assert not [cell for cell in single_seed_cells(Kind.CACHED, 40, window=48) if cell.steps or cell.last]
+    assert not [cell for cell in single_seed_cells(Kind.CACHED, 40, window=48) if cell.steps or cell.judged_last]
 
 
 def subject(tmp_path: Path, window: int) -> Subject:
