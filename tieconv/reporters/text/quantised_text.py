@@ -13,8 +13,10 @@ def quantised_facts(figures: Quantised) -> Iterator[tuple[str, str]]:
     """Yield how the weights are quantised, and what the graph and the known-good quantiser lose."""
     forms = Counter(f"of {weight.operator} with {weight.bits} bits" for weight in figures.weights)
     listed = ", ".join(f"{number} {shown(form)}" for form, number in forms.items())
-    worst = max((weight.error for weight in figures.weights), default=0.0)
-    yield "quantised", f"{count(len(figures.weights), 'weight')}: {listed}; largest relative RMS error {worst:.2e}"
+    errors = ((weight.error, weight.known_good_error) for weight in figures.weights)
+    worst, known_good = max(errors, default=(0.0, 0.0))
+    yield "quantised", f"{count(len(figures.weights), 'weight')}: {listed}"
+    yield "error", f"{worst:.2e} at most (relative RMS), {known_good:.2e} by the known-good quantiser"
     for name, loss in (("loss", figures.graph), ("known good", figures.known_good)):
         if loss is not None:
             yield name, _loss(loss)
