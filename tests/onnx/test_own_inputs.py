@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +87,28 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     for name in ("text.npz", "one.npy", "absent.npz"):
         with pytest.raises(UnreadableError, match=f"{name} is not an npz file"):
             read_inputs(str(tmp_path / name), bindings(*DECODER), CONFIG, 10)
+
+
+def test_sizes_that_a_file_states_are_not_believed(tmp_path: Path) -> None:
+    """A header of 80 TB beside no data, and zeros that unpack to more than the limit: nothing is allocated."""
+    for name, shape, zeros in (("header", (1_000_000, 10_000_000), 0), ("packed", (4000, 4000), 128_000_000)):
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": shape})
+        path = tmp_path / f"{name}.npz"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("input_ids.npy", header.getvalue() + bytes(zeros))
+        with pytest.raises(UnreadableError) as refused:
+            read_inputs(str(path), bindings(Role.IDS), SimpleNamespace(vocab_size=100), 100)
+        message = refused.value.message
+        assert {"header": "states more values than the file holds", "packed": "takes at most 100 MB"}[name] in message
+
+
+def test_a_text_is_not_called_a_pickle(tmp_path: Path) -> None:
+    """The refusal of a file that is not an archive names no option that would load it unsafely."""
+    (tmp_path / "in.npz").write_text("text")
+    with pytest.raises(UnreadableError) as refused:
+        read_inputs(str(tmp_path / "in.npz"), bindings(Role.IDS), SimpleNamespace(vocab_size=100), 100)
+    assert "pickle" not in refused.value.message
 
 
 def test_a_graph_without_padding(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ def copies_in_place(inspection: Inspection) -> bool | None:
     if first is None:
         return None
     stored = checkpoint.tensors.get(in_file(inspection, first) if first == family.input_embedding else first)
-    files = sorted({tensor.range.file for tensor in checkpoint.tensors.values()})
-    return stored is None or stored.dtype != _DTYPE or stored.range.file != files[0]
+    if stored is None or stored.dtype != _DTYPE:
+        return True
+    return stored.range.file != min(tensor.range.file for tensor in checkpoint.tensors.values())
 
 
 def as_copied(

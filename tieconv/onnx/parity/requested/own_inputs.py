@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from tieconv.errors import UnreadableError
 from tieconv.onnx.parity.graph.bindings import Bindings, Padding, Role
 from tieconv.reference import Batch
-from tieconv.text import command, shown
+from tieconv.text import command, shown, size
 
+_LIMIT = 100_000_000
+"""Bytes of all arrays: 12 million token ids."""
 _ENCODER = (Role.MASK, Role.POSITIONS, Role.TYPES)
 
 
@@ -55,13 +58,19 @@ def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Bat
 
 
 def _arrays(path: str) -> dict[str, np.ndarray]:
-    """Return the arrays. numpy never unpickles them."""
+    """Return the arrays. numpy never unpickles them, and no size that the file states is believed."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            stored = sum(entry.file_size for entry in archive.infolist())
+        if stored > _LIMIT:
+            _refuse(path, f"has arrays of {size(stored)}, and parity takes at most {size(_LIMIT)}")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except MemoryError:
+        _refuse(path, "has an array that states more values than the file holds")
+    except UnreadableError:
         raise
-    except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many classes on a file that is no archive
+    except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many classes on a file that is not an archive
         _refuse(path, f"is not an npz file of number arrays: {shown(error, 200)}")
 
 
