@@ -1,4 +1,4 @@
-"""GGUF: read strictly from the header, agreed with the gguf package, tied by llama.cpp's rule, never written."""
+"""GGUF: read strictly from the header, agreed with the gguf package, tied by llama.cpp's rule."""
 
 from __future__ import annotations
 
@@ -98,23 +98,25 @@ def test_handmade_file_is_read_by_the_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "tied", "state"),
+    ("tensors", "tied", "state", "rules"),
     [
-        ([EMBED], True, State.ABSENT),
-        ([EMBED, HEAD], False, State.DISTINCT),
-        ([EMBED, (HEAD[0], *EMBED[1:])], False, State.IDENTICAL),
+        ([EMBED], True, State.ABSENT, []),
+        ([EMBED, HEAD], False, State.DISTINCT, []),
+        ([EMBED, (HEAD[0], *EMBED[1:])], False, State.IDENTICAL, ["TIE004"]),
     ],
     ids=["absent", "own", "equal"],
 )
-def test_tied_exactly_where_the_head_is_absent(tensors: list[Tensor], tied: bool, state: State, tmp_path: Path) -> None:
-    """llama.cpp reads no flag; either way the file is consistent, and there is nothing to report."""
+def test_tied_exactly_where_the_head_is_absent(
+    tensors: list[Tensor], tied: bool, state: State, rules: list[str], tmp_path: Path
+) -> None:
+    """llama.cpp reads no flag; the file is consistent either way, and an equal copy is a note."""
     inspection = api.inspect(write(tmp_path, gguf(tensors)))
     tie = inspection.word_tie
     assert tie is not None
     assert (tie.declared, tie.consistent, tie.members[1].state) == (tied, True, state)
     assert inspection.config.effective is tied
     assert inspection.config.model_type == "llama"
-    assert inspection.findings == ()
+    assert [finding.rule for finding in inspection.findings] == rules
     jsonschema.validate(inspection.to_dict(), SCHEMA)
 
 
@@ -178,11 +180,12 @@ def test_directory_of_several_models_is_not_guessed(tmp_path: Path) -> None:
     assert code(folder) == "layout.ambiguous"
 
 
-@pytest.mark.parametrize("plan", [api.plan_untie, api.plan_retie, api.plan_dedup])
-def test_no_command_writes_it(plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [api.plan_dedup, api.plan_bias])
+def test_other_verbs_refuse_it(plan, tmp_path: Path) -> None:
     """A refusal with the next step."""
+    options = {"action": "zero"} if plan is api.plan_bias else {}
     with pytest.raises(RefusedError) as caught:
-        plan(write(tmp_path, gguf([EMBED])))
+        plan(path=write(tmp_path, gguf([EMBED])), **options)
     assert caught.value.code == "format.read-only" and "convert" in caught.value.hint
 
 

@@ -13,6 +13,7 @@ from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence
+from tieconv.loaders.engines.gguf_architectures import TIES, head_rule
 from tieconv.text import shown
 
 Option = tuple[str, str]
@@ -37,6 +38,8 @@ def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
 
     It refuses copies that differ, and a flag that also scales the logits.
     """
+    if inspection.checkpoint.format == "gguf":
+        return _gguf_retie(inspection, safe=safe)
     merged = filter(is_merged, inspection.ties)
     flips = (
         not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
@@ -44,6 +47,15 @@ def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
     if not all(_is_equal(tie) for tie in merged) or (flips and not flag_is_storage(inspection)):
         return None
     return _remedy(inspection, "retie", *options, safe=safe)
+
+
+def _gguf_retie(inspection: Inspection, *, safe: bool) -> Remedy | None:
+    checkpoint = inspection.checkpoint
+    blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
+    ties = head_rule(inspection.family.architecture) == TIES and all(map(_is_equal, inspection.ties))
+    if blocked or not ties or checkpoint.layout is Layout.SHARDED:
+        return None
+    return _over_formats(checkpoint, "retie", checkpoint.source, safe=safe)
 
 
 def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:

@@ -14,12 +14,13 @@ from tieconv.execute.target import (
     source_path,
 )
 from tieconv.formats import GRAPH_SUFFIX
+from tieconv.formats.gguf.reader import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.safetensors.header import SUFFIX
 from tieconv.formats.torch.model import SUFFIXES
 from tieconv.sources.local.links import in_hub_store
 from tieconv.text import shown
 
-_WEIGHTS = (SUFFIX, *SUFFIXES)
+_WEIGHTS = (SUFFIX, *SUFFIXES, GGUF_SUFFIX)
 _ONLY_BESIDE = frozenset({"export"})
 """Commands without --in-place."""
 _INDEXES = tuple(f"{suffix}.index.json" for suffix in _WEIGHTS)
@@ -85,6 +86,8 @@ def file_suffixes(plan: Plan) -> tuple[str, ...]:
     written = plan.weights[0].format if plan.weights else plan.checkpoint.format
     if written == "onnx":
         return (GRAPH_SUFFIX,)
+    if written == "gguf":
+        return (GGUF_SUFFIX,)
     return SUFFIXES if written == "torch" else (SUFFIX,)
 
 

@@ -76,7 +76,7 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
 
 def _gguf_family(architecture: str, tied: bool, biased: bool) -> Family:
     return replace(
-        _without_groups(architecture, Tying.ALWAYS if tied else Tying.NEVER),
+        _without_groups(architecture, Tying.ALWAYS if tied else Tying.CAN),
         input_embedding=_EMBEDDING,
         output_head=_HEAD,
         output_biases=(_BIAS,) if biased else (),

@@ -87,7 +87,7 @@ def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[Outpu
         tensors += [
             tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
         ]
-    return OutputWeights(file.name, tuple(tensors), metadata)
+    return OutputWeights(file.name, tuple(tensors), metadata, file.gguf)
 
 
 def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:

@@ -17,8 +17,8 @@ def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Map
 
     `safetensors.torch.save_model` records a dropped alias as ``{dropped name: kept name}``.
     """
-    if file.metadata is None:
-        return None, False
+    if file.metadata is None or file.gguf is not None:  # the metadata of GGUF names no tensors
+        return file.metadata, False
     tensors = edits.checkpoint.tensors
     stored = edits.after()
     stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]

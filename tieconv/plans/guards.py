@@ -62,8 +62,20 @@ def guard_layout(inspection: Inspection, *, allowed: str = "") -> None:
     _guard_layout(inspection, allowed)
 
 
+def guard_contents(inspection: Inspection) -> None:
+    """Refuse a model whose files contradict each other, in any format."""
+    assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
+    _guard_layout(inspection)
+
+
 def _guard_format(inspection: Inspection) -> None:
     checkpoint = inspection.checkpoint
+    if checkpoint.format == "gguf":
+        refuse(
+            f"{shown(checkpoint.source)} is a GGUF file: only retie and untie change it",
+            checkpoint.read_only,
+            "format.read-only",
+        )
     if checkpoint.read_only:
         refuse(
             f"{shown(checkpoint.source)} has the format {checkpoint.format}, which tieconv reads but never writes",

@@ -103,6 +103,20 @@ class Storage:
         _set(self, "crc", crc)
 
 
+@record
+class GgufHeader:
+    """What the header of a GGUF file has besides its tensors.
+
+    ``version`` is the file's format version. ``keys`` counts the metadata entries in the bytes ``entries``. Each tensor
+    starts at a multiple of ``alignment`` bytes after the header.
+    """
+
+    version: int
+    keys: int
+    entries: ByteRange
+    alignment: int
+
+
 FORMATS = ("pt", "tf", "flax", "mlx")
 """The ``format`` values in safetensors metadata that transformers 4 accepts (`load_state_dict` of 4.57.6)."""
 
@@ -113,7 +127,7 @@ class WeightFile:
 
     ``data_start`` is the offset of the first tensor byte. ``metadata`` is the file's own key-value
     map. ``None`` means that the file has none, which differs from an empty map. ``storages`` are set if the format lets
-    tensors share bytes.
+    tensors share bytes. ``gguf`` is set for that format alone.
     """
 
     name: str
@@ -122,6 +136,7 @@ class WeightFile:
     tensors: tuple[TensorRecord, ...]
     metadata: Mapping[str, str] | None
     storages: tuple[Storage, ...] = ()
+    gguf: GgufHeader | None = None
 
     @property
     def refused_format(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.files.dtypes import nbytes
-from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange, GgufHeader
 from tieconv.checkpoint.value_type import record
 
 
@@ -117,15 +117,18 @@ class OutputTensor:
 
 @record
 class OutputWeights:
-    """A weight file to write, its tensors in the order of their bytes."""
+    """A weight file to write, its tensors in the order of their bytes. ``gguf`` is the header of a GGUF source."""
 
     name: str
     tensors: tuple[OutputTensor, ...]
     metadata: Mapping[str, str] | None
+    gguf: GgufHeader | None = None
 
     @property
     def format(self) -> str:
-        """`safetensors` or `torch`, by the name."""
+        """`safetensors`, `torch` or `gguf`."""
+        if self.gguf is not None:
+            return "gguf"
         return "safetensors" if self.name.endswith(".safetensors") else "torch"
 
     @property

@@ -13,6 +13,7 @@ from tieconv.checkpoint.write_plan.output import Content, OutputStorage, OutputT
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.execute.contents import layout
 from tieconv.execute.contents.copy import BLOCK, read_full
+from tieconv.execute.contents.gguf_layout import aligned_starts, gguf_layout
 from tieconv.execute.contents.layout import Piece
 from tieconv.formats.safetensors.header import PAGE
 from tieconv.formats.torch.pickle_state import SavedTensor, pickle_state
@@ -41,6 +42,8 @@ class FileLayout(Protocol):
 
 def file_layout(output: OutputWeights) -> FileLayout:
     """Return the layout of the bytes of a file in its format."""
+    if output.gguf is not None:
+        return gguf_layout(output, output.gguf)
     return _torch(output) if output.format == "torch" else _safetensors(output)
 
 
@@ -100,8 +103,12 @@ def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
 def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTensor, int]]:
     """Yield each tensor with the offset of its first byte; the tensor bytes of the file start at ``data_start``.
 
-    A torch file takes all its offsets from its records.
+    A torch file takes all its offsets from its records. GGUF aligns each tensor.
     """
+    if output.gguf is not None:
+        starts = aligned_starts(output, output.gguf)
+        yield from ((tensor, data_start + start) for tensor, start in zip(output.tensors, starts, strict=True))
+        return
     if output.format == "torch":
         keys = storages(output)
         starts = [record.start for record in _torch(output).archive.storages]

@@ -143,6 +143,10 @@ def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
         return written.pread(name, count, offset)
 
     try:
+        if output.format == "gguf":
+            from tieconv.formats.gguf.reader import read_weight_file as read_gguf_file
+
+            return read_gguf_file(pread, written.state(name).size, name)
         if output.format == "torch":
             from tieconv.formats.torch.reader import read_torch_file  # other formats do not need it
 

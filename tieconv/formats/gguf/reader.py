@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from tieconv.checkpoint.files.git_files import LARGEST, check_git_file
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.files.weight_file import ByteRange, GgufHeader, TensorRecord, WeightFile
 from tieconv.formats.gguf.ggml_types import TYPES
 from tieconv.formats.gguf.header_cursor import INCOMPLETE, MAX_NAME, HeaderCursor, Pread
 from tieconv.formats.gguf.metadata import alignment_of, read_metadata
@@ -31,10 +31,12 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     """
     check_git_file(name, pread(min(size, LARGEST), 0), size)
     cursor = HeaderCursor(pread, size, name, sparse=sparse)
-    _check_version(cursor)
+    version = _version(cursor)
     tensors = cursor.counted(MAX_TENSORS, "tensors", least=24)
     keys = cursor.counted(MAX_KEYS, "metadata keys", least=13)
+    start = cursor.position
     metadata = read_metadata(cursor, keys)
+    entries = ByteRange(name, start, cursor.position)
     names = NameCount()
     infos = [_counted(_info(cursor), names, cursor) for _ in range(tensors)]
     alignment = alignment_of(metadata, cursor)
@@ -44,10 +46,11 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     records = [_record(infos.pop(), data_start, alignment, cursor) for _ in range(tensors)]
     records.sort(key=lambda record: (record.range.start, record.range.end))
     _check_places(records, cursor)
-    return WeightFile(name, size, min(data_start, size), tuple(records), metadata)
+    header = GgufHeader(version, keys, entries, alignment)
+    return WeightFile(name, size, min(data_start, size), tuple(records), metadata, gguf=header)
 
 
-def _check_version(cursor: HeaderCursor) -> None:
+def _version(cursor: HeaderCursor) -> int:
     if cursor.size < 24:
         cursor.refuse(f"has {cursor.size} bytes, too few for a header", "too-small")
     magic = cursor.take(4)
@@ -55,13 +58,13 @@ def _check_version(cursor: HeaderCursor) -> None:
         kind = _OTHERS.get(magic) or _OTHERS.get(magic[::-1], "a file without the GGUF magic number")
         cursor.refuse(f"is {kind}, not a GGUF file", "magic", "convert the model again with llama.cpp")
     version = cursor.natural("<I")
-    if version in VERSIONS:
-        return
     if version & 0xFFFF == 0 and version >> 16:
         cursor.refuse("is a big-endian GGUF file", "big-endian", "convert it first: gguf-convert-endian FILE little")
-    known = " and ".join(map(str, VERSIONS))
-    why = f"has GGUF version {version}, but tieconv reads versions {known}"
-    cursor.refuse(why, "version", "convert the model with a current llama.cpp")
+    if version not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
+        why = f"has GGUF version {version}, but tieconv reads versions {known}"
+        cursor.refuse(why, "version", "convert the model with a current llama.cpp")
+    return version
 
 
 _Info = tuple[str, tuple[int, ...], int, int]

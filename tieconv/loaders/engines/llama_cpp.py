@@ -13,6 +13,7 @@ from dataclasses import replace
 from tieconv.architectures.flag_levels import FLAG, reading_v4, text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
+from tieconv.loaders.engines.gguf_architectures import EMBEDDING, NEEDS, head_rule
 from tieconv.loaders.engines.llama_cpp_names import (
     Treatment,
     converted_class,
@@ -35,9 +36,11 @@ _PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
 
 def load(inspection: Inspection) -> Loaded:
     """Return the model after conversion and loading; a GGUF file is only loaded."""
+    if inspection.checkpoint.format == "gguf":
+        return _gguf(inspection)
     formats = (SAFETENSORS, TORCH)
     refusal = by_pattern(inspection, _CONVERTER, formats, *_PATTERNS, indexed=True, prefers=True)
-    known = _gguf(inspection) or refusal or _known(inspection)
+    known = refusal or _known(inspection)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     treatment, pair = known
@@ -62,12 +65,31 @@ def load(inspection: Inspection) -> Loaded:
     return replace(loaded, parameters={**loaded.parameters, **shared})
 
 
-def _gguf(inspection: Inspection) -> Refusal | None:
-    if inspection.checkpoint.format != "gguf":
-        return None
+def _gguf(inspection: Inspection) -> Loaded:
+    """Return the model that libllama loads from a GGUF file."""
     if not inspection.checkpoint.tensors:
-        return unknown("the file holds no tensors")
-    return unknown("the llama.cpp build that loads the file decides whether output.weight may be missing")
+        return stopped(_LOADER, unknown("the file holds no tensors"))
+    architecture, pair = inspection.family.architecture, head_pair(inspection)
+    rule = head_rule(architecture)
+    if rule is None or pair is None:
+        return stopped(
+            _LOADER, unknown(f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}")
+        )
+    model = PairModel(_LOADER, inspection, pair, has_bias=True)
+    if rule == NEEDS and not pair.has_head:
+        return stopped(
+            _LOADER, Refusal(Cause.NAMES, f"llama.cpp needs {pair.head} of the architecture {shown(architecture)}")
+        )
+    if rule == EMBEDDING and pair.has_head:
+        why = (
+            f"llama.cpp does not use {pair.head} of the architecture {shown(architecture)}, and refuses unused tensors"
+        )
+        return stopped(_LOADER, Refusal(Cause.NAMES, why))
+    return (
+        model.untied()
+        if pair.has_head
+        else model.tied(pair.embedding, remark="llama.cpp uses token_embd.weight for both")
+    )
 
 
 def _known(inspection: Inspection) -> tuple[Treatment, Pair] | Refusal:

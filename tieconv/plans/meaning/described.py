@@ -14,17 +14,21 @@ from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
+from tieconv.inspection.understood import understand
 
 
 def described(inspection: Inspection, plan: Plan) -> Inspection:
     """Return the header evidence about the model after the plan. Reads no file."""
     family = inspection.family
     checkpoint = _checkpoint(inspection.checkpoint, plan)
-    config = view_config(checkpoint.config_values, family)
+    if checkpoint.format == "gguf":  # it has no config: the stored names decide
+        family, config = understand(checkpoint, None, None)
+    else:
+        config = view_config(checkpoint.config_values, family)
     tensors, reader = checkpoint.tensors, _NoBytes()
     ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
     head = view_head(family, tensors, ties, reader, Depth.HEADER)
-    return replace(inspection, checkpoint=checkpoint, config=config, ties=ties, head=head, duplicates=())
+    return replace(inspection, checkpoint=checkpoint, family=family, config=config, ties=ties, head=head, duplicates=())
 
 
 class _NoBytes:
@@ -64,7 +68,7 @@ def _document(text: OutputText) -> Document:
 
 def _file(output: OutputWeights, before: Checkpoint) -> WeightFile:
     tensors = tuple(_record(output, tensor, before.tensors.get(tensor.name)) for tensor in output.tensors)
-    return WeightFile(output.name, 0, 0, tensors, output.metadata)
+    return WeightFile(output.name, 0, 0, tensors, output.metadata, gguf=output.gguf)
 
 
 def _record(output: OutputWeights, tensor: OutputTensor, before: TensorRecord | None) -> TensorRecord:

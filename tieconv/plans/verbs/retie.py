@@ -23,6 +23,7 @@ from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
 from tieconv.plans.verbs import average, folding
+from tieconv.plans.verbs.gguf_head import plan_gguf_retie
 from tieconv.text import shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
@@ -50,6 +51,8 @@ def plan_retie(
     the copies. Without either, raises `RefusedError` if the copies are not bit-equal. Also raises it if the flag
     would change the forward pass.
     """
+    if inspection.checkpoint.format == "gguf":
+        return plan_gguf_retie(inspection, bias=bias, forced=force or survivor is not None)
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
     exponent = _tied_exponent(inspection)

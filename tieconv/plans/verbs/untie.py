@@ -16,6 +16,7 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.verbs.gguf_head import plan_gguf_untie
 from tieconv.text import shown
 
 
@@ -30,6 +31,8 @@ def plan_untie(
     With ``keep_flag``, the config does not change and the plan stores equal copies. Raises `RefusedError` if the flag
     changes the forward pass and no exact scaling of the head compensates for it.
     """
+    if inspection.checkpoint.format == "gguf":
+        return plan_gguf_untie(inspection, bias=bias, keep_flag=keep_flag)
     guard(inspection, "untie")
     edits = Edits(inspection.checkpoint)
     flips = not keep_flag and inspection.config.effective and not reads_false(inspection)
