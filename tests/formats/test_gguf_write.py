@@ -81,18 +81,21 @@ SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
 @given(
-    entries=KEYS, shapes=st.lists(SHAPES, max_size=6), place=st.integers(0, 6), alignment=st.sampled_from([8, 32, 64])
+    entries=KEYS,
+    shapes=st.lists(SHAPES, max_size=6),
+    position=st.integers(0, 6),
+    alignment=st.sampled_from([8, 32, 64]),
 )
 def test_every_other_byte_stays(
-    entries: dict[str, Any], shapes: list[tuple[int, ...]], place: int, alignment: int, tmp_path_factory: Any
+    entries: dict[str, Any], shapes: list[tuple[int, ...]], position: int, alignment: int, tmp_path_factory: Any
 ) -> None:
     """Any metadata, alignment and order of tensors: the package reads the same entries, names and values."""
-    random = np.random.default_rng(place)
+    random = np.random.default_rng(position)
     tensors: list[Tensor] = [
         (f"t.{number}", shape, F32, random.standard_normal(shape, dtype="<f4").tobytes())
         for number, shape in enumerate(shapes)
     ]
-    tensors.insert(min(place, len(tensors)), EMBED)
+    tensors.insert(min(position, len(tensors)), EMBED)
     tensors.append(COPY)
     metadata = {"general.architecture": "llama", "general.alignment": alignment, **entries}
     folder = tmp_path_factory.mktemp("gguf")
@@ -126,8 +129,8 @@ def aligned(tensors: list[Tensor], metadata: dict[str, Any], alignment: int) -> 
 
 def test_refusals(tmp_path: Path) -> None:
     """Other values, another type of the same values, a split file, an option, an architecture: nothing is written."""
-    other = write(tmp_path, gguf([EMBED, (HEAD, (8, 32), F32, values(1))]), "other.gguf")
-    assert refusal(api.plan_retie, other).code == "retie.not-equal"
+    differing = write(tmp_path, gguf([EMBED, (HEAD, (8, 32), F32, values(1))]), "other.gguf")
+    assert refusal(api.plan_retie, differing).code == "retie.not-equal"
     types = write(tmp_path, gguf([(EMBEDDING, (8, 32), Q4_0, bytes(144)), (HEAD, (8, 32), F32, bytes(1024))]), "t.gguf")
     assert refusal(api.plan_retie, types).code == "retie.not-equal"
     equal = write(tmp_path, gguf([EMBED, COPY]), "equal.gguf")
@@ -149,8 +152,8 @@ def test_the_architecture_decides(architecture: str, rule: str | None, retie: st
     """llama.cpp needs, ignores or takes the tensor; what is not known is not written."""
     assert head_rule(architecture) == rule
     metadata = {"general.architecture": architecture}
-    both, one = write(tmp_path, gguf([EMBED, COPY], metadata), "both.gguf"), write(tmp_path, gguf([EMBED], metadata))
-    for plan, path, refused in ((api.plan_retie, both, retie), (api.plan_untie, one, untie)):
+    untied, tied = write(tmp_path, gguf([EMBED, COPY], metadata), "both.gguf"), write(tmp_path, gguf([EMBED], metadata))
+    for plan, path, refused in ((api.plan_retie, untied, retie), (api.plan_untie, tied, untie)):
         if refused:
             assert refusal(plan, path).code == "gguf.architecture"
         else:

@@ -9,7 +9,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.output import OutputWeights
 from tieconv.execute.contents import layout
 from tieconv.execute.contents.layout import Piece
-from tieconv.formats.gguf.write_header import START, encode_infos, encode_start
+from tieconv.formats.gguf.header_bytes import START, encode_infos, encode_start
 
 
 @record
