@@ -1,9 +1,9 @@
 """Disk, memory, latency and cost of one Llama in each form and by other exporters, for docs/export.md.
 
-python -m tests.onnx.whole_model --write [--optimum PYTHON] [--genai PYTHON]
+python -m tests.onnx.whole_model --write [--optimum PYTHON] [--genai PYTHON] [--olive PYTHON]
 
-``--optimum`` and ``--genai`` name interpreters that have optimum-onnx and onnxruntime-genai. Without them, these rows
-keep the figures of an earlier run. Everything runs with one thread, alone on the machine.
+``--optimum``, ``--genai`` and ``--olive`` name interpreters that have optimum-onnx, onnxruntime-genai and olive-ai.
+Without them, these rows keep the figures of an earlier run. Everything runs with one thread, alone on the machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,11 +30,13 @@ from tokenizers import Tokenizer, models
 from tests.onnx.export_table import OPTIMUM, committed, write
 from tests.onnx.head_forms import _resident, session
 
-CONFIG = {
-    "vocab_size": 64_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8,
-    "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 1024,
+CONFIG: dict[str, Any] = {
+    "vocab_size": 128_000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 10,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 1024,
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+WIDTH = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+"""Of an attention head; onnxruntime-genai's graphs leave that axis open."""
 LENGTHS = (1, 8, 64, 256)
 PAST = 64
 """Tokens in the cache of the run with one token."""
@@ -43,12 +46,23 @@ TIECONV = {
     "tieconv --fuse cpu": ("--fuse", "cpu"),
     "tieconv --fuse cuda": ("--fuse", "cuda"),
     "tieconv --head-form transpose": ("--head-form", "transpose"),
+    "tieconv --quantise int8": ("--quantise", "int8"),
+    "tieconv --quantise int4": ("--quantise", "int4"),
+    "tieconv --quantise dynamic-int8": ("--quantise", "dynamic-int8"),
 }
 TRANSFORMERS = """
 import sys, transformers
 from pathlib import Path
 from tests.onnx.exported import export
 export(transformers.LlamaForCausalLM.from_pretrained(sys.argv[1]).eval(), Path(sys.argv[2]))
+"""
+TRACED = "transformers"
+QUANTIZE_DYNAMIC = """
+import sys
+from pathlib import Path
+from onnxruntime.quantization import quantize_dynamic
+Path(sys.argv[2]).mkdir()
+quantize_dynamic(sys.argv[1], sys.argv[2] + "/model.onnx", use_external_data_format=True)
 """
 
 
@@ -61,29 +75,39 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def commands(model: Path, folder: Path, optimum: str | None, genai: str | None) -> dict[str, list[str]]:
-    """The command of each export, by the name of its row; each writes a folder of its own below ``folder``."""
-    python, out = sys.executable, str(folder)
+def commands(
+    model: Path, folder: Path, optimum: str | None, genai: str | None, olive: str | None
+) -> dict[str, list[str]]:
+    """The command of each export, by the name of its row, which is also its folder below ``folder``."""
+    python, source = sys.executable, str(model)
     found = {
-        name: [python, "-m", "tieconv", "export", str(model), "-o", f"{out}/{number}", "--no-parity", *options]
-        for number, (name, options) in enumerate(TIECONV.items())
+        name: [python, "-m", "tieconv", "export", source, "-o", str(folder / name), "--no-parity", *options]
+        for name, options in TIECONV.items()
     }
-    found["transformers"] = [python, "-c", TRANSFORMERS, str(model), f"{out}/transformers"]
+    found[TRACED] = [python, "-c", TRANSFORMERS, source, str(folder / TRACED)]
+    dynamic = f"{TRACED}, then quantize_dynamic"
+    found[dynamic] = [python, "-c", QUANTIZE_DYNAMIC, str(folder / TRACED / "model.onnx"), str(folder / dynamic)]
+    if olive:
+        capture = ["capture-onnx-graph", "-m", source, "--use_dynamo_exporter", "--disable_telemetry"]
+        found["Olive"] = [str(Path(olive).with_name("olive")), *capture, "-o", str(folder / "Olive")]
     if optimum:
-        found["optimum"] = [optimum, "-c", OPTIMUM, str(model), f"{out}/optimum", "text-generation-with-past"]
+        found["optimum"] = [optimum, "-c", OPTIMUM, source, str(folder / "optimum"), "text-generation-with-past"]
     if genai:
-        builder = [genai, "-m", "onnxruntime_genai.models.builder", "-i", str(model), "-o", f"{out}/genai"]
-        found["genai"] = [*builder, "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
+        builder = [genai, "-m", "onnxruntime_genai.models.builder", "-i", source, "-e", "cpu"]
+        for name, precision in (("genai", "fp32"), ("genai int4", "int4")):
+            found[name] = [*builder, "-o", str(folder / name), "-p", precision, "-c", str(folder / "cache")]
     return found
 
 
-def cost(command: Sequence[str]) -> dict[str, float]:
-    """Seconds of processor time and the peak of resident memory (MiB) of a command."""
+def cost(command: Sequence[str], folder: Path) -> dict[str, float]:
+    """Seconds of processor time and the peak of resident memory (MiB) of a command; it runs in ``folder``."""
     watch = "import json, resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=sys.stderr)\n"
     watch += "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
     watch += "print(json.dumps([done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss // 1024]))"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", watch, *command], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", watch, *command], capture_output=True, text=True, env=environment, cwd=folder
+    )
     code, seconds, peak = json.loads(done.stdout)
     if code:
         raise RuntimeError(f"{command[:4]} failed: {done.stderr[-2000:]}")
@@ -105,8 +129,7 @@ def feeds(path: Path, length: int, past: int) -> dict[str, np.ndarray]:
         elif value.name == "position_ids":
             made[value.name] = np.arange(past, past + length)[None]
         else:
-            _, heads, _, width = (side.dim_value for side in value.type.tensor_type.shape.dim)
-            made[value.name] = np.zeros((1, heads, past, width), np.float32)
+            made[value.name] = np.zeros((1, CONFIG["num_key_value_heads"], past, WIDTH), np.float32)
     return made
 
 
@@ -141,28 +164,30 @@ def graph_of(folder: Path) -> Path:
     return graph
 
 
-def measure(optimum: str | None = None, genai: str | None = None) -> list[dict[str, Any]]:
+def measure(optimum: str | None = None, genai: str | None = None, olive: str | None = None) -> list[dict[str, Any]]:
     """A row for each exporter: bytes of graph and data, cost of the export, memory and latency of a session."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make(folder / "model")
-        for number, (row, command) in enumerate(commands(model, folder, optimum, genai).items()):
-            spent = cost(command)
-            graph = graph_of(folder / (str(number) if row in TIECONV else row))
+        for row, command in commands(model, folder, optimum, genai, olive).items():
+            spent = cost(command, folder)
+            graph = graph_of(folder / row)
             disk = sum(path.stat().st_size for path in graph.parent.iterdir() if ".onnx" in path.name)
             rows.append({"name": row, "disk": disk, **spent, **held(graph)})
             print(json.dumps(rows[-1]), flush=True)
+            if row != TRACED:  # a quantiser reads this one
+                shutil.rmtree(graph.parent)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--optimum")
-    parser.add_argument("--genai")
+    for program in ("optimum", "genai", "olive"):
+        parser.add_argument(f"--{program}")
     given = parser.parse_args()
-    rows = measure(given.optimum, given.genai)
+    rows = measure(given.optimum, given.genai, given.olive)
     if given.write:
         fresh = {row["name"] for row in rows}
         write(whole=[*rows, *(row for row in committed().get("whole", ()) if row["name"] not in fresh)])
