@@ -61,14 +61,15 @@ def _planted(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in missed:
         yield f"| {row['fault']} | {row['model']} | {row['unseen']} |"
     yield ""
-    yield "These failed:"
+    yield 'These failed. A cause "none" means: no single constant explains the error.'
     yield ""
-    yield "| fault | model | worst case | gates that failed |"
-    yield "|---|---|---|---|"
+    yield "| fault | model | worst case | gates that failed | cause in the report |"
+    yield "|---|---|---|---|---|"
     for row in rows:
         if row not in missed:
             gates = ", ".join(f"`{name}`" for name in row["failed"])
-            yield f"| {row['fault']} | {row['model']} | {_figure(row['case_ratio'])} | {gates} |"
+            cause = "none" if row["cause"].startswith("no single") else row["cause"].partition(";")[0]
+            yield f"| {row['fault']} | {row['model']} | {_figure(row['case_ratio'])} | {gates} | {cause} |"
     yield ""
 
 

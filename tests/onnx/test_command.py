@@ -80,7 +80,7 @@ def test_failed(exported, tmp_path: Path) -> None:
     result = run("parity", graph, made.model, "--html", page)
     assert result.exit_code == 1, result.output
     assert "FAILED  rms_ratio" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("failed: ")
+    assert [line.split(":")[0] for line in result.stdout.splitlines() if ": " in line][-2:] == ["failed", "cause"]
     assert '<span class="failed">failed</span> rms ratio' in page.read_text(encoding="utf-8")
     assert not Page(page.read_text(encoding="utf-8")).open
 
@@ -181,17 +181,21 @@ def test_what_cannot_be_read_exits_2(exported, tmp_path: Path, what: str) -> Non
 
 
 def test_what_is_likely_wrong_is_said(exported, tmp_path: Path) -> None:
-    """An epsilon in a norm that the exporter took to pieces is named in text, page and JSON; a rotation is not."""
+    """An epsilon in a norm that the exporter took to pieces is named in text, page and JSON; so are the frequencies."""
     made = exported("llama")
     page = tmp_path / "report.html"
     graph = faults.plant(made.graph, faults.eps, tmp_path / "model.onnx")
     told = run("parity", graph, made.model, "--html", page)
-    sentence = "a norm of the graph has epsilon 1e-05, but the model's class has 1e-06"
-    assert told.exit_code == 1 and f"likely: {sentence}" in " ".join(told.stdout.split())
+    epsilon = "a norm of the graph has epsilon 1e-05, but the model's class has 1e-06"
+    sentence = f"{epsilon}; with it, the worst case passes"
+    assert told.exit_code == 1 and f"cause: {sentence}" in " ".join(told.stdout.split())
     assert sentence in unescape(page.read_text(encoding="utf-8"))
     assert document(run("parity --json", graph, made.model).stdout)["reason"] == sentence
     graph = faults.plant(made.graph, faults.rope, tmp_path / "model.onnx")
-    assert document(run("parity --json", graph, made.model).stdout)["reason"] is None
+    reason = document(run("parity --json", graph, made.model).stdout)["reason"]
+    assert reason.endswith(
+        "differs from the model's model.rotary_emb.inv_freq; with those values, the worst case passes"
+    )
 
 
 def test_nothing_is_likely_wrong_where_it_passed(exported, tmp_path: Path) -> None:

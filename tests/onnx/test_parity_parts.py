@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.onnx.graphs import write_graph
 from tieconv.checkpoint.results.parity import Case
 from tieconv.onnx.parity.batches.batch_shapes import cells
 from tieconv.onnx.parity.batches.cell import Cell, Layout
 from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.causes.uncounted_padding import uncounted
 from tieconv.onnx.parity.gate_limits import CELL_LIMIT
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Role
-from tieconv.onnx.parity.graph.file import Value, read_graph
+from tieconv.onnx.parity.graph.file import Value
 from tieconv.onnx.parity.graph.switches import switched
 from tieconv.onnx.parity.passes import make_work
-from tieconv.onnx.parity.weights.suspects import suspects, uncounted
 
 IDS, POSITIONS = Value("input_ids", "INT64", (None, None)), Value("position_ids", "INT64", (None, None))
 
@@ -137,32 +135,3 @@ def test_what_a_switch_is_fed(value: Value, expected: np.ndarray) -> None:
     """All logits, the places of the tokens, and the branch with a cache."""
     found = switched(value, 3, 5)
     assert found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all()
-
-
-SCALES = [
-    # the constants of the graph, the config, and the sentence
-    ({"a": 5.66}, {"hidden_size": 32}, "the constant a is 5.66, but the config's factor is 5.65685"),
-    ({"a": 0.6}, {"hidden_size": 32, "num_attention_heads": 4}, "a is 0.6, but the config's factor is 0.594604"),
-    ({"a": 5.66, "b": 32**0.5}, {"hidden_size": 32}, "the constant a is 5.66, but the config's factor is 5.65685"),
-    # 0.2515 is near the factor 0.25 too, which stands in the graph
-    (
-        {"a": 0.2515, "b": 0.25, "c": 4.01},
-        {"hidden_size": 16, "residual_multiplier": 0.25},
-        "the constant c is 4.01, but the config's factor is 4",
-    ),
-    ({"a": 12.05}, {"hidden_size": 32, "embedding_multiplier": 12.0}, "a is 12.05, but the config's factor is 12"),
-    ({"a": 8.01}, {"hidden_size": 32, "logits_scaling": 8.0}, "the constant a is 8.01, but the config's factor is 8"),
-    ({"a": 32**0.5, "b": 3.0}, {"hidden_size": 32}, ""),
-]
-
-
-@pytest.mark.parametrize(("constants", "config", "sentence"), SCALES)
-def test_the_wrong_constant_is_named(
-    tmp_path: Path, constants: dict[str, float], config: dict[str, float], sentence: str
-) -> None:
-    """A constant near a factor that the graph lacks comes before one near a factor that it has."""
-    graph = read_graph(
-        str(write_graph(tmp_path / "g.onnx", {name: torch.tensor(value) for name, value in constants.items()}))
-    )
-    found = list(suspects(graph, SimpleNamespace(**config), (), "float32"))
-    assert len(found) == bool(sentence) and all(told.endswith(sentence) for told in found)

@@ -84,6 +84,23 @@ UNSEEN = {
 }
 """Why parity cannot see a fault."""
 
+NAMED = {
+    "attention scale 0.6 instead of 0.5946": "is 0.6, but the model has 0.594604",
+    "attention scale 0.354 instead of 0.35355": "is 0.354, but the model has 0.353553",
+    "embedding scale 5.66 instead of 5.65685": "is 5.66, but the model has 5.65685",
+    "head scale 0.177 instead of 0.17678": "is 0.177, but the model has 0.176777",
+    "logit soft cap 31 instead of 30": "is 31, but the model has 30",
+    "RMS norm eps 2e-6 instead of 1e-6": "has epsilon 2e-06, but the model's class has 1e-06",
+    "RMS norm eps 1e-6 instead of 1e-5": "has epsilon 1e-06, but the model's class has 1e-05",
+    "LayerNorm eps 1e-6 instead of 1e-5": "has epsilon 1e-06, but the model's class has 1e-05",
+    "GELU constant 0.0447 instead of 0.044715": "is 0.0447, but the model has 0.044715",
+    "embedding multiplier 12.05 instead of 12": "is 12.05, but the model has 12",
+    "residual multiplier 0.221 instead of 0.22": "is 0.221, but the model has 0.22",
+    "logits divided by 8.01 instead of 8": "is 8.01, but the model has 8",
+    "logits times 0.0626 instead of 0.0625": "is 0.0626, but the model has 0.0625",
+}
+"""What the report says of each fault that is one wrong constant. For no other fault may it name a constant."""
+
 FAST = (
     ("mask blind to trailing padding", "bert"), ("row b reads the mask of row min(b, 3)", "bert"),
     ("ids clipped at V - 2", "bert"), ("token types dropped", "bert"), ("one element of a position table", "bert"),
@@ -111,6 +128,7 @@ def fault_row(label: str, name: str, graph: Path, model: Path, folder: Path) -> 
         "verdict": str(report.verdict),
         "failed": [gate.name for gate in report.gates if not gate.passed],
         "case_ratio": None if ratio is None else float(f"{ratio:.2e}"),
+        "cause": report.reason,
         **({"unseen": UNSEEN[label]} if str(report.verdict) == "passed" else {}),
     }
 

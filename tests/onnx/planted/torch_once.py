@@ -35,7 +35,7 @@ def torch_once() -> Iterator[None]:
         for side in wanted:
             store.put(side, known[key][side])
         model, made = models[key]
-        return TorchRuns(None, identity_of(subject, made.identity.unused, model), made.epsilons)
+        return TorchRuns(None, identity_of(subject, made.identity.unused, model), made.numbers)
 
     genuine = validate.run_torch
     validate.run_torch = once

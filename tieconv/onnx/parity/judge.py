@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tieconv.checkpoint.results.parity import Case, Gate, Histogram
 from tieconv.checkpoint.results.parity_metrics import Pooled, Pools
@@ -51,12 +51,22 @@ class Judged:
             yield histogram(group, pool(map(self.graph.__getitem__, chosen)), pool(map(self.floor.__getitem__, chosen)))
 
 
-def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
-    """Return every cell's errors against the reference. The graph's logits are stored under ``name``."""
+def judge(
+    work: Work,
+    store: LogitStore,
+    errors: Mapping[Cell, str],
+    precision: str,
+    name: str = "graph",
+    chosen: Sequence[Cell] = (),
+) -> Judged:
+    """Return the errors of every cell, or of the ``chosen`` ones, against the reference.
+
+    The graph's logits are stored under ``name``.
+    """
     cases: list[Case] = []
     of_graph: dict[Cell, Errors] = {}
     of_floor: dict[Cell, Errors] = {}
-    for cell in work.cells:
+    for cell in chosen or work.cells:
         shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
         reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
         if cell in errors or reference is None or floor is None or graph is None:

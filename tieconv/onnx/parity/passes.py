@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -129,13 +129,15 @@ def cached_logits(steps: Steps, batch: Batch, cell: Cell) -> torch.Tensor:
     return torch.cat(made[1:] if cell.past else made, 1)
 
 
-def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> dict[Cell, str]:
-    """Run every cell through the graph; return the runtime's error for each failed cell.
+def run_graph(
+    graph: GraphModel, work: Work, store: LogitStore, name: str, cells: Sequence[Cell] = ()
+) -> dict[Cell, str]:
+    """Run every cell, or these ``cells``, through the graph; return the runtime's error for each failed cell.
 
     Raises `NotRunError` if memory runs out or the device fails.
     """
     errors: dict[Cell, str] = {}
-    for cell in work.cells:
+    for cell in cells or work.cells:
         batch = work.batch(cell)
         try:
             cached = work.kind is Kind.CACHED

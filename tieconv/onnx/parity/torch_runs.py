@@ -10,6 +10,7 @@ from typing import Any
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.checkpoint.value_type import record
+from tieconv.onnx.parity.causes.model_numbers import ModelNumbers, model_numbers
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
@@ -24,13 +25,13 @@ from tieconv.sources.local.files import open_files
 class TorchRuns:
     """Results of the torch runs.
 
-    ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``epsilons`` are those of the
-    model's norms.
+    ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``numbers`` are those
+    that the model computes with.
     """
 
     free: FreeRun | None
     identity: Identity
-    epsilons: frozenset[float]
+    numbers: ModelNumbers
 
 
 def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
@@ -46,7 +47,7 @@ def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: Logi
     del reference
     floor = load(subject.root, config, subject.precision)
     run_floor(floor, work, store)
-    return TorchRuns(free, identity_of(subject, unused, floor), floor.epsilons)
+    return TorchRuns(free, identity_of(subject, unused, floor), model_numbers(floor, subject.config))
 
 
 def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> Identity:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
@@ -10,9 +9,11 @@ from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUs
 from tieconv.checkpoint.results.parity_metrics import Metrics, Precision, Vocabulary
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.batch_shapes import SEEDS
+from tieconv.onnx.parity.causes.trials import wrong_constant
+from tieconv.onnx.parity.causes.uncounted_padding import uncounted
 from tieconv.onnx.parity.free_memory import planned_window, reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, lookup_gates, structure_gates
-from tieconv.onnx.parity.judge import Judged, judge
+from tieconv.onnx.parity.judge import judge
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject, graph_file, open_subject
 from tieconv.onnx.parity.passes import longest_sequence, make_work
@@ -22,7 +23,6 @@ from tieconv.onnx.parity.session_runs import run_sessions
 from tieconv.onnx.parity.torch_runs import identity_of, run_torch
 from tieconv.onnx.parity.vocabulary.lookups import every_lookup
 from tieconv.onnx.parity.vocabulary.one_token import spread_ids
-from tieconv.onnx.parity.weights.suspects import suspects, uncounted
 from tieconv.reference import Reference
 
 
@@ -76,9 +76,12 @@ def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes
         torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
-    gates = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen), *judged.gates())
-    passed = _all_passed(gates)
-    likely = () if passed else _likely(subject, judged, torch_runs.epsilons)
+        stored = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen))
+        gates = (*stored, *judged.gates())
+        passed = _all_passed(gates)
+        likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
+        if not passed and not likely and all(gate.passed for gate in stored):
+            likely = list(wrong_constant(subject, work, store, judged, torch_runs.numbers))
     return subject.report(
         Verdict.PASSED if passed else Verdict.FAILED,
         reason="; ".join(likely),
@@ -116,11 +119,6 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
     subject = open_subject(path, evidence, "cpu")
     identity = identity_of(subject, model.unused, model)
     return identity, (*structure_gates(subject.structure), *identity_gates(identity))
-
-
-def _likely(subject: Subject, judged: Judged, epsilons: frozenset[float]) -> Iterator[str]:
-    yield from suspects(subject.graph, subject.config, epsilons, subject.precision)
-    yield from uncounted(judged.cases, subject.bindings)
 
 
 def _all_passed(gates: tuple[Gate, ...]) -> bool:

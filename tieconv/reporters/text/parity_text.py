@@ -153,4 +153,4 @@ def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
     }[report.verdict]
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(sentences, "", width))
     if report.reason and report.verdict is Verdict.FAILED:
-        yield from wrapped(f"likely: {shown(report.reason, 400)}", "", width)
+        yield from wrapped(f"cause: {shown(report.reason, 400)}", "", width)
