@@ -5,9 +5,6 @@ python -m tests.onnx.planted.catalogue --write [DIR]    measure again, and write
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from tests.onnx import faults
 from tests.onnx.exported import ROWS, build
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted import masks, tokens
+from tests.onnx.planted.rows_file import measure_rows
 from tests.onnx.planted.torch_once import torch_once
 
 FILE = Path(__file__).parents[3] / "docs" / "pages" / "planted.json"
@@ -142,10 +140,4 @@ def measure(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        found = []
-        for entry in measure(Path(sys.argv[2] if len(sys.argv) > 2 else scratch)):
-            print(json.dumps(entry), flush=True)
-            found.append(entry)
-    if "--write" in sys.argv:
-        FILE.write_text(json.dumps({"rows": found}, indent=1) + "\n", encoding="utf-8")
+    measure_rows(FILE, measure)

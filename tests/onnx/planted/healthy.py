@@ -1,14 +1,15 @@
 """Healthy graphs behind an optimiser, and those that other exporters wrote: none may be refused.
 
-python -m tests.onnx.planted.healthy --write [DIR]    measure again, and write docs/pages/healthy.json
+python -m tests.onnx.planted.healthy --write [DIR] [--only KIND...]    measure again, and write docs/pages/healthy.json
+
+A kind is an optimiser, `exported` (transformers' exporter), `torch` (torch's own exporter), or `others`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ import onnxruntime as ort
 import tieconv
 from fixtures import exporters
 from tests.onnx.exported import build
+from tests.onnx.planted.rows_file import measure_rows
+from tests.onnx.planted.torch_export import by_torch
 from tests.onnx.planted.torch_once import torch_once
 
+PAIRS = ("bart", "t5")
+"""Encoder-decoders, which the plain wrappers of `torch_export` do not cover."""
 FILE = Path(__file__).parents[3] / "docs" / "pages" / "healthy.json"
 MODELS = (
     "bart",
@@ -51,7 +56,18 @@ def by_onnxscript(source: Path, to: Path) -> None:
     onnx.save(optimizer.optimize(onnx.load(source)), to)
 
 
-OPTIMISERS: dict[str, Callable[[Path, Path], None]] = {"onnxruntime": by_onnxruntime, "onnxscript": by_onnxscript}
+def by_onnxslim(source: Path, to: Path) -> None:
+    import onnxslim
+
+    onnx.save(onnxslim.slim(onnx.load(source)), to)
+
+
+OPTIMISERS: dict[str, Callable[[Path, Path], None]] = {
+    "onnxruntime": by_onnxruntime,
+    "onnxscript": by_onnxscript,
+    "onnxslim": by_onnxslim,
+}
+KINDS = ("exported", *OPTIMISERS, "torch", "others")
 
 
 def row(name: str, exporter: str, optimiser: str, graph: Path, model: Path) -> dict[str, Any]:
@@ -67,27 +83,41 @@ def row(name: str, exporter: str, optimiser: str, graph: Path, model: Path) -> d
     }
 
 
-def measure(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every graph. The torch side of each model runs once."""
+def measure(folder: Path, kinds: Collection[str] = KINDS) -> Iterator[dict[str, Any]]:
+    """Every graph of these kinds. The torch side of each model runs once."""
     with torch_once():
         for name in MODELS:
             made = build(name, "float32", folder)
-            yield row(name, "transformers", "", made.graph, made.model)
+            if "exported" in kinds:
+                yield row(name, "transformers", "", made.graph, made.model)
             for optimiser, change in OPTIMISERS.items():
-                path = made.graph.with_name(f"by-{optimiser}.onnx")  # beside the data
-                change(made.graph, path)
-                yield row(name, "transformers", optimiser, path, made.model)
-        for name in exporters.COMPARED:
+                if optimiser in kinds:
+                    path = made.graph.with_name(f"by-{optimiser}.onnx")  # beside the data
+                    change(made.graph, path)
+                    yield row(name, "transformers", optimiser, path, made.model)
+            if "torch" in kinds and name not in PAIRS:
+                path = made.graph.with_name("by-torch.onnx")
+                by_torch(made.model, path)
+                yield row(name, "torch", "", path, made.model)
+        for name in exporters.COMPARED if "others" in kinds else ():
             (graph,) = (exporters.HERE / name).glob("*.onnx")
             exporter, _, model = name.partition("-")
             yield row(model, exporter, "", graph, exporters.HERE / "checkpoints" / name)
 
 
+def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The row's place in the list: transformers' exporter first."""
+    return (
+        row["exporter"] != "transformers",
+        row["exporter"] == "torch",
+        row["model"],
+        row["exporter"],
+        row["optimiser"],
+    )
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        found = []
-        for entry in measure(Path(sys.argv[2] if len(sys.argv) > 2 else scratch)):
-            print(json.dumps(entry), flush=True)
-            found.append(entry)
-    if "--write" in sys.argv:
-        FILE.write_text(json.dumps({"rows": found}, indent=1) + "\n", encoding="utf-8")
+    asked = sys.argv.index("--only") if "--only" in sys.argv else len(sys.argv)
+    chosen = tuple(sys.argv[asked + 1 :]) or KINDS
+    del sys.argv[asked:]
+    measure_rows(FILE, partial(measure, kinds=chosen), order)

@@ -15,9 +15,12 @@ from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantCo
 
 from fixtures import exporters
 from tests.cli.run import run
+from tests.onnx.quantised import gptq
 from tieconv import api
 from tieconv.checkpoint.results.parity import Gate, Verdict
 from tieconv.errors import RefusedError
+from tieconv.onnx.parity.quantised.known_good import round_to_nearest, worst_group
+from tieconv.onnx.parity.quantised.loss_gates import BLOCK_LIMIT
 from tieconv.onnx.parity.quantised.measure_quantised import stored_quantised_gates
 from tieconv.reference import load
 from tieconv.reporters import schemas
@@ -51,6 +54,8 @@ QUANTISERS: dict[str, Callable[[Path], Path]] = {
     "ORT int4, zero points": lambda path: of_ort(path, 4, symmetric=False),
     "ORT int8": lambda path: of_ort(path, 8, symmetric=True),
     "ORT int8, zero points": lambda path: of_ort(path, 8, symmetric=False),
+    "ORT GPTQ": gptq.by_onnxruntime,
+    "GPTQ, zero points": gptq.with_zero_points,
     "HQQ int4": lambda path: of_ort(path, 4, symmetric=False, hqq=True),
 }
 
@@ -90,9 +95,10 @@ FAULTS = [scale_doubled, zero_point_off_by_one, rows_swapped, other_matrix]
 
 @pytest.mark.parametrize("weight", [HEAD, "model.layers.0.mlp.up_proj.MatMul.weight"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_fail(tmp_path: Path, fault: Callable[[Stored, str], None], weight: str) -> None:
+@pytest.mark.parametrize("quantiser", ["ORT int4, zero points", "GPTQ, zero points"])
+def test_planted_faults_fail(tmp_path: Path, quantiser: str, fault: Callable[[Stored, str], None], weight: str) -> None:
     """One scale, one zero point, two rows, a matrix from elsewhere: in the head and in a layer."""
-    path = of_ort(tmp_path / "model.onnx", 4, symmetric=False)
+    path = QUANTISERS[quantiser](tmp_path / "model.onnx")
     model = onnx.load(path)
     stored = {tensor.name: numpy_helper.to_array(tensor).copy() for tensor in model.graph.initializer}
     stored = {name: array for name, array in stored.items() if name.startswith(weight)}
@@ -120,6 +126,25 @@ def test_a_healthy_int4_graph_passes_as_a_whole(tmp_path: Path) -> None:
     assert 0.5 < found["graph"]["kl"] / found["known_good"]["kl"] < 1.5
     assert {"rms_ratio", "kl", "top1", "perplexity", "quantised_weights"} <= {gate["name"] for gate in report["gates"]}
     assert out.exists()
+
+
+def test_zero_points_off_by_one_everywhere_fail() -> None:
+    """A median above that of every correct quantiser is no allowance."""
+    weight = np.random.default_rng(0).normal(size=(64, 32))
+    good = round_to_nearest(weight, 4, 32, symmetric=False)
+    step = (weight.max(1) - weight.min(1))[:, None] / 15
+    assert worst_group(weight, good + step, good, 32) > BLOCK_LIMIT
+    assert worst_group(weight, weight + 1.5 * (good - weight), good, 32) == pytest.approx(1)
+    assert worst_group(weight[:16], weight[:16] + 1.5 * (good - weight)[:16], good[:16], 32) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("quantise", [gptq.by_onnxruntime, gptq.with_zero_points])
+def test_a_graph_of_gptq_passes_as_a_whole(tmp_path: Path, quantise: Callable[[Path], Path]) -> None:
+    """Its weights differ more than those of round to nearest, and the logits do not lose twice as much."""
+    report = api.parity(quantise(tmp_path / "model.onnx"), MODEL, provider="cpu", quantised=True)
+    assert report.verdict is Verdict.PASSED, report.gates
+    assert report.quantised is not None
+    assert all(weight.error > weight.known_good_error for weight in report.quantised.weights)
 
 
 def test_a_fault_of_the_graph_is_not_hidden_by_the_loss(tmp_path: Path) -> None:
