@@ -139,7 +139,8 @@ def _memory(measured: dict[str, Any]) -> Iterator[str]:
 
 
 def _layouts(measured: dict[str, Any]) -> Iterator[str]:
-    full = [row for row in measured["rows"] if row["precision"] == "fp32"]
+    plain = [row for row in measured["rows"] if "quantise" not in row]
+    full = [row for row in plain if row["precision"] == "fp32"]
     rows = {(row["family"], row["layout"]): row for row in full}
     names = list(measured["versions"])
     yield ""
@@ -158,10 +159,15 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
         yield f"| {family} | " + " | ".join(_program(rows.get((family, name))) for name in names) + " |"
     yield ""
     for name in names:
-        half = [row for row in measured["rows"] if row["precision"] == "fp16" and row["layout"] == name]
-        half = [row for row in half if "refused" not in row]
-        same = [row["family"] for row in half if _program(row) == "same"]
-        yield f"- {name} in fp16: the same tokens for {len(same)} of {len(half)} models ({', '.join(same)})."
+        half = [row for row in plain if row["precision"] == "fp16" and row["layout"] == name]
+        yield f"- {name} in fp16: {_same(half)}."
+    yield ""
+    yield "A quantised graph has other tokens than torch. ONNX Runtime generated them from the same graph:"
+    yield ""
+    coded = [row for row in measured["rows"] if "quantise" in row]
+    for name, scheme, precision in dict.fromkeys((r["layout"], r["quantise"], r["precision"]) for r in coded):
+        chosen = [r for r in coded if (r["layout"], r["quantise"], r["precision"]) == (name, scheme, precision)]
+        yield f"- {name}, {scheme}, {precision}: {_same(chosen)}."
     yield ""
     yield "tieconv refuses these:"
     yield ""
@@ -171,7 +177,15 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
         if "refused" in row:
             yield f"| {row['family']} | {row['layout']} | {row['refused'].partition(': ')[2]} |"
     yield ""
-    yield "`python -m tests.onnx.layouts.measure --write` measures the table, with `--precision fp16` the other lines."
+    yield "`python -m tests.onnx.layouts.measure --write` measures the table. Its options `--precision fp16` and"
+    yield "`--quantise` measure the other lines."
+
+
+def _same(rows: list[dict[str, Any]]) -> str:
+    """Return for how many of the models that were not refused the program gave the same tokens."""
+    tried = [row for row in rows if "refused" not in row]
+    same = [row["family"] for row in tried if _program(row) == "same"]
+    return f"the same tokens for {len(same)} of {len(tried)} models ({', '.join(same)})"
 
 
 def _program(row: dict[str, Any] | None) -> str:
@@ -181,4 +195,4 @@ def _program(row: dict[str, Any] | None) -> str:
         return "refused"
     if "error" in row:
         return f"error: {row['error']}".replace("|", " ").replace("\n", " ")[:120]
-    return "same" if row["same"] and row["session"] == 1 else "other tokens"
+    return "same" if row["same"] and row.get("session", 1) == 1 else "other tokens"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures import exporters
-from tests.onnx.planted.healthy import FILE, MODELS, OPTIMISERS, PAIRS, row
+from tests.onnx.planted.healthy import FILE, MODELS, OPTIMISERS, WRAPPED, row
 from tests.onnx.planted.torch_export import by_torch
 from tests.onnx.table import FILE as TABLE
 
@@ -17,13 +17,13 @@ ROWS: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["rows"
 
 
 def test_no_healthy_graph_was_refused() -> None:
-    """At least 90 graphs of six exporters, by three optimisers too; all passed with room to spare."""
+    """At least 80 graphs of six exporters, by three optimisers too; all passed with room to spare."""
     assert {row["model"] for row in ROWS if row["exporter"] == "transformers"} == set(MODELS)
     assert len({row["exporter"] for row in ROWS}) >= 6
-    assert {row["model"] for row in ROWS if row["exporter"] == "torch"} == {*MODELS} - {*PAIRS}
+    assert {row["model"] for row in ROWS if row["exporter"] == "torch"} == {*WRAPPED}
     assert {row["optimiser"] for row in ROWS} == {"", *OPTIMISERS}
     half = [row for row in json.loads(TABLE.read_text())["rows"] if not row["fault"] and row["dtype"] == "float16"]
-    assert len(ROWS) + len(half) >= 90
+    assert len(ROWS) + len(half) >= 80
     for entry in (*ROWS, *half):
         assert (entry["verdict"], entry["failed"]) == ("passed", []), entry
         assert entry["rms_ratio"] < 1.5 and entry["max_ratio"] < 3 and entry["case_ratio"] < 4, entry
@@ -41,7 +41,7 @@ def test_an_optimised_graph_passes(exported, name: str, optimiser: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*MODELS} - {*PAIRS}))
+@pytest.mark.parametrize("name", WRAPPED)
 def test_a_graph_of_torch_passes(exported, tmp_path: Path, name: str) -> None:
     """torch's own exporter, with a cache, without transformers' exporter."""
     made = exported(name)

@@ -134,6 +134,32 @@ def test_transformers_js_config(traced: Traced, tmp_path: Path, precision: str) 
     ort.InferenceSession(out / "onnx" / f"{stem}.onnx", providers=["CPUExecutionProvider"])
 
 
+QUANTISED = [
+    ("optimum", "int4", "fp32", "model.onnx", "model.onnx_data", None),
+    ("genai", "int8", "fp32", "model.onnx", "model.onnx.data", None),
+    ("transformers.js", "int4", "fp32", "onnx/model_q4.onnx", "onnx/model_q4.onnx_data", "q4"),
+    ("transformers.js", "dynamic-int8", "fp32", "onnx/model_quantized.onnx", "onnx/model_quantized.onnx_data", "q8"),
+]
+
+
+@pytest.mark.parametrize(("layout", "scheme", "precision", "graph", "data", "dtype"), QUANTISED)
+def test_a_quantised_graph_has_the_names_of_its_layout(
+    traced: Traced, tmp_path: Path, layout: str, scheme: str, precision: str, graph: str, data: str, dtype: str | None
+) -> None:
+    """Graph, data and cache tensors have the program's names, and the config has the program's word for the type."""
+    made = traced("llama", "float32" if precision == "fp32" else "float16")  # type: ignore[call-arg]
+    out = tmp_path / "out"
+    options = f"--layout {layout} --quantise {scheme} --precision {precision}"
+    found = json.loads(ok(f"export --no-parity --json {options}", made.model, "-o", out).stdout)
+    assert set(found["files"]) == {graph, data}
+    session = ort.InferenceSession(out / graph, providers=["CPUExecutionProvider"])
+    assert "past_key_values.1.value" in {entry.name for entry in session.get_inputs()}
+    if dtype is not None:
+        settings = json.loads((out / "config.json").read_text())["transformers.js_config"]
+        assert (settings["dtype"], settings["use_external_data_format"]) == (dtype, {Path(graph).name: 1})
+        assert settings.get("kv_cache_dtype") == ({dtype: "float16"} if precision == "fp16" else None)
+
+
 def test_data_that_is_written_anew_keeps_its_name(tmp_path: Path) -> None:
     """If sharing drops a stored copy, the smaller data file has the name of the layout."""
     matrix = np.random.default_rng(0).normal(size=(256, 16)).astype("f4")
@@ -194,6 +220,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "genai-bert": ("Bert", BASE, "genai", f"the layout genai does not support {KIND}"),
     "js-type": ("Mixtral", GROUPED, "transformers.js", "does not support the model type mixtral"),
     "js-heads": ("StableLm", GROUPED, "transformers.js", f"{FED.format('stablelm', 4, 8)}, {HAS.format(2, 8)}"),
+    "js-int8": (
+        "Llama",
+        GROUPED,
+        "transformers.js --quantise int8 --precision fp16",
+        "the layout transformers.js was tried with quantised graphs in fp32 only",
+    ),
     "js-bf16": (
         "Llama",
         GROUPED,

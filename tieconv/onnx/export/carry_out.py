@@ -49,6 +49,7 @@ class Settings:
     """Options of an export.
 
     ``dtype`` is a torch name, ``fuse`` a provider of ONNX Runtime. ``model`` is what the layout reads of the model.
+    ``graph`` is the path of the graph in OUT, ``data`` the name of its data file.
     """
 
     dtype: str
@@ -59,7 +60,9 @@ class Settings:
     fuse: str | None
     layout: Layout
     model: Model
-    quantise: Scheme | None = None
+    quantise: Scheme | None
+    graph: str
+    data: str
 
 
 def run(
@@ -128,7 +131,9 @@ class _Job:
         """Store every matrix once. A quantised export is quantised before."""
         if self.settings.quantise is None:
             return share(raw, self.staging.new, self.settings.form)
-        made = quantise_tied(raw, self.staging.held / "quantised", self.settings.quantise, self.plan)
+        made = quantise_tied(
+            raw, self.staging.held / "quantised", self.settings.quantise, self.plan, self.settings.data
+        )
         shared = share(self.staging.held / "quantised", self.staging.new, self.settings.form)
         proof = prove_once(self.staging.new, GRAPH, made.tied)
         return replace(shared, proofs=(proof,), notes=(*shared.notes, *made.notes))
@@ -140,9 +145,8 @@ class _Job:
 
     def _sizes(self) -> dict[str, int]:
         """Return the bytes of the graph and of its data by their paths in OUT, before they are moved there."""
-        precision, layout = self.plan.precision, self.settings.layout
-        path = Path(layout.graph(precision))
-        names = {GRAPH: path, layout.data_of(precision): path.parent / layout.data_of(precision)}
+        path, data = Path(self.settings.graph), self.settings.data
+        names = {GRAPH: path, data: path.parent / data}
         made = {name: self.staging.new / name for name in names}
         return {names[name].as_posix(): file.stat().st_size for name, file in made.items() if file.exists()}
 
@@ -155,7 +159,7 @@ class _Job:
         checkpoint = self.evidence.checkpoint
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
         kind = kind_of(reference.model)
-        self.settings.layout.check(self.settings.model, kind, self.plan.precision)
+        self.settings.layout.check(self.settings.model, kind, self.plan.precision, self.settings.quantise)
         _check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
         inputs = sample(reference, kind, load_config(checkpoint.root))
@@ -163,7 +167,7 @@ class _Job:
         with always_clamped(reference.model):
             made = export_adapter.export_graph(reference.model, inputs, self.settings.opset, self.settings.fuse)
         document = export_adapter.save(made, raw)
-        arrange(raw, self.settings.layout, self.settings.model, self.plan.precision)
+        arrange(raw, self.settings.layout, self.settings.model, self.settings.data)
         if self.settings.layout.renames:
             document = {}  # transformers finds the tensors by the exporter's names
         del made, inputs
@@ -187,16 +191,17 @@ class _Job:
         self._begin("parity")
         measure = run_parity if self.settings.quantise is None else run_quantised_parity
         report = measure(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
-        return replace(report, graph=self.settings.layout.graph(self.plan.precision))
+        return replace(report, graph=self.settings.graph)
 
     def _publish(self, outcome: ExportOutcome, document: str) -> None:
         new = self.staging.new
         files = Files(Path(self.evidence.checkpoint.root), new)
         files.copy(self.plan.copied)
         files.write("export.json", document)
-        for name, text in self.settings.layout.documents(self.settings.model, self.plan.precision).items():
+        layout, scheme = self.settings.layout, self.settings.quantise
+        for name, text in layout.documents(self.settings.model, self.plan.precision, scheme).items():
             files.write(name, text)
-        publish_names(new, self.settings.layout, self.plan.precision)
+        publish_names(new, self.settings.graph, self.settings.data)
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 

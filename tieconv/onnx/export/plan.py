@@ -151,7 +151,7 @@ def plan_export(
     kind = _kind(name, checkpoint.config_values)
     layout_ = LAYOUTS[layout]
     model = read_model(checkpoint, name, layout_)
-    layout_.check(model, kind, precision)
+    layout_.check(model, kind, precision, quantise)
     copied = _companions(checkpoint, layout_.made)
     tied = tied_names(evidence)
     plan = ExportPlan(
@@ -174,9 +174,10 @@ def plan_export(
         quantise=str(quantise or ""),
     )
     if quantise is not None:
-        check_scheme(quantise, precision, fuse, layout, checkpoint.source)
+        check_scheme(quantise, precision, fuse, checkpoint.source)
         plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
-    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise)
+    names = layout_.graph(precision, quantise), layout_.data_of(precision, quantise)
+    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise, *names)
     return PlannedExport(plan, evidence, settings)
 
 

@@ -19,14 +19,8 @@ def head_note(scheme: Scheme) -> str:
     return HEAD_NOTE.format(_OPERATORS[scheme])
 
 
-def check_scheme(scheme: Scheme, precision: str, fuse: str | None, layout: str, source: str) -> None:
-    """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision, or for a fused graph or a layout."""
-    if layout != "plain":
-        raise RefusedError(
-            f"{shown(source)}: the layout {layout} was tried with float graphs only",
-            "leave out --layout, or --quantise",
-            "export.quantise",
-        )
+def check_scheme(scheme: Scheme, precision: str, fuse: str | None, source: str) -> None:
+    """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision, or for a fused graph."""
     if fuse is not None:
         raise RefusedError(
             f"{shown(source)}: ONNX Runtime's quantisers skip the head of a graph that is fused for {fuse}",
@@ -41,9 +35,12 @@ def check_scheme(scheme: Scheme, precision: str, fuse: str | None, layout: str, 
         )
 
 
-def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan) -> Quantisation:
-    """Quantise the graph of ``raw`` to ``new``. Raises `RefusedError` if a tied matrix would become two."""
-    made = quantise(raw, new, scheme)
+def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan, data: str) -> Quantisation:
+    """Quantise the graph of ``raw`` to ``new``, with the data file ``data``.
+
+    Raises `RefusedError` if a tied matrix would become two.
+    """
+    made = quantise(raw, new, scheme, data)
     if plan.tied and not made.tied:
         raise RefusedError(
             f"{shown(plan.source)}: the embedding and the head of the graph cannot read one {scheme} matrix",

@@ -42,8 +42,10 @@ class Quantisation:
         return tuple(f"{shown(name)} stays float: {why}" for name, why in self.float_matrices)
 
 
-def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
+def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data") -> Quantisation:
     """Read `model.onnx` of ``raw`` and write its quantised form to ``new``. No product is skipped silently.
+
+    ``data`` is the name of the new data file.
 
     Raises `RefusedError` without onnxruntime, or if no product of the graph can be quantised.
     """
@@ -70,7 +72,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme) -> Quantisation:
             "export without --quantise",
             "export.quantise",
         )
-    ir.save(made, new / "model.onnx", external_data="model.onnx.data")
+    ir.save(made, new / "model.onnx", external_data=data)
     return Quantisation(products, tied, tuple(_float_matrices(made)))
 
 

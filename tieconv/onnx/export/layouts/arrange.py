@@ -16,12 +16,11 @@ GRAPH = "model.onnx"
 _CACHE = re.compile(r"(?P<side>input\.|output\.)?past_key_values\.(?:layers\.)?(?P<layer>\d+)\.(?P<part>key|value)s?")
 
 
-def arrange(raw: Path, layout: Layout, model: Model, precision: str) -> None:
-    """Rename the cache tensors and the data file of the graph in the directory ``raw``.
+def arrange(raw: Path, layout: Layout, model: Model, data: str) -> None:
+    """Rename the cache tensors of the graph in the directory ``raw``, and its data file to ``data``.
 
     The weights are not read. Raises `RefusedError` if the program would feed a cache of another shape.
     """
-    data = layout.data_of(precision)
     if not layout.renames and data == f"{GRAPH}.data":
         return
     graph = ir.load(raw / GRAPH)
@@ -34,13 +33,12 @@ def arrange(raw: Path, layout: Layout, model: Model, precision: str) -> None:
     ir.save(graph, raw / GRAPH)
 
 
-def publish_names(new: Path, layout: Layout, precision: str) -> None:
-    """Move the graph and its data to their paths in OUT, relative to the directory ``new``."""
-    final = new / layout.graph(precision)
+def publish_names(new: Path, graph: str, data: str) -> None:
+    """Move the graph to the path ``graph`` of OUT, relative to the directory ``new``, and ``data`` beside it."""
+    final = new / graph
     if final == new / GRAPH:
         return
     final.parent.mkdir(parents=True, exist_ok=True)
-    data = layout.data_of(precision)
     if (new / data).exists():
         os.rename(new / data, final.parent / data)
     os.rename(new / GRAPH, final)

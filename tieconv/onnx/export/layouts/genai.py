@@ -7,6 +7,7 @@ from typing import Any
 
 from tieconv.onnx.export.layouts.interface import Layout, Model
 from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.quantise.scheme import Scheme
 
 _TYPES = {
     **{
@@ -37,8 +38,8 @@ class GenAI(Layout):
     reads_generation = True
     made = frozenset({"genai_config.json"})
 
-    def check(self, model: Model, kind: Kind, precision: str) -> None:
-        super().check(model, kind, precision)
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        super().check(model, kind, precision, scheme)
         if model.model_type == "gpt2":
             raise self.refused(model, f"{self.program} reads a layer's keys and values of gpt2 from one tensor")
         if model.model_type not in _TYPES:
@@ -46,7 +47,7 @@ class GenAI(Layout):
         if not model.whole("max_position_embeddings"):
             raise self.refused(model, "the config has no max_position_embeddings, which genai_config.json needs")
 
-    def documents(self, model: Model, precision: str) -> dict[str, str]:
+    def documents(self, model: Model, precision: str, scheme: Scheme | None = None) -> dict[str, str]:
         document = {"model": self._model(model, precision), "search": _search(model)}
         return {"genai_config.json": json.dumps(document, indent=4) + "\n"}
 

@@ -8,6 +8,7 @@ from typing import Any
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.text import shown
 
 
@@ -47,15 +48,15 @@ class Layout:
     made: frozenset[str] = frozenset()
     """Documents that this layout writes; the model's own files with these names are not copied."""
 
-    def graph(self, precision: str) -> str:
-        """Return the path of the graph in OUT."""
+    def graph(self, precision: str, scheme: Scheme | None = None) -> str:
+        """Return the path of the graph in OUT. ``scheme`` is that of a quantised graph."""
         return "model.onnx"
 
-    def data_of(self, precision: str) -> str:
+    def data_of(self, precision: str, scheme: Scheme | None = None) -> str:
         """Return the name of the data file, which is beside the graph."""
         return self.data
 
-    def documents(self, model: Model, precision: str) -> dict[str, str]:
+    def documents(self, model: Model, precision: str, scheme: Scheme | None = None) -> dict[str, str]:
         """Return further files by name."""
         return {}
 
@@ -63,12 +64,14 @@ class Layout:
         """Return heads and width of the empty cache that the program feeds; None if it reads them from the graph."""
         return None
 
-    def check(self, model: Model, kind: Kind, precision: str) -> None:
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
         """Check that the program can load such a graph. Raises `RefusedError`."""
         if kind not in self.kinds:
             raise self.refused(model, f"the layout {self.name} does not support this kind of graph ({kind})")
         if precision not in self.precisions:
             raise self.refused(model, f"the layout {self.name} does not support {precision}")
+        if scheme is not None and self.name != Layout.name and precision != "fp32":
+            raise self.refused(model, f"the layout {self.name} was tried with quantised graphs in fp32 only")
         if kind is Kind.CACHED:
             self.check_cache(model, (model.whole("num_key_value_heads", "num_attention_heads"), _width(model)))
 

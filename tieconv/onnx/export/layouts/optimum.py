@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tieconv.onnx.export.layouts.interface import Layout, Model
 from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.quantise.scheme import Scheme
 
 _HEAD_DIM = frozenset({"gemma", "gemma3_text", "gpt_oss", "nemotron"})
 """Model types whose `head_dim` optimum reads."""
@@ -33,7 +34,7 @@ class Optimum(Layout):
         )
         return (model.whole("num_key_value_heads") if model.model_type in _GROUPED else heads), width
 
-    def check(self, model: Model, kind: Kind, precision: str) -> None:
-        super().check(model, kind, precision)
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        super().check(model, kind, precision, scheme)
         if model.model_type in _SPECIAL:
             raise self.refused(model, f"{self.program} feeds {model.model_type} a cache of another form")

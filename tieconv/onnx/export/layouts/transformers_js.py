@@ -7,6 +7,7 @@ from typing import Any
 
 from tieconv.onnx.export.layouts.interface import Layout, Model
 from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.quantise.scheme import Scheme
 
 _GROUPED = frozenset({
     "afmoe", "apertus", "arcee", "cohere", "cohere2", "gpt_oss", "granite", "llama", "mistral", "mobilellm", "nanochat",
@@ -28,6 +29,16 @@ _MASKED = frozenset({
 })  # fmt: skip
 
 
+_DTYPES: dict[tuple[str, Scheme | None], tuple[str, str]] = {
+    ("fp32", None): ("fp32", ""),
+    ("fp16", None): ("fp16", "_fp16"),
+    ("fp32", Scheme.INT8): ("q8", "_quantized"),
+    ("fp32", Scheme.DYNAMIC): ("q8", "_quantized"),
+    ("fp32", Scheme.INT4): ("q4", "_q4"),
+}
+"""The values of `dtype` and the suffixes of their files (`src/utils/dtypes.js`), by precision and scheme."""
+
+
 class TransformersJS(Layout):
     """`@huggingface/transformers` 4.3.1 (`src/configs.js`, `src/models/registry.js`, `src/models/session.js`)."""
 
@@ -38,14 +49,14 @@ class TransformersJS(Layout):
     renames = True
     made = frozenset({"config.json"})
 
-    def graph(self, precision: str) -> str:
-        return f"onnx/{_stem(precision)}.onnx"
+    def graph(self, precision: str, scheme: Scheme | None = None) -> str:
+        return f"onnx/{_stem(precision, scheme)}.onnx"
 
-    def data_of(self, precision: str) -> str:
-        return f"{_stem(precision)}.onnx_data"
+    def data_of(self, precision: str, scheme: Scheme | None = None) -> str:
+        return f"{_stem(precision, scheme)}.onnx_data"
 
-    def check(self, model: Model, kind: Kind, precision: str) -> None:
-        super().check(model, kind, precision)
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        super().check(model, kind, precision, scheme)
         if model.model_type not in (_MASKED if kind is Kind.MASKED else _GROUPED | _WHOLE):
             raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
 
@@ -57,19 +68,20 @@ class TransformersJS(Layout):
             width = width or _entry(model, "hidden_size", "n_embd") // max(heads, 1)
         return (heads if model.model_type in _WHOLE else _entry(model, "num_key_value_heads")), width
 
-    def documents(self, model: Model, precision: str) -> dict[str, str]:
+    def documents(self, model: Model, precision: str, scheme: Scheme | None = None) -> dict[str, str]:
+        dtype, _ = _DTYPES[precision, scheme]
         settings: dict[str, Any] = {
-            "dtype": precision,
-            "use_external_data_format": {f"{_stem(precision)}.onnx": 1},
+            "dtype": dtype,
+            "use_external_data_format": {f"{_stem(precision, scheme)}.onnx": 1},
         }
         if precision == "fp16":
-            settings["kv_cache_dtype"] = {"fp16": "float16"}
+            settings["kv_cache_dtype"] = {dtype: "float16"}
         return {"config.json": json.dumps({**model.values, "transformers.js_config": settings}, indent=2) + "\n"}
 
 
-def _stem(precision: str) -> str:
-    """Return the name of a graph: transformers.js adds the type to the name, except for fp32."""
-    return "model" if precision == "fp32" else f"model_{precision}"
+def _stem(precision: str, scheme: Scheme | None) -> str:
+    """Return the name of a graph, to which transformers.js adds a suffix for its type."""
+    return f"model{_DTYPES[precision, scheme][1]}"
 
 
 def _entry(model: Model, *names: str) -> int:

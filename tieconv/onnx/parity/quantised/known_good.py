@@ -32,8 +32,8 @@ def worst_group(weight: Floats, graph: Floats, good: Floats, group: int) -> floa
     """Return the largest RMS error of a group of ``graph`` over that of ``good``, in units of the median.
 
     A group may be exact by chance. So the error of ``good`` counts as at least a quarter of its average. The median is
-    the unit only between 1 and 2, and with at least 32 groups. A quantiser such as GPTQ has larger errors in all groups
-    than round to nearest, because it lets later weights correct earlier ones.
+    the unit only between 1 and 2, and with at least 32 groups. GPTQ has larger errors in all groups than round to
+    nearest, because later weights correct earlier ones.
     """
     ours, theirs = (np.sqrt(np.square(_groups(made - weight, group)).mean(1)) for made in (graph, good))
     least = float(theirs.mean()) / 4
