@@ -15,6 +15,8 @@ from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.packages import need
 from tieconv.text import command, shown
 
+_BLOCKS = ("token_type_ids", "mm_token_type_ids")
+"""Arguments that mark the tokens of an image."""
 _PURPOSE = "the torch reference"
 
 
@@ -23,7 +25,9 @@ class Batch:
     """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
 
     ``decoder_ids`` are set for an encoder-decoder, ``decoder_mask`` if some of them are padding. ``types`` are set for
-    a model with token types. Without ``placed`` the model numbers the positions itself.
+    a model with token types. Without ``placed`` the model numbers the positions itself. ``embeds`` are rows (batch ×
+    sequence × width) that a decoder reads in place of the ids. ``blocks`` are token types that change what a token
+    attends to.
     """
 
     ids: Any
@@ -33,6 +37,8 @@ class Batch:
     placed: bool = True
     decoder_mask: Any = None
     given_positions: Any = None
+    embeds: Any = None
+    blocks: Any = None
 
     @property
     def positions(self) -> Any:
@@ -49,8 +55,12 @@ class Batch:
     def until(self, end: int) -> Batch:
         """Return the first ``end`` tokens of each row."""
         types = None if self.types is None else self.types[:, :end]
-        positions = None if self.given_positions is None else self.given_positions[:, :end]
-        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=positions)
+        positions = None if self.given_positions is None else self.given_positions[..., :end]
+        embeds = None if self.embeds is None else self.embeds[:, :end]
+        blocks = None if self.blocks is None else self.blocks[:, :end]
+        ids, mask = self.ids[:, :end], self.mask[:, :end]
+        more = {"types": types, "given_positions": positions, "embeds": embeds, "blocks": blocks}
+        return replace(self, ids=ids, mask=mask, **more)
 
 
 @dataclass(eq=False)
@@ -69,6 +79,10 @@ class Reference:
     @cached_property
     def _accepts(self) -> frozenset[str]:
         return frozenset(signature(self.model.forward).parameters)
+
+    def accepts(self, name: str) -> bool:
+        """Return whether the class's forward pass has an argument with this name."""
+        return name in self._accepts
 
     @property
     def matrices(self) -> list[Any]:
@@ -98,10 +112,17 @@ class Reference:
             ids = {"input_ids": batch.ids, "decoder_input_ids": batch.decoder_ids}
             return {**ids, "attention_mask": batch.mask, **masked}
         arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
+        if batch.embeds is not None:
+            del arguments["input_ids"]
+            arguments["inputs_embeds"] = batch.embeds[:, start:].to(self.model.dtype)
+        if batch.blocks is not None and not start:
+            # later tokens are text, and generation too gives types only for the first
+            name = next(name for name in _BLOCKS if self.accepts(name))
+            arguments[name] = batch.blocks
         if batch.types is not None:
             arguments["token_type_ids"] = batch.types[:, start:]
         if batch.placed and "position_ids" in self._accepts:
-            arguments["position_ids"] = batch.positions[:, start:]
+            arguments["position_ids"] = batch.positions[..., start:]
         return arguments
 
     def logits(self, batch: Batch, positions_needed: int = 0) -> Any:

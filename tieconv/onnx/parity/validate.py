@@ -20,6 +20,7 @@ from tieconv.onnx.parity.requested.own_inputs import read_inputs
 from tieconv.onnx.parity.requested.wishes import Wishes, check_length
 from tieconv.onnx.parity.session_runs import run_sessions
 from tieconv.onnx.parity.torch_runs import identity_of, run_torch
+from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
 from tieconv.onnx.parity.vocabulary.lookups import every_lookup
 from tieconv.onnx.parity.vocabulary.one_token import spread_ids
 from tieconv.onnx.parity.weights.suspects import suspects, uncounted
@@ -76,7 +77,8 @@ def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes
         torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
-    gates = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen), *judged.gates())
+    gates = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen))
+    gates = (*gates, *torch_runs.gates, *judged.gates())
     passed = _all_passed(gates)
     likely = () if passed else _likely(subject, judged, torch_runs.epsilons)
     return subject.report(
@@ -115,7 +117,8 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
     """
     subject = open_subject(path, evidence, "cpu")
     identity = identity_of(subject, model.unused, model)
-    return identity, (*structure_gates(subject.structure), *identity_gates(identity))
+    gates = (*structure_gates(subject.structure), *identity_gates(identity))
+    return identity, (*gates, *embedding_gates(subject, model))
 
 
 def _likely(subject: Subject, judged: Judged, epsilons: frozenset[float]) -> Iterator[str]:

@@ -42,7 +42,9 @@ def split_at(directory: Path, name: str, values: Collection[str], first: str) ->
 _HINT = "nothing was written; report this with the model's class"
 
 
-def _part(whole: onnx.ModelProto, inputs: list[onnx.ValueInfoProto], ends: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
+def _part(
+    whole: onnx.ModelProto, inputs: list[onnx.ValueInfoProto], ends: list[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
     """Return a copy of the model with the nodes between ``inputs`` and ``ends``."""
     needed = {value.name for value in ends}
     fed = {value.name for value in inputs}

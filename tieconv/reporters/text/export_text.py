@@ -39,6 +39,8 @@ def _notes(notes: tuple[str, ...], paint: Paint, width: int | None) -> Iterator[
 def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
     for index, text in enumerate(plan.inputs):
         yield "inputs" if index == 0 else "", text
+    if plan.left_out:
+        yield "not exported", shown(", ".join(plan.left_out), 300)
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
     yield "head", f"quantised: {plan.quantise}" if plan.quantise else f"as {plan.form}"
