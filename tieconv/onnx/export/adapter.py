@@ -179,7 +179,6 @@ def _strip(program: Any) -> None:
     """Remove the tracer's metadata from the graph. Names and the module hierarchy (``namespace``) remain."""
     for graph in program.graphs():
         for node in graph:
-            values = (node, *node.outputs)
-            for owner in values:
+            for owner in (node, *node.outputs):
                 for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
                     del owner.metadata_props[key]

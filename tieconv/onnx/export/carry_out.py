@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import HeadForm
-from tieconv.errors import RefusedError, VerificationError
+from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
 from tieconv.execute.publish import swap
@@ -30,6 +28,7 @@ from tieconv.onnx.export.document import describe
 from tieconv.onnx.export.embeds.attention_blocks import first_pass
 from tieconv.onnx.export.embeds.probes import probe
 from tieconv.onnx.export.embeds.two_graphs import separate
+from tieconv.onnx.export.finite_weights import check_finite
 from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, publish_names
 from tieconv.onnx.export.layouts.interface import Layout, Model
 from tieconv.onnx.export.quantised import quantise_tied
@@ -166,7 +165,7 @@ class _Job:
         embeds = self.plan.inputs_embeds
         kind = kind_of(reference.model, embeds=embeds)
         self.settings.layout.check(self.settings.model, kind, self.plan.precision)
-        _check_finite(reference, self.plan.source)
+        check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
         config = load_config(checkpoint.root)
         reads = probe(reference, int(config.vocab_size)) if embeds else None
@@ -243,21 +242,3 @@ def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
             "nothing was written; report this with the model's class",
             "export.copies",
         )
-
-
-def _check_finite(reference: Reference, source: str) -> None:
-    """Check that no parameter overflows in the precision. Raises `RefusedError`."""
-    for name, parameter in reference.model.named_parameters():
-        if parameter.is_floating_point() and not _is_finite(parameter.data):
-            raise RefusedError(
-                f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
-                "use a precision with a wider range: --precision fp32 or bf16"
-                if reference.dtype == "float16"
-                else "inspect the tensor: tieconv inspect --depth full",
-                "export.range",
-            )
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    """Return whether no value is NaN or infinite. `torch.isfinite` would need as much memory as the values again."""
-    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())

@@ -171,13 +171,13 @@ def plan_export(
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
-        bytes_written=estimated_bytes(evidence, precision, quantise),
+        bytes_written=estimated_bytes(evidence, precision, quantise, parts.tensors if parts else ()),
         notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
         fuse=fuse,
         layout=layout,
         quantise=str(quantise or ""),
         inputs_embeds=parts is not None,
-        left_out=parts or (),
+        left_out=parts.modules if parts else (),
     )
     if quantise is not None:
         check_scheme(quantise, precision, fuse, layout, checkpoint.source)

@@ -12,7 +12,8 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
+from tieconv.onnx.parity.graph.axis_faults import faults
+from tieconv.onnx.parity.graph.bindings import Bindings, bind
 from tieconv.onnx.parity.graph.embedding_pair import parts, read_graphs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights
 from tieconv.onnx.parity.weights.folds import head_width

@@ -83,12 +83,13 @@ class Work:
             yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
 
     def batch(self, cell: Cell) -> Batch:
-        if cell.own and self.own is not None:
-            return self.own
-        batch = make_batch(
+        batch = self.own if cell.own and self.own is not None else self._drawn(cell)
+        return batch if self.rows_drawn is None else with_rows(batch, cell, self.rows_drawn)
+
+    def _drawn(self, cell: Cell) -> Batch:
+        return make_batch(
             cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
         )
-        return batch if self.rows_drawn is None else with_rows(batch, cell, self.rows_drawn)
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""

@@ -56,7 +56,7 @@ def _part(
     part = onnx.ModelProto()
     part.CopyFrom(whole)
     graph = part.graph
-    for field in ("node", "initializer", "input", "output", "value_info"):
+    for field in ("node", "initializer", "input", "output", "value_info", "metadata_props"):
         graph.ClearField(field)
     graph.node.extend(reversed(nodes))
     graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in needed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.errors import RefusedError
-from tieconv.onnx.export.embeds.text_part import left_out_parts, reads_embeddings, refused
+from tieconv.onnx.export.embeds.text_part import LeftOut, left_out_parts, reads_embeddings, refused
 from tieconv.onnx.export.sample_inputs import check_inputs, modality_input
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.quantise.scheme import Scheme
@@ -19,8 +19,8 @@ AXES = (
 )
 
 
-def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) -> tuple[str, ...] | None:
-    """Return the modules that are not exported, or ``None`` if one graph reads token ids.
+def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) -> LeftOut | None:
+    """Return what is not exported, or ``None`` if one graph reads token ids.
 
     ``name`` is the class of the model, and ``wanted`` says that the user wants a decoder of `inputs_embeds`. Raises
     `RefusedError` for a class whose decoder cannot be exported so.
@@ -34,7 +34,7 @@ def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) ->
     if kind is not Kind.CACHED or not reads_embeddings(cls):
         check_inputs(cls)
         raise refused(name, "is not a decoder that takes inputs_embeds")
-    return left_out_parts(cls, checkpoint.root, images=images)
+    return left_out_parts(cls, checkpoint.root, checkpoint.tensors, images=images)
 
 
 def check_options(layout: str, quantise: Scheme | None) -> None:

@@ -11,6 +11,9 @@ from tieconv.onnx.export.embeds.text_part import EMBEDS, refused
 from tieconv.onnx.parity.graph.embedding_pair import BLOCKS
 from tieconv.reference import Batch, Reference
 
+_TYPES = (0, 1)
+"""The values of `token_type_ids`."""
+
 
 @record
 class Reads:
@@ -40,7 +43,7 @@ def probe(reference: Reference, rows: int) -> Reads:
     by_rows = _logits(reference, inputs)
     if by_rows is None or not torch.equal(by_ids, by_rows):
         raise refused(name, "computes other logits from the rows of its embedding than from token ids")
-    return Reads(_axes(reference, inputs, by_rows), *_blocks(reference, inputs, by_rows))
+    return Reads(_axes(reference, inputs, by_rows), *_blocks(reference, inputs))
 
 
 def embedded(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -50,14 +53,13 @@ def embedded(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _logits(reference: Reference, inputs: dict[str, Any]) -> torch.Tensor | None:
+def _logits(reference: Reference, inputs: dict[str, Any]) -> Any:
     """Return the logits, or ``None`` if the model does not take these inputs."""
     try:
         with torch.no_grad():
-            logits: torch.Tensor = reference.model(**inputs, use_cache=False).logits
+            return reference.model(**inputs, use_cache=False).logits
     except Exception:  # noqa: BLE001 - a class raises any exception on an argument that it does not take
         return None
-    return logits
 
 
 def _axes(reference: Reference, inputs: dict[str, Any], before: torch.Tensor) -> int:
@@ -72,16 +74,20 @@ def _axes(reference: Reference, inputs: dict[str, Any], before: torch.Tensor) ->
     return 1 if torch.equal(apart, before) else 3
 
 
-def _blocks(reference: Reference, inputs: dict[str, Any], before: torch.Tensor) -> tuple[str, int]:
-    """Return the argument that changes what a token attends to, and its value for text."""
-    for name in BLOCKS:
-        if not reference.accepts(name):
+def _blocks(reference: Reference, inputs: dict[str, Any]) -> tuple[str, int]:
+    """Return the argument that changes what a token attends to, and its value for a token that sees only earlier ones.
+
+    Some models also drop the mask of a batch without padding if they get no types, so both values are tried.
+    """
+    for name in (name for name in BLOCKS if reference.accepts(name)):
+        zeros = torch.zeros(inputs[EMBEDS].shape[:2], dtype=torch.int64)
+        made = [_logits(reference, inputs | {name: zeros + value}) for value in _TYPES]
+        if any(logits is None for logits in made) or torch.equal(*made):
             continue
-        marks = torch.zeros(before.shape[:2], dtype=torch.int64)
-        made = [_logits(reference, inputs | {name: marks + value}) for value in (0, 1)]
-        causal = [value for value, logits in enumerate(made) if logits is not None and torch.equal(logits, before)]
+        later = inputs | {EMBEDS: torch.cat([inputs[EMBEDS][:, :-1], inputs[EMBEDS][:, :1]], 1)}
+        again = [_logits(reference, later | {name: zeros + value}) for value in _TYPES]
+        causal = [value for value in _TYPES if torch.equal(made[value][:, 0], again[value][:, 0])]
         if len(causal) == 1:
             return name, causal[0]
-        if not causal:
-            raise refused(type(reference.model).__name__, f"computes other logits with any {name} than without")
+        raise refused(type(reference.model).__name__, f"reads {name} in a way that tieconv does not know")
     return "", 0

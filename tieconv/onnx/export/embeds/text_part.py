@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from inspect import signature
 from typing import Any
 
 import torch
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
-from tieconv.reference.language_part import language_modules, left_out
+from tieconv.reference.language_part import language_modules, left_out, stored_outside
 from tieconv.reference.model import load_whole_config, quiet
 from tieconv.reference.packages import need
 from tieconv.text import shown
@@ -21,30 +23,39 @@ _TEXT = _CACHED | {"cache_position", "input_ids", "kwargs", "args", "position_id
 """Arguments of a decoder whose inputs are `inputs_embeds` alone. `output_attentions` and the like are ignored too."""
 
 
+@record
+class LeftOut:
+    """The modules of a model that are not exported, and the stored tensors of these modules."""
+
+    modules: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
 def reads_embeddings(cls: Any) -> bool:
     """Return whether the class is a decoder with a cache that takes `inputs_embeds` in place of token ids."""
     return frozenset(signature(cls.forward).parameters) >= _CACHED
 
 
-def left_out_parts(cls: Any, directory: str, *, images: bool) -> tuple[str, ...]:
-    """Return the modules of the class that are not part of its language model, from a model without weights.
+def left_out_parts(cls: Any, directory: str, stored: Iterable[str], *, images: bool) -> LeftOut:
+    """Return what is not part of the class's language model, from a model without weights.
 
-    ``directory`` holds its config. ``images`` says whether the class takes images or sound. Raises `RefusedError` if
-    transformers' accessors do not separate the language model, or if it reads more of an image than `inputs_embeds`.
+    ``directory`` holds its config, and ``stored`` are the names of its tensors. ``images`` says whether the class takes
+    images or sound. Raises `RefusedError` if transformers' accessors do not separate the language model. Raises it also
+    if the language model reads more of an image than `inputs_embeds`.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
     config = load_whole_config(directory)
     try:
         with quiet(transformers), torch.device("meta"):
             model = cls(config)
-        modules, parts = language_modules(model), tuple(left_out(model))
+        modules, parts = language_modules(model), LeftOut(tuple(left_out(model)), stored_outside(model, stored))
         head = model.get_output_embeddings()
     except Exception as error:
         # a class's constructor and its accessors raise any exception
         raise refused(cls.__name__, f"cannot be built without weights ({shown(error, 200)})") from error
     if head is None:
         raise refused(cls.__name__, "has no head")
-    if len(modules) < _PARTS or (images and not parts):
+    if len(modules) < _PARTS or (images and not parts.modules):
         raise refused(cls.__name__, "does not say which of its modules is the language model")
     if images:
         _check_inputs(cls.__name__, model.get_decoder())

@@ -86,7 +86,7 @@ def single_seed_cells(
 
 
 def embedding_cells(longest: int, where: Padding = Padding.FRONT, *, blocks: bool) -> Iterator[Cell]:
-    """Yield shapes for a decoder of `inputs_embeds`: random rows, and with ``blocks`` tokens that attend to later ones."""
+    """Yield shapes with random rows of `inputs_embeds`; with ``blocks`` some tokens attend to later ones."""
     for shape in _CACHED:
         cell = replace(_cell(shape, 0, where, Layout.LEFT), embeds=True)
         if _fits(cell, Kind.CACHED, longest):

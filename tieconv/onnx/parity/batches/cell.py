@@ -29,7 +29,7 @@ class Cell:
     says where the graph takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by
     one. ``judged_last`` is how many of the last positions are judged; 0 means all. ``tokens`` are the ids of a
     batch with one token in each row; without them the ids are random. ``own`` is a batch that the user gave. With
-    ``embeds`` the batch has random rows in place of ids; with ``blocks`` some of its tokens attend to later ones. For an
+    ``embeds`` the batch has random rows in place of ids. With ``blocks`` some tokens attend to later ones. For an
     encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
     """
 

@@ -27,7 +27,9 @@ class Drawn:
 
 
 def with_rows(batch: Batch, cell: Cell, drawn: Drawn) -> Batch:
-    """Return the batch with random rows, positions and token types, if its cell asks for them."""
+    """Return the batch with token types. If its cell asks for them, rows, positions and a block are random."""
+    if drawn.blocks:
+        batch = replace(batch, blocks=_blocks(batch, cell, drawn.causal))
     if not cell.embeds:
         return batch
     generator = torch.Generator().manual_seed(7919 * cell.length + cell.batch)
@@ -37,12 +39,14 @@ def with_rows(batch: Batch, cell: Cell, drawn: Drawn) -> Batch:
     if drawn.axes > 1:
         places = torch.randint(0, cell.length, (drawn.axes, *batch.ids.shape), generator=generator)
         made = replace(made, given_positions=places)
-    return replace(made, blocks=_blocks(batch, cell, drawn.causal)) if cell.blocks else made
+    return made
 
 
 def _blocks(batch: Batch, cell: Cell, causal: int) -> torch.Tensor:
-    """Return types with one block in each row, inside of the tokens of the first pass."""
+    """Return types of text. A cell with blocks has one in each row, inside of the tokens of the first pass."""
     types = torch.full_like(batch.ids, causal)
+    if not cell.blocks:
+        return types
     first = cell.past or cell.length
     types[:, first // 4 : max(first - 1, 2)] = 1 - causal
     return torch.where(batch.mask.bool(), types, causal)

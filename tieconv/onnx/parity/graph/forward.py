@@ -111,11 +111,12 @@ def _positions(batch: Batch, axes: int) -> torch.Tensor:
 
 
 def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
-    """Return the batch with one more token in each row, of the first type."""
+    """Return the batch with one more token in each row, of the first type, and in no block."""
     ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
     types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
     more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)
-    return replace(batch, ids=more[0], mask=more[1], types=types)
+    blocks = None if batch.blocks is None else torch.cat([batch.blocks, batch.blocks[:, -1:]], 1)
+    return replace(batch, ids=more[0], mask=more[1], types=types, blocks=blocks)
 
 
 def _fixed(side: int | str | None) -> int:
