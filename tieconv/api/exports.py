@@ -44,7 +44,7 @@ def plan_export(
     such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
     graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
     matrix. ``quantise`` needs the other two at their defaults. With ``inputs_embeds``, one graph is the input embedding
-    and the other a decoder of its rows; a model of images or sound is always exported so. Raises `RefusedError` for a
+    and the other a decoder of its rows. A model of images or sound is always exported so. Raises `RefusedError` for a
     model with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """

@@ -13,18 +13,18 @@ def language_modules(model: Any) -> dict[str, Any]:
     return {names[id(part)]: part for part in parts if id(part) in names}
 
 
-def left_out(model: Any, path: str = "", kept: Iterable[str] | None = None) -> Iterator[str]:
+def left_out(model: Any, path: str = "", parts: Iterable[str] | None = None) -> Iterator[str]:
     """Yield the outermost modules and parameters that are in no part of the language model and hold none."""
-    kept = tuple(language_modules(model)) if kept is None else tuple(kept)
-    if path in kept:
+    parts = tuple(language_modules(model)) if parts is None else tuple(parts)
+    if path in parts:
         return
     module = model.get_submodule(path)
     for name, _ in module.named_parameters(recurse=False):
         yield f"{path}.{name}".lstrip(".")
     for name, child in module.named_children():
         inner = f"{path}.{name}".lstrip(".")
-        if any(part == inner or part.startswith(f"{inner}.") for part in kept):
-            yield from left_out(model, inner, kept)
+        if any(part == inner or part.startswith(f"{inner}.") for part in parts):
+            yield from left_out(model, inner, parts)
         elif any(True for _ in child.parameters()):
             yield inner
 

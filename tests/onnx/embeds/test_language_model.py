@@ -191,7 +191,7 @@ def test_a_decoder_without_its_embedding_is_not_run(llava: Made, tmp_path: Path)
 @pytest.mark.parametrize("option", [("--layout", "optimum"), ("--quantise", "int4")])
 def test_options_of_one_graph_are_refused(llava: Made, option: tuple[str, str]) -> None:
     sentence = refused("export", llava[0], *option)
-    assert "supports only one graph" in sentence or "does not support" in sentence
+    assert f"{option[0]} supports only one graph" in sentence
 
 
 def test_images_that_the_decoder_reads_otherwise(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_images_that_the_decoder_reads_otherwise(tmp_path: Path) -> None:
 
 
 def test_inputs_embeds_needs_a_decoder(models: Path) -> None:
-    assert "is not a decoder that takes inputs_embeds" in refused("export", models / "bert", "--inputs-embeds")
+    assert "is not a decoder that takes inputs_embeds" in refused("export", models / "bert-mlm", "--inputs-embeds")
 
 
 def values(graph: onnx.GraphProto) -> Any:

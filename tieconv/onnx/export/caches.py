@@ -36,7 +36,7 @@ def check_cache(name: str, directory: str, source: str) -> None:
 
 
 def _layer_state(transformers: Any, config: Any) -> str:
-    """Return the first layer with another state, its kind in the config and its cache class; empty if there is none."""
+    """Return the first layer with another state, with its kind and cache class; empty if there is none."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     for index, (kind, layer) in enumerate(zip_longest(kinds, _cache_layers(transformers, config), fillvalue="")):
         cache = "" if layer in _LAYERS else layer

@@ -22,7 +22,7 @@ from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
-from tieconv.onnx.export.embeds.choice import AXES, check_options, rows_only
+from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
 from tieconv.onnx.export.quantised import check_scheme, head_note
@@ -136,7 +136,7 @@ def plan_export(
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
-    With ``inputs_embeds``, and for a model of images or sound, the graphs are an embedding and a decoder of its rows.
+    With ``inputs_embeds``, the graphs are an embedding and a decoder of its rows, as always for images and sound.
     The operators fused for the provider ``fuse`` include the head's FusedMatMul, so that is then its form.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
@@ -153,9 +153,9 @@ def plan_export(
     check_cache(name, checkpoint.root, checkpoint.source)
     layout_ = LAYOUTS[layout]
     model = read_model(checkpoint, name, layout_)
-    layout_.check(model, kind, precision)
     if parts is not None:
         check_options(layout, quantise)
+    layout_.check(model, kind, precision)
     copied = _companions(checkpoint, layout_.made)
     tied = tied_names(evidence)
     plan = ExportPlan(

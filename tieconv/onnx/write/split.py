@@ -15,7 +15,7 @@ def split_at(directory: Path, name: str, values: Collection[str], first: str) ->
     """Write the nodes that compute ``values`` to the graph ``first``, and leave the rest in the graph ``name``.
 
     Both files are in ``directory``. ``values`` become outputs of the first graph and inputs of the rest. An initializer
-    that both read is in both graphs, with the same byte range of the same data file; no data is copied. Raises
+    that both read is in both graphs, at one byte range of one data file. No data is copied. Raises
     `VerificationError` if a value is not in the graph or one part is not valid.
     """
     whole = onnx.load(str(directory / name), load_external_data=False)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from tieconv.reference.packages import need
 
+_NAME = "is_initialized"
+
 
 @contextmanager
 def first_pass(active: bool) -> Iterator[None]:
@@ -16,12 +18,12 @@ def first_pass(active: bool) -> Iterator[None]:
     for past and new tokens. A token of a closed block then attends to no later token, as in a step of the model.
     """
     cache = need("transformers", "onnx,torch", "exporting").Cache
-    before = cache.__dict__.get("is_initialized")
+    before = cache.__dict__.get(_NAME)
     if not active or before is None:
         yield
         return
-    cache.is_initialized = property(lambda self: False)
+    setattr(cache, _NAME, property(lambda self: False))
     try:
         yield
     finally:
-        cache.is_initialized = before
+        setattr(cache, _NAME, before)

@@ -1,4 +1,4 @@
-"""Put the graph of an embedding before the graph of a decoder, so that one pass stores the tied matrix once."""
+"""Put the graph of an embedding before that of a decoder, so that one pass shares the tied matrix."""
 
 from __future__ import annotations
 

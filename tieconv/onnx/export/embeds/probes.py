@@ -75,9 +75,9 @@ def _axes(reference: Reference, inputs: dict[str, Any], before: torch.Tensor) ->
 
 
 def _blocks(reference: Reference, inputs: dict[str, Any]) -> tuple[str, int]:
-    """Return the argument that changes what a token attends to, and its value for a token that sees only earlier ones.
+    """Return the argument that changes what a token attends to, and its value for causal attention.
 
-    Some models also drop the mask of a batch without padding if they get no types, so both values are tried.
+    Without types, some models drop the mask of a batch that has no padding. So both values are tried.
     """
     for name in (name for name in BLOCKS if reference.accepts(name)):
         zeros = torch.zeros(inputs[EMBEDS].shape[:2], dtype=torch.int64)

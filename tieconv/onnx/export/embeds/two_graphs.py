@@ -20,8 +20,8 @@ from tieconv.onnx.write.split import split_at
 def separate(directory: Path, name: str, matrices: Sequence[SharedMatrix]) -> tuple[SessionProof, ...]:
     """Leave the decoder in the graph ``name``, and write its embedding beside it. Both read one data file.
 
-    ``matrices`` are those that the graph stores once. Raises `VerificationError` if the decoder still reads token ids,
-    or if a session of a part holds a matrix more often than promised.
+    ``matrices`` are those that the graph stores once. Raises `VerificationError` if the decoder still reads token ids.
+    Raises it also if a session of a part holds a matrix more often than promised.
     """
     split_at(directory, name, [EMBEDS], EMBEDDING)
     proofs = []

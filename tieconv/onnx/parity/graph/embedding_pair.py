@@ -45,7 +45,7 @@ def _once(weights: list[Initializer]) -> Iterator[Initializer]:
     seen: dict[object, None] = {}
     names: set[str] = set()
     for weight in weights:
-        key = _place(weight)
+        key = _byte_range(weight)
         if key in seen:
             continue
         seen[key] = None
@@ -54,7 +54,7 @@ def _once(weights: list[Initializer]) -> Iterator[Initializer]:
         yield replace(weight, name=own)
 
 
-def _place(weight: Initializer) -> object:
+def _byte_range(weight: Initializer) -> object:
     """Return the byte range of a weight in a data file; the weight itself if its graph holds it."""
     tensor = weight.tensor
     path = getattr(tensor, "path", None)
