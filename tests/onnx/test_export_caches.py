@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ transformers = pytest.importorskip("transformers")
 BASE = {"vocab_size": 88, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48}
 MADE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "mamba": ("Mamba", {"state_size": 8}, "has layers with a state (linear_attention)"),
-    "rwkv": ("Rwkv", {"attention_hidden_size": 32, "intermediate_size": 48}, "keeps a recurrent state"),
-    "jamba": ("Jamba", HEADS, "has layers with a state (linear_attention)"),
-    "lfm2": ("Lfm2", HEADS | {"layer_types": ["full_attention", "conv"]}, "has layers with a state (conv)"),
+    "mamba": ("Mamba", {"state_size": 8}, "in layer 0 (linear_attention, LinearAttentionLayer)"),
+    "rwkv": ("Rwkv", {"attention_hidden_size": 32, "intermediate_size": 48}, "in every layer (argument state)"),
+    "jamba": ("Jamba", HEADS, "in layer 0 (linear_attention, LinearAttentionLayer)"),
+    "lfm2": ("Lfm2", HEADS | {"layer_types": ["full_attention", "conv"]}, "in layer 1 (conv, LinearAttentionLayer)"),
 }
 SERVED: dict[str, dict[str, Any]] = {
     "Llama": HEADS,
@@ -47,16 +48,41 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, name: str, monkeypatc
     monkeypatch.setattr(export_adapter, "export_graph", touched)
     for out in ((), ("-o", tmp_path / "out")):
         told = refused("export", tmp_path / name, *out)
-        assert f"{prefix}ForCausalLM {why}, but export supports only caches of keys and values" in told
+        assert f"{prefix}ForCausalLM keeps another state than keys and values {why}" in told
     assert not (tmp_path / "out").exists()
 
 
 def test_a_cache_with_other_tensors(tmp_path: Path) -> None:
     """Layers that cache more than keys and values are refused by the class that transformers gives them."""
     transformers.DeepseekV32Config(**BASE | HEADS).save_pretrained(tmp_path)
-    with pytest.raises(tieconv.TieconvError, match="DeepseekV32ForCausalLM has layers with another cache") as caught:
+    with pytest.raises(tieconv.TieconvError, match="DeepseekV32ForCausalLM keeps another state") as caught:
         check_cache("DeepseekV32ForCausalLM", str(tmp_path), str(tmp_path))
-    assert "(DynamicIndexedLayer)" in caught.value.message
+    assert "in layer 0 (indexed_attention, DynamicIndexedLayer)" in caught.value.message
+
+
+STATEFUL = sorted({
+    name
+    for name in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if isinstance(name, str) and getattr(getattr(transformers, name, None), "_is_stateful", False) is True
+})  # fmt: skip
+
+
+def test_there_are_stateful_classes() -> None:
+    assert len(STATEFUL) > 15
+    named = ("Mamba", "Mamba2", "Jamba", "FalconH1", "Zamba2", "Bamba", "GraniteMoeHybrid", "Rwkv", "Qwen3Next")
+    assert {f"{prefix}ForCausalLM" for prefix in (*named, "RecurrentGemma")} <= set(STATEFUL)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_every_stateful_class_is_refused(tmp_path: Path, name: str) -> None:
+    """Each class that transformers marks as stateful: one sentence with the class, the layer and the kind of state."""
+    getattr(transformers, name).config_class().save_pretrained(tmp_path)
+    with pytest.raises(tieconv.TieconvError) as caught:
+        check_cache(name, str(tmp_path), "MODEL")
+    sentence = (
+        f"MODEL: {name} keeps another state than keys and values in (layer [0-9]+|every layer) [(][a-zA-Z_, 0-9]+[)]"
+    )
+    assert re.match(sentence, caught.value.message)
 
 
 @pytest.mark.parametrize("prefix", SERVED)
@@ -83,8 +109,11 @@ def test_models_of_images_and_sound(name: str) -> None:
     assert caught.value.message == why
 
 
-def test_a_plan_refuses_images_and_sound(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_refuses_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without OUT refuses too, and loads nothing."""
     monkeypatch.setattr(export_run, "load", None)
-    sentence = refused("export", models / "qwen2-vl")
-    assert "Qwen2VLForConditionalGeneration takes pixel_values" in sentence
+    sides = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 88, "pad_token_id": 0}
+    config = transformers.WhisperConfig(**sides, **sizes)
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
+    assert "WhisperForConditionalGeneration takes input_features" in refused("export", tmp_path)

@@ -17,7 +17,8 @@ from tests.onnx.test_grouped import failing
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
+from tieconv.onnx.parity.graph.axis_faults import faults
+from tieconv.onnx.parity.graph.bindings import Bindings, bind
 from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.graph.switches import switched

@@ -34,6 +34,7 @@ def plan_export(
     fuse: str = "none",
     layout: str = "plain",
     quantise: str | None = None,
+    inputs_embeds: bool = False,
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
@@ -42,9 +43,10 @@ def plan_export(
     attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
     such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
     graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
-    matrix. ``quantise`` needs the other two at their defaults. Raises `RefusedError` for a model with a
-    finding of level error, and for one that the program cannot load. Raises `UnreadableError` if transformers does
-    not load the model, and `MissingPackageError` if a package is not installed.
+    matrix. ``quantise`` needs the other two at their defaults. With ``inputs_embeds``, one graph is the input embedding
+    and the other a decoder of its rows. A model of images or sound is always exported so. Raises `RefusedError` for a
+    model with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if
+    transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     from tieconv.checkpoint.results.exported import PRECISIONS
     from tieconv.checkpoint.write_plan.graph import HeadForm
@@ -65,7 +67,18 @@ def plan_export(
         _check_choice("quantise", quantise, tuple(Scheme))
     scheme = None if quantise is None else Scheme(quantise)
     evidence = inspect(on_disk(path))
-    return make(evidence, precision, form, opset, provider, parity=parity, fuse=fused, layout=layout, quantise=scheme)
+    return make(
+        evidence,
+        precision,
+        form,
+        opset,
+        provider,
+        parity=parity,
+        fuse=fused,
+        layout=layout,
+        quantise=scheme,
+        inputs_embeds=inputs_embeds,
+    )
 
 
 def export(
@@ -81,6 +94,7 @@ def export(
     overwrite: bool = False,
     layout: str = "plain",
     quantise: str | None = None,
+    inputs_embeds: bool = False,
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
@@ -97,6 +111,7 @@ def export(
         fuse=fuse,
         layout=layout,
         quantise=quantise,
+        inputs_embeds=inputs_embeds,
     )
     return planned.execute(out, overwrite=overwrite)
 

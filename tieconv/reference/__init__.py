@@ -4,7 +4,8 @@ The logits may be in a chosen precision, or with other input and output tables. 
 only this one imports torch and transformers.
 """
 
-from tieconv.reference.model import Batch, Reference, architecture, load, load_config
+from tieconv.reference.batch import Batch
+from tieconv.reference.model import Reference, architecture, load, load_config
 from tieconv.reference.two_tables import Apart, load_apart
 from tieconv.reference.windows import position_limit
 

@@ -5,52 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.reference.batch import Batch
 from tieconv.reference.packages import need
 from tieconv.text import command, shown
 
+_BLOCKS = ("token_type_ids", "mm_token_type_ids")
+"""Arguments that mark the tokens of an image."""
 _PURPOSE = "the torch reference"
-
-
-@record
-class Batch:
-    """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
-
-    ``decoder_ids`` are set for an encoder-decoder, ``decoder_mask`` if some of them are padding. ``types`` are set for
-    a model with token types. Without ``placed`` the model numbers the positions itself.
-    """
-
-    ids: Any
-    mask: Any
-    decoder_ids: Any = None
-    types: Any = None
-    placed: bool = True
-    decoder_mask: Any = None
-    given_positions: Any = None
-
-    @property
-    def positions(self) -> Any:
-        """Position ids: the given ones, or as generation counts them, from each row's first token."""
-        if self.given_positions is not None:
-            return self.given_positions
-        return (self.mask.cumsum(1) - 1).clamp(min=0)
-
-    @property
-    def answered(self) -> Any:
-        """The token ids that the logits belong to: the decoder's, if the model has a decoder."""
-        return self.ids if self.decoder_ids is None else self.decoder_ids
-
-    def until(self, end: int) -> Batch:
-        """Return the first ``end`` tokens of each row."""
-        types = None if self.types is None else self.types[:, :end]
-        positions = None if self.given_positions is None else self.given_positions[:, :end]
-        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=positions)
 
 
 @dataclass(eq=False)
@@ -69,6 +36,10 @@ class Reference:
     @cached_property
     def _accepts(self) -> frozenset[str]:
         return frozenset(signature(self.model.forward).parameters)
+
+    def accepts(self, name: str) -> bool:
+        """Return whether the class's forward pass has an argument with this name."""
+        return name in self._accepts
 
     @property
     def matrices(self) -> list[Any]:
@@ -98,10 +69,17 @@ class Reference:
             ids = {"input_ids": batch.ids, "decoder_input_ids": batch.decoder_ids}
             return {**ids, "attention_mask": batch.mask, **masked}
         arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
+        if batch.embeds is not None:
+            del arguments["input_ids"]
+            arguments["inputs_embeds"] = batch.embeds[:, start:].to(self.model.dtype)
+        if batch.blocks is not None and not start:
+            # later tokens are text, and generation too gives types only for the first
+            name = next(name for name in _BLOCKS if self.accepts(name))
+            arguments[name] = batch.blocks
         if batch.types is not None:
             arguments["token_type_ids"] = batch.types[:, start:]
         if batch.placed and "position_ids" in self._accepts:
-            arguments["position_ids"] = batch.positions[:, start:]
+            arguments["position_ids"] = batch.positions[..., start:]
         return arguments
 
     def logits(self, batch: Batch, positions_needed: int = 0) -> Any:

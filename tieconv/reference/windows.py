@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
-from tieconv.reference.model import Batch, load_config, load_whole_config
+from tieconv.reference.batch import Batch
+from tieconv.reference.model import load_config, load_whole_config
 from tieconv.reference.packages import need
 from tieconv.text import shown
 

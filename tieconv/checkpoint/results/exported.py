@@ -25,7 +25,8 @@ class ExportPlan:
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
     tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``layout`` is the value of `--layout`,
     ``fuse`` the provider of ONNX Runtime for whose operators the graph is fused. ``quantise`` is the scheme of a
-    quantised graph, else empty.
+    quantised graph, else empty. With ``inputs_embeds`` the decoder reads rows, and a second graph makes them from token
+    ids. ``left_out`` are the modules of the model that are not exported.
     """
 
     source: str
@@ -45,6 +46,8 @@ class ExportPlan:
     fuse: str | None = None
     layout: str = "plain"
     quantise: str = ""
+    inputs_embeds: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def bytes_linked(self) -> int:
@@ -55,7 +58,9 @@ class ExportPlan:
         """One line."""
         tied = "tied matrix stored once" if self.tied else "nothing tied"
         precision = f"{self.precision}, {self.quantise}" if self.quantise else self.precision
-        return f"{self.architecture}, {self.kind}, {precision}, {tied}"
+        kind = f"{self.kind}, from inputs_embeds" if self.inputs_embeds else self.kind
+        part = "language model of " if self.left_out else ""
+        return f"{part}{self.architecture}, {kind}, {precision}, {tied}"
 
 
 @record
@@ -94,6 +99,8 @@ class ExportOutcome(Printed):
             "quantise": plan.quantise or None,
             "opset": plan.opset,
             "inputs": list(plan.inputs),
+            "inputs_embeds": plan.inputs_embeds,
+            "not_exported": list(plan.left_out),
             "tied": [list(names) for names in plan.tied],
             "operations": [],
             "files_removed": [],

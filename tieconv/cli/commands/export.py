@@ -64,6 +64,12 @@ _STAGES = {
     type=click.Choice(["int8", "int4", "dynamic-int8"]),
     help="Quantise the weights with ONNX Runtime's quantiser. Embedding and head read one quantised matrix.",
 )
+@click.option(
+    "--inputs-embeds",
+    is_flag=True,
+    help="Write the decoder as a graph of inputs_embeds, and its embedding as a second graph. Always so for a model of "
+    "images or sound.",
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
@@ -87,6 +93,7 @@ def command(
     fuse: str,
     layout: str,
     quantise: str | None,
+    inputs_embeds: bool,
     opset: int | None,
     provider: str,
     no_parity: bool,
@@ -95,8 +102,10 @@ def command(
     """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
 
     Writes one graph: a decoder with its key-value cache, a masked language model, or an encoder-decoder without a
-    cache. Exits with 0 if parity passed and with 1 if it failed. Exits with 2 if MODEL could not be exported or parity
-    could not be run. Writes OUT only if parity passed, or with --no-parity.
+    cache. Of a model of images or sound it writes the language model: a decoder that reads inputs_embeds. The graph
+    embed_tokens.onnx computes them from token ids. Exits with 0 if parity passed and with 1 if it failed. Exits
+    with 2 if MODEL could not be exported or parity could not be run. Writes OUT only if parity passed, or with
+    --no-parity.
     """
     from tieconv.reporters.text.export_text import render, render_results
 
@@ -112,6 +121,7 @@ def command(
         fuse=fuse,
         layout=layout,
         quantise=quantise,
+        inputs_embeds=inputs_embeds,
     )
     before = planned.outcome()
     if output is not None:

@@ -18,7 +18,9 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
 from tieconv.onnx.export.axes import name_axes
+from tieconv.onnx.export.embeds.join_graphs import join_embedding
 from tieconv.onnx.export.sliding_windows import fold_windows
+from tieconv.onnx.parity.graph.embedding_pair import CAUSAL
 from tieconv.reference.model import quiet
 from tieconv.reference.packages import need
 from tieconv.text import shown
@@ -51,6 +53,23 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse:
     name_axes(program)
     _record(made, fold_windows(program, inputs.get("past_key_values")))
     return made
+
+
+def embedding_graph(model: Any, opset: int | None) -> Any:
+    """Return the onnx-ir graph of the model's input embedding. Raises what `export_graph` raises."""
+    torch = need("torch", "onnx,torch", "exporting")
+    module = model.get_input_embeddings()
+    (argument, *_) = inspect.signature(module.forward).parameters
+    ids = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    return _program(export_graph(module, {argument: ids}, opset))
+
+
+def read_rows(made: Any, embedding: Any, causal: int | None) -> None:
+    """Put the graph ``embedding`` before the decoder ``made``, and note the token type ``causal`` in it."""
+    program = _program(made)
+    join_embedding(program, embedding)
+    if causal is not None:
+        program.metadata_props[CAUSAL] = str(causal)
 
 
 def _record(made: Any, constants: Mapping[int, int]) -> None:
@@ -160,7 +179,6 @@ def _strip(program: Any) -> None:
     """Remove the tracer's metadata from the graph. Names and the module hierarchy (``namespace``) remain."""
     for graph in program.graphs():
         for node in graph:
-            values = (node, *node.outputs)
-            for owner in values:
+            for owner in (node, *node.outputs):
                 for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
                     del owner.metadata_props[key]

@@ -12,6 +12,7 @@ _NAMES = {
     "position_ids": ("batch", "sequence"),
     "token_type_ids": ("batch", "sequence"),
     "decoder_input_ids": ("batch", "decoder_sequence"),
+    "inputs_embeds": ("batch", "sequence", ""),
 }
 _PAST = ("batch", "", "past_sequence", "")
 _SYMBOL = re.compile(r"\b[su]\d+\b")
@@ -31,6 +32,10 @@ def _symbols(model: ir.Model) -> Iterator[tuple[str, str]]:
     whole = "past_sequence + sequence" if cached else "sequence"
     for name, value in inputs.items():
         axes = _PAST if "past_key_values" in name else _NAMES.get(name, ("batch", whole))
+        if name == "position_ids" and len(value.shape or ()) > len(axes):
+            axes = ("", *axes)  # M-RoPE
+        if name == "token_type_ids" and cached:
+            axes = ("batch", whole)
         for side, axis in zip(value.shape or (), axes or (), strict=False):
             if axis and isinstance(side, ir.SymbolicDim) and side.value and _SYMBOL.fullmatch(side.value):
                 yield side.value, axis

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import HeadForm
-from tieconv.errors import RefusedError, VerificationError
+from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
 from tieconv.execute.publish import swap
@@ -27,12 +25,17 @@ from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.clamp import always_clamped
 from tieconv.onnx.export.companion_files import Files
 from tieconv.onnx.export.document import describe
+from tieconv.onnx.export.embeds.attention_blocks import first_pass
+from tieconv.onnx.export.embeds.probes import probe
+from tieconv.onnx.export.embeds.two_graphs import separate
+from tieconv.onnx.export.finite_weights import check_finite
 from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, publish_names
 from tieconv.onnx.export.layouts.interface import Layout, Model
 from tieconv.onnx.export.quantised import quantise_tied
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
+from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
 from tieconv.onnx.quantise.prove_once import prove_once
@@ -130,7 +133,10 @@ class _Job:
     def _shared(self, raw: Path) -> Shared:
         """Store every matrix once. A quantised export is quantised before."""
         if self.settings.quantise is None:
-            return share(raw, self.staging.new, self.settings.form)
+            shared = share(raw, self.staging.new, self.settings.form)
+            if not self.plan.inputs_embeds:
+                return shared
+            return replace(shared, proofs=separate(self.staging.new, GRAPH, shared.matrices))
         made = quantise_tied(
             raw, self.staging.held / "quantised", self.settings.quantise, self.plan, self.settings.data
         )
@@ -147,6 +153,8 @@ class _Job:
         """Return the bytes of the graph and of its data by their paths in OUT, before they are moved there."""
         path, data = Path(self.settings.graph), self.settings.data
         names = {GRAPH: path, data: path.parent / data}
+        if self.plan.inputs_embeds:
+            names[EMBEDDING] = Path(EMBEDDING)
         made = {name: self.staging.new / name for name in names}
         return {names[name].as_posix(): file.stat().st_size for name, file in made.items() if file.exists()}
 
@@ -158,14 +166,20 @@ class _Job:
         self._begin("load")
         checkpoint = self.evidence.checkpoint
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
-        kind = kind_of(reference.model)
+        embeds = self.plan.inputs_embeds
+        kind = kind_of(reference.model, embeds=embeds)
         self.settings.layout.check(self.settings.model, kind, self.plan.precision, self.settings.quantise)
-        _check_finite(reference, self.plan.source)
+        check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
-        inputs = sample(reference, kind, load_config(checkpoint.root))
+        config = load_config(checkpoint.root)
+        reads = probe(reference, int(config.vocab_size)) if embeds else None
+        inputs = sample(reference, kind, config, reads)
         self._begin("trace")
-        with always_clamped(reference.model):
+        with always_clamped(reference.model), first_pass(reads is not None and bool(reads.blocks)):
             made = export_adapter.export_graph(reference.model, inputs, self.settings.opset, self.settings.fuse)
+        if reads is not None:
+            embedding = export_adapter.embedding_graph(reference.model, self.settings.opset)
+            export_adapter.read_rows(made, embedding, reads.causal if reads.blocks else None)
         document = export_adapter.save(made, raw)
         arrange(raw, self.settings.layout, self.settings.model, self.settings.data)
         if self.settings.layout.renames:
@@ -233,21 +247,3 @@ def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
             "nothing was written; report this with the model's class",
             "export.copies",
         )
-
-
-def _check_finite(reference: Reference, source: str) -> None:
-    """Check that no parameter overflows in the precision. Raises `RefusedError`."""
-    for name, parameter in reference.model.named_parameters():
-        if parameter.is_floating_point() and not _is_finite(parameter.data):
-            raise RefusedError(
-                f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
-                "use a precision with a wider range: --precision fp32 or bf16"
-                if reference.dtype == "float16"
-                else "inspect the tensor: tieconv inspect --depth full",
-                "export.range",
-            )
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    """Return whether no value is NaN or infinite. `torch.isfinite` would need as much memory as the values again."""
-    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())

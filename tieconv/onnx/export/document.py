@@ -9,7 +9,8 @@ from typing import Any
 
 from tieconv.checkpoint.results.exported import ExportOutcome
 from tieconv.checkpoint.results.parity import Identity
-from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
+from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING, read_graphs
+from tieconv.onnx.parity.graph.file import Graph, Value
 from tieconv.version import VERSION
 
 EXPORT_SCHEMA = "tieconv.export/1"
@@ -17,11 +18,12 @@ EXPORT_SCHEMA = "tieconv.export/1"
 
 def describe(outcome: ExportOutcome, document: Mapping[str, Any], graph: Path, identity: Identity | None) -> str:
     """Return the exporter's ``document`` with a section ``tieconv``. It holds no paths and no times."""
-    return json.dumps({**document, "tieconv": _section(outcome, read_graph(str(graph)), identity)}, indent=2) + "\n"
+    return json.dumps({**document, "tieconv": _section(outcome, read_graphs(str(graph)), identity)}, indent=2) + "\n"
 
 
 def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) -> dict[str, Any]:
     plan, report = outcome.plan, outcome.parity
+    own = len(graph.inputs) - (len(graph.embedding.inputs) if graph.embedding is not None else 0)
     return {
         "schema": EXPORT_SCHEMA,
         "tieconv": VERSION,
@@ -33,8 +35,10 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "layout": plan.layout,
         "quantise": plan.quantise or None,
         "opset": graph.opset,
-        "inputs": [_value(value) for value in graph.inputs],
+        "inputs": [_value(value) for value in graph.inputs[-own:]],
         "outputs": [_value(value) for value in graph.outputs],
+        "embedding": None if graph.embedding is None else _embedding(graph.embedding),
+        "not_exported": list(plan.left_out),
         "tied": [list(names) for names in plan.tied],
         "shared": [
             {"initializer": m.initializer, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}
@@ -53,6 +57,12 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         else {"verdict": str(report.verdict), "provider": report.provider.active, "report": "parity.json"},
         "versions": dict(outcome.versions),
     }
+
+
+def _embedding(graph: Graph) -> dict[str, object]:
+    """Return what the graph before the decoder reads and makes."""
+    inputs, outputs = ([_value(value) for value in values] for values in (graph.inputs, graph.outputs))
+    return {"file": EMBEDDING, "inputs": inputs, "outputs": outputs}
 
 
 def _value(value: Value) -> dict[str, object]:

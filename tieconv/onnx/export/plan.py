@@ -22,25 +22,25 @@ from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
+from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
 from tieconv.onnx.export.quantised import check_scheme, head_note
-from tieconv.onnx.export.sample_inputs import check_inputs
 from tieconv.onnx.export.size_estimate import estimated_bytes
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
-from tieconv.reference.packages import need
 from tieconv.text import shown, size
 
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".data", ".onnx_data", ".gguf", ".h5", ".msgpack", ".npz",
     ".index.json", ".distcp", ".metadata", ".pkl", ".tflite", ".mlmodel", ".xml",
 )  # fmt: skip
-OURS = ("model.onnx", "model.onnx.data", "export.json", "parity.json", "parity.html")
+OURS = (EMBEDDING, "model.onnx", "model.onnx.data", "export.json", "parity.json", "parity.html")
 """Files that the export makes. A source file with such a name is not copied."""
 _AXES = {
     Kind.CACHED: (
@@ -132,9 +132,11 @@ def plan_export(
     fuse: str | None = None,
     layout: str = "plain",
     quantise: Scheme | None = None,
+    inputs_embeds: bool = False,
 ) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
+    With ``inputs_embeds``, the graphs are an embedding and a decoder of its rows, as always for images and sound.
     The operators fused for the provider ``fuse`` include the head's FusedMatMul, so that is then its form.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
@@ -146,11 +148,13 @@ def plan_export(
     _check_consistent(evidence)
     form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
-    _check_inputs(name)
-    check_cache(name, checkpoint.root, checkpoint.source)
     kind = _kind(name, checkpoint.config_values)
+    parts = rows_only(name, checkpoint, kind, wanted=inputs_embeds)
+    check_cache(name, checkpoint.root, checkpoint.source)
     layout_ = LAYOUTS[layout]
     model = read_model(checkpoint, name, layout_)
+    if parts is not None:
+        check_options(layout, quantise)
     layout_.check(model, kind, precision, quantise)
     copied = _companions(checkpoint, layout_.made)
     tied = tied_names(evidence)
@@ -163,15 +167,17 @@ def plan_export(
         opset=opset,
         provider=provider,
         parity=parity,
-        inputs=_AXES.get(kind, ()),
+        inputs=_AXES.get(kind, ()) if parts is None else AXES,
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
-        bytes_written=estimated_bytes(evidence, precision, quantise),
+        bytes_written=estimated_bytes(evidence, precision, quantise, parts.tensors if parts else ()),
         notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
         fuse=fuse,
         layout=layout,
         quantise=str(quantise or ""),
+        inputs_embeds=parts is not None,
+        left_out=parts.modules if parts else (),
     )
     if quantise is not None:
         check_scheme(quantise, precision, fuse, checkpoint.source)
@@ -189,13 +195,6 @@ def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bo
     if not parity:
         notes.append("the logits will not be measured; the weights are still compared bit for bit")
     return notes
-
-
-def _check_inputs(name: str) -> None:
-    """Check that transformers' class takes tokens. Raises `RefusedError`."""
-    cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
-    if cls is not None and hasattr(cls, "forward"):
-        check_inputs(cls)
 
 
 def _check_consistent(evidence: Inspection) -> None:

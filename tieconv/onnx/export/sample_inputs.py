@@ -10,6 +10,8 @@ from typing import Any, assert_never
 import torch
 
 from tieconv.errors import RefusedError
+from tieconv.onnx.export.embeds.probes import Reads, embedded
+from tieconv.onnx.export.embeds.text_part import EMBEDS
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.reference import Batch, Reference
 from tieconv.text import shown
@@ -18,14 +20,16 @@ BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
 _MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
 
 
-def kind_of(model: Any) -> Kind:
+def kind_of(model: Any, *, embeds: bool = False) -> Kind:
     """Return what a graph of the model computes.
 
-    Raises `RefusedError` for a model with other inputs or outputs than tokens and logits.
+    ``embeds`` says that the graph reads `inputs_embeds`, so that the model may take images. Raises `RefusedError` for a
+    model with other inputs or outputs than tokens and logits.
     """
     name = type(model).__name__
     accepts = _accepts(model)
-    check_inputs(type(model))
+    if not embeds:
+        check_inputs(type(model))
     if model.get_output_embeddings() is None:
         raise _other_model(name, "has no head")
     if model.config.is_encoder_decoder:
@@ -37,12 +41,17 @@ def kind_of(model: Any) -> Kind:
 
 def check_inputs(cls: Any) -> None:
     """Check that the class takes tokens, without an instance. Raises `RefusedError` for images and sound."""
-    accepts = _accepts(cls)
-    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
-    main = getattr(cls, "main_input_name", "input_ids")
-    input_name = input_name or (main if main != "input_ids" else None)
+    input_name = modality_input(cls)
     if input_name:
         raise _other_model(cls.__name__, f"takes {input_name}")
+
+
+def modality_input(cls: Any) -> str:
+    """Return the argument of the class for images or sound; empty if it takes only tokens."""
+    accepts = _accepts(cls)
+    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), "")
+    main = str(getattr(cls, "main_input_name", "input_ids"))
+    return input_name or (main if main != "input_ids" else "")
 
 
 def _other_model(name: str, why: str) -> RefusedError:
@@ -59,8 +68,8 @@ def _accepts(model: Any) -> frozenset[str]:
     return frozenset(signature(model.forward).parameters)
 
 
-def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
-    """Return keyword arguments of the forward pass for tracing.
+def sample(reference: Reference, kind: Kind, config: Any, reads: Reads | None = None) -> dict[str, Any]:
+    """Return keyword arguments of the forward pass for tracing. With ``reads`` the model gets `inputs_embeds`.
 
     Raises `RefusedError` if the cache holds other states than keys and values.
     """
@@ -69,7 +78,7 @@ def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     if kind is Kind.CACHED:
-        return _cached(reference, Batch(ids, mask))
+        return _cached(reference, Batch(ids, mask), reads)
     encoder = Batch(ids[:, :SOURCE], mask[:, :SOURCE])
     if kind is Kind.SEQ2SEQ:
         inputs = reference.inputs(Batch(encoder.ids, encoder.mask, decoder_ids=ids[:, :SEQUENCE]))
@@ -84,13 +93,17 @@ def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
     return inputs | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
 
 
-def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
-    """Return the inputs of a step of three tokens, with seven tokens in the cache."""
+def _cached(reference: Reference, batch: Batch, reads: Reads | None) -> dict[str, Any]:
+    """Return the inputs of a step of three tokens, with seven tokens in the cache.
+
+    M-RoPE has three numbers for a position, so the step then has four tokens.
+    """
     from tieconv.reference.packages import need
 
     model = reference.model
     cache = need("transformers", "onnx,torch", "exporting").DynamicCache(config=model.config)
-    before = Batch(batch.ids[:, :PAST], batch.mask[:, :PAST])
+    past = PAST - (reads is not None and reads.axes > 1)
+    before = Batch(batch.ids[:, :past], batch.mask[:, :past])
     with torch.no_grad():
         filled = reference.call(**reference.inputs(before), past_key_values=cache, use_cache=True).past_key_values
     layers = getattr(filled, "layers", None) or []
@@ -100,8 +113,20 @@ def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
             "export with transformers.exporters, then run tieconv dedup on the result",
             "export.cache",
         )
-    inputs: dict[str, Any] = reference.inputs(batch, PAST)
+    inputs: dict[str, Any] = reference.inputs(batch, past)
+    if reads is not None:
+        inputs = _of_rows(reference, inputs, batch, reads)
     return inputs | {"past_key_values": filled, "use_cache": True}
+
+
+def _of_rows(reference: Reference, inputs: dict[str, Any], batch: Batch, reads: Reads) -> dict[str, Any]:
+    """Return the inputs with rows in place of ids, and what else the decoder reads."""
+    inputs = {EMBEDS: embedded(reference.model, inputs.pop("input_ids"))} | inputs
+    if reads.axes > 1:
+        inputs["position_ids"] = torch.stack([inputs["position_ids"]] * reads.axes)
+    if reads.blocks:
+        inputs[reads.blocks] = torch.full_like(batch.ids, reads.causal)
+    return inputs
 
 
 def _is_plain(layer: Any) -> bool:

@@ -12,8 +12,10 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
-from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights, read_graph
+from tieconv.onnx.parity.graph.axis_faults import faults
+from tieconv.onnx.parity.graph.bindings import Bindings, bind
+from tieconv.onnx.parity.graph.embedding_pair import parts, read_graphs
+from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights
 from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.reference import architecture, load_config
 from tieconv.text import command, shown
@@ -71,7 +73,7 @@ def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
-    graph = read_graph(graph_file(path))
+    graph = read_graphs(graph_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
     bindings = bind(graph, masked=masked, width=head_width(config))
@@ -115,7 +117,7 @@ _QUANTISED = "parity.quantised"
 
 def _precision(graph: Graph) -> str:
     """Return the float type of most weights, as torch names it. Raises `RefusedError` for a quantized graph."""
-    quantised = next(quantised_weights(graph), None)
+    quantised = next((clause for part in parts(graph) for clause in quantised_weights(part)), None)
     if quantised is not None:
         raise RefusedError(f"parity cannot measure {shown(graph.path)}: {shown(quantised)}", _FLOATS, _QUANTISED)
     stored: Counter[str] = Counter()

@@ -9,9 +9,10 @@ import torch
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.batches.batch_shapes import cells, single_seed_cells, stepped
+from tieconv.onnx.parity.batches.batch_shapes import cells, embedding_cells, single_seed_cells, stepped
 from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.batches.draw_rows import Drawn, with_rows
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -28,7 +29,8 @@ class Work:
     """The cells for a kind of graph, and each cell's batch, which is always the same.
 
     ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one.
-    ``length``, ``rows`` and ``own`` are what the user wants to be measured too.
+    ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` describes the rows of a
+    decoder of `inputs_embeds`.
     """
 
     kind: Kind
@@ -43,6 +45,7 @@ class Work:
     length: int = 0
     rows: int = 0
     own: Batch | None = None
+    rows_drawn: Drawn | None = None
 
     @property
     def cells(self) -> list[Cell]:
@@ -58,11 +61,14 @@ class Work:
             batch=self.rows,
         )
         tokens = token_cells(self.kind, self.ids, self.padding)
+        drawn = self.rows_drawn
+        of_rows = embedding_cells(longest, self.padding, blocks=drawn.blocks) if drawn is not None else ()
         return [
             *self._own_cells(),
             *single,
             *more,
             *tokens,
+            *of_rows,
             *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ()),
         ]
 
@@ -77,8 +83,10 @@ class Work:
             yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
 
     def batch(self, cell: Cell) -> Batch:
-        if cell.own and self.own is not None:
-            return self.own
+        batch = self.own if cell.own and self.own is not None else self._drawn(cell)
+        return batch if self.rows_drawn is None else with_rows(batch, cell, self.rows_drawn)
+
+    def _drawn(self, cell: Cell) -> Batch:
         return make_batch(
             cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
         )
@@ -92,7 +100,8 @@ class Work:
         alike: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self.cells:
             encoded = cell.past if self.kind is Kind.SEQ2SEQ else 0
-            key = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout, cell.tokens, cell.own
+            shape = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout
+            key = (*shape, cell.tokens, cell.own, cell.embeds, cell.blocks, cell.blocks and cell.past)
             alike.setdefault(key, []).append(cell)
         yield from alike.values()
 
@@ -108,7 +117,9 @@ def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, 
     # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
     holes = kind in (Kind.MASKED, Kind.SEQ2SEQ) or Role.POSITIONS in inputs
     decoder_mask = Role.DECODER_MASK in inputs
-    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding, decoder_mask, holes, window, ids)
+    drawn = Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal) if bindings.width else None
+    padding = bindings.padding
+    return Work(kind, config, Role.TYPES in inputs, placed, padding, decoder_mask, holes, window, ids, rows_drawn=drawn)
 
 
 def longest_sequence(config: Any) -> int:

@@ -10,12 +10,15 @@ from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.free_run import free_runs
+from tieconv.onnx.parity.graph.bindings import Role
+from tieconv.onnx.parity.graph.embedding_pair import parts
 from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import Work, run_graph
-from tieconv.onnx.session.open_ import open_session
+from tieconv.onnx.session.chained import Chained
+from tieconv.onnx.session.open_ import Session, open_session
 from tieconv.onnx.session.provider import CUDA
 
 _WHOLE = ("INT64", "INT32", "BOOL")
@@ -43,18 +46,30 @@ def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns
 
 
 def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, Mapping[Cell, str], Any]:
-    session = open_session(
-        subject.graph.path,
-        subject.provider,
-        precision=subject.precision,
-        tf32=tf32,
-        weight_gathers=weight_gathers(subject.graph),
-        shape_nodes=shape_nodes(subject.graph),
-    )
+    session = _open(subject, tf32)
     model = GraphModel(session, subject.bindings, subject.window)
     errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
     tokens = free_runs(work, model.generate) if not tf32 and not errors else None
     return session.use, errors, tokens
+
+
+def _open(subject: Subject, tf32: bool) -> Session:
+    """Return the session of the graph, or that of a decoder behind the session of its embedding."""
+    sessions = [
+        open_session(
+            graph.path,
+            subject.provider,
+            precision=subject.precision,
+            tf32=tf32,
+            weight_gathers=weight_gathers(graph),
+            shape_nodes=shape_nodes(graph),
+        )
+        for graph in parts(subject.graph)
+    ]
+    *first, session = sessions
+    if not first:
+        return session
+    return Chained(session.inner, session.ort, session.use, first[0], Role.IDS, Role.EMBEDS)
 
 
 def weight_gathers(graph: Graph) -> frozenset[str]:

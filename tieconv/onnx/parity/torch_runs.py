@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tieconv.checkpoint.results.parity import Identity
+from tieconv.checkpoint.results.parity import Gate, Identity
 from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.causes.model_numbers import ModelNumbers, model_numbers
@@ -15,9 +15,11 @@ from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generat
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import Work, run_floor, run_reference
+from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
 from tieconv.onnx.parity.weights.folds import folds
 from tieconv.onnx.parity.weights.identity import weight_identity
 from tieconv.reference import Reference, load
+from tieconv.reference.language_part import stored_outside
 from tieconv.sources.local.files import open_files
 
 
@@ -26,12 +28,13 @@ class TorchRuns:
     """Results of the torch runs.
 
     ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``numbers`` are those
-    that the model computes with.
+    that the model computes with. ``gates`` are those of an embedding's graph.
     """
 
     free: FreeRun | None
     identity: Identity
     numbers: ModelNumbers
+    gates: tuple[Gate, ...] = ()
 
 
 def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
@@ -47,13 +50,16 @@ def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: Logi
     del reference
     floor = load(subject.root, config, subject.precision)
     run_floor(floor, work, store)
-    return TorchRuns(free, identity_of(subject, unused, floor), model_numbers(floor, subject.config))
+    gates = tuple(embedding_gates(subject, floor))
+    return TorchRuns(free, identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates)
 
 
 def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> Identity:
     """Compare the graph's weights with those of the checkpoint, bit for bit; ``model`` is the loaded checkpoint."""
     checkpoint = subject.evidence.checkpoint
     embedding = subject.evidence.head.input_embedding
+    if subject.graph.embedding is not None:
+        unused = (*unused, *stored_outside(model.model, checkpoint.tensors))
     with open_files(checkpoint.root) as files:
         files.expect(checkpoint.files)
         return weight_identity(

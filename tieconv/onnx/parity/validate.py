@@ -21,6 +21,7 @@ from tieconv.onnx.parity.requested.own_inputs import read_inputs
 from tieconv.onnx.parity.requested.wishes import Wishes, check_length
 from tieconv.onnx.parity.session_runs import run_sessions
 from tieconv.onnx.parity.torch_runs import identity_of, run_torch
+from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
 from tieconv.onnx.parity.vocabulary.lookups import every_lookup
 from tieconv.onnx.parity.vocabulary.one_token import spread_ids
 from tieconv.reference import Reference
@@ -77,6 +78,7 @@ def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
         stored = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen))
+        stored = (*stored, *torch_runs.gates)
         gates = (*stored, *judged.gates())
         passed = _all_passed(gates)
         likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
@@ -118,7 +120,8 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
     """
     subject = open_subject(path, evidence, "cpu")
     identity = identity_of(subject, model.unused, model)
-    return identity, (*structure_gates(subject.structure), *identity_gates(identity))
+    gates = (*structure_gates(subject.structure), *identity_gates(identity))
+    return identity, (*gates, *embedding_gates(subject, model))
 
 
 def _all_passed(gates: tuple[Gate, ...]) -> bool:

@@ -19,6 +19,7 @@ from tieconv.text import shown
 
 ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
 """ONNX element types by number."""
+_FLOATS = {"FLOAT": np.float32, "FLOAT16": np.float16, "DOUBLE": np.float64}
 _NO_KERNEL = "session.kernel"
 
 
@@ -52,6 +53,15 @@ class Session:
     def value(self, array: Any) -> Any:
         """Return a numpy array as a value for `run`."""
         return self.ort.OrtValue.ortvalue_from_numpy(array)
+
+    def floats(self, rows: Any, dtype: str) -> Any:
+        """Return a torch tensor as a value of the ONNX type ``dtype``. numpy has no bf16, so its bits are used."""
+        import torch
+
+        if dtype != "BFLOAT16":
+            return self.value(np.ascontiguousarray(rows.numpy(), dtype=_FLOATS[dtype]))
+        bits = rows.bfloat16().contiguous().view(torch.int16).numpy().view(np.uint16)
+        return self.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ELEMENTS[dtype])
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a value for the past before the first token: zeros if it has elements. ``dtype`` is an ONNX name."""

@@ -22,7 +22,8 @@ def render(outcome: ExportOutcome, paint: Paint = plain, width: int | None = Non
 def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = plain, width: int | None = None) -> str:
     """Return what an export made and measured, with the notes that the plan ``before`` did not have."""
     lines = columns(_results(outcome), width=width)
-    lines += [_session(proof, paint) for proof in outcome.proofs]
+    several = len(outcome.proofs) > 1
+    lines += [_session(proof, paint, f" of {shown(proof.graph)}" if several else "") for proof in outcome.proofs]
     if outcome.parity is not None:
         lines.append(_parity(outcome.parity, paint))
     new = tuple(note for note in outcome.plan.notes if note not in before.notes)
@@ -39,6 +40,8 @@ def _notes(notes: tuple[str, ...], paint: Paint, width: int | None) -> Iterator[
 def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
     for index, text in enumerate(plan.inputs):
         yield "inputs" if index == 0 else "", text
+    if plan.left_out:
+        yield "not exported", shown(", ".join(plan.left_out), 300)
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
     yield "head", f"quantised: {plan.quantise}" if plan.quantise else f"as {plan.form}"
@@ -67,11 +70,11 @@ def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
             yield "left", shown(matrix.left, 300)
 
 
-def _session(proof: SessionProof, paint: Paint) -> str:
+def _session(proof: SessionProof, paint: Paint, of: str) -> str:
     if not proof.proved:
-        return f"  {paint('not proved', 'warning')} in a session: {shown(proof.why_not, 300)}"
+        return f"  {paint('not proved', 'warning')} in a session{of}: {shown(proof.why_not, 300)}"
     held = ", ".join(f"{shown(name)} {'once' if n == 1 else f'{n} times'}" for name, n in proof.copies)
-    return f"  {paint('proved', 'good')}: a session {f'holds {held}' if held else 'can load the graph'}"
+    return f"  {paint('proved', 'good')}: a session{of} {f'holds {held}' if held else 'can load the graph'}"
 
 
 def _parity(report: Parity, paint: Paint) -> str:

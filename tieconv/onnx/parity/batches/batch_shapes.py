@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tieconv.onnx.parity.batches.cell import Cell, Layout
 from tieconv.onnx.parity.graph.bindings import Kind, Padding
@@ -82,6 +83,16 @@ def single_seed_cells(
             yield cell
     if kind is not Kind.SEQ2SEQ:
         yield from _across(kind, window, min(window + BEYOND, longest), where)
+
+
+def embedding_cells(longest: int, where: Padding = Padding.FRONT, *, blocks: bool) -> Iterator[Cell]:
+    """Yield shapes with random rows of `inputs_embeds`; with ``blocks`` some tokens attend to later ones."""
+    for shape in _CACHED:
+        cell = replace(_cell(shape, 0, where, Layout.LEFT), embeds=True)
+        if _fits(cell, Kind.CACHED, longest):
+            yield cell
+            if blocks and cell.length > 1:
+                yield replace(cell, blocks=True)
 
 
 def _long(kind: Kind, length: int) -> tuple[Shape, ...]:

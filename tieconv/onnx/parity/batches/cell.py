@@ -28,7 +28,8 @@ class Cell:
     Each later row has `STAGGER` masked positions fewer, up to six rows. ``layout`` says where they are. ``where``
     says where the graph takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by
     one. ``judged_last`` is how many of the last positions are judged; 0 means all. ``tokens`` are the ids of a
-    batch with one token in each row; without them the ids are random. ``own`` is a batch that the user gave. For an
+    batch with one token in each row; without them the ids are random. ``own`` is a batch that the user gave. With
+    ``embeds`` the batch has random rows in place of ids. With ``blocks`` some tokens attend to later ones. For an
     encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
     """
 
@@ -43,6 +44,8 @@ class Cell:
     judged_last: int = 0
     tokens: tuple[int, ...] = ()
     own: bool = False
+    embeds: bool = False
+    blocks: bool = False
 
     @property
     def length(self) -> int:
@@ -59,6 +62,10 @@ class Cell:
         """The plot for the cell's errors."""
         if self.own:
             return "own inputs"
+        if self.blocks:
+            return "tokens that attend to later ones"
+        if self.embeds:
+            return "random rows of inputs_embeds"
         if self.steps:
             return "cached steps"
         if self.tokens:

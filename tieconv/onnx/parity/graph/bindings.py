@@ -9,9 +9,10 @@ from enum import StrEnum
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.parity.graph.embedding_pair import BLOCKS, CAUSAL, EMBEDS
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Value
 from tieconv.onnx.parity.graph.grouped_query_cache import grouped_caches
-from tieconv.onnx.parity.graph.switches import BRANCH, PLACES, is_switch, switch_notes
+from tieconv.onnx.parity.graph.switches import BRANCH, is_switch, switch_notes
 from tieconv.text import shown
 
 
@@ -24,6 +25,8 @@ class Role(StrEnum):
     TYPES = "token_type_ids"
     DECODER_IDS = "decoder_input_ids"
     DECODER_MASK = "decoder_attention_mask"
+    EMBEDS = "inputs_embeds"
+    BLOCKS = "token types of past and sequence"
     PAST = "past"
     WINDOW = "sliding_window"
 
@@ -65,7 +68,7 @@ class Bindings:
     """The graph's inputs by role; ``logits`` is the name of that output.
 
     ``switches`` are the inputs that control how the graph runs. ``notes`` list what the graph leaves open, or what it
-    cannot be fed.
+    cannot be fed. ``causal`` is the token type of a token that attends only to earlier ones.
     """
 
     kind: Kind
@@ -76,6 +79,20 @@ class Bindings:
     padding: Padding = Padding.FRONT
     notes: tuple[str, ...] = ()
     switches: tuple[Value, ...] = ()
+    causal: int = 0
+
+    @property
+    def axes(self) -> int:
+        """The numbers of a position: 3 with M-RoPE."""
+        value = self.inputs.get(Role.POSITIONS)
+        return 3 if value is not None and len(value.shape) == 3 else 1
+
+    @property
+    def width(self) -> int:
+        """The elements of a row of `inputs_embeds`; 0 for a graph of token ids."""
+        value = self.inputs.get(Role.EMBEDS)
+        side = value.shape[-1] if value is not None and value.shape else 0
+        return side if isinstance(side, int) else 0
 
 
 # transformers' exporters, optimum and onnxruntime-genai: input.past_key_values.layers.0.keys, past_key_values.0.key
@@ -89,19 +106,13 @@ _HALVES = {
         "the decoder of a pair",
         "export the encoder-decoder as one graph: tieconv export MODEL -o OUT",
     ),
-    "inputs_embeds": ("a decoder without its embedding", "export it with its embedding: tieconv export MODEL -o OUT"),
+    EMBEDS: (
+        "a decoder without its embedding",
+        "put the graph of its embedding beside it, with the name embed_tokens.onnx",
+    ),
 }
 """Inputs that another graph computes: in optimum's decoders, and in graphs behind an `embed_tokens.onnx`."""
 _TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS, Role.DECODER_MASK)
-_AXES = {
-    Role.IDS: ("batch", "sequence"),
-    Role.MASK: ("batch", "past plus sequence"),
-    Role.POSITIONS: ("batch", "sequence"),
-    Role.TYPES: ("batch", "sequence"),
-    Role.DECODER_IDS: ("batch", "decoder sequence"),
-    Role.DECODER_MASK: ("batch", "decoder sequence"),
-    Role.PAST: ("batch", "", "past", ""),
-}
 
 
 def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
@@ -118,7 +129,7 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
     grouped, opened = grouped_caches(graph), 0
     for value in graph.inputs:
         layer = _cache_layer(value.name)
-        role = next((role for role in _TOKENS if value.name == role and value.dtype in ("INT64", "INT32")), None)
+        role = _role(graph, value)
         if role is not None:
             inputs[role] = value
         elif layer and layer in presents and value.dtype in DTYPES and len(value.shape) == 4:
@@ -137,7 +148,24 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
     fed = switch_notes([value.name for value in switches])
     notes = (*_notes(padding, opened, width, max(grouped.values(), default=0)), *fed)
     kind = _kind(inputs, bool(caches), masked)
-    return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes, tuple(switches))
+    causal = _causal(graph)
+    return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes, tuple(switches), causal)
+
+
+def _role(graph: Graph, value: Value) -> Role | None:
+    """Return the role of an input that is not a cache."""
+    if graph.embedding is not None and value.name == EMBEDS and value.dtype in DTYPES:
+        return Role.EMBEDS
+    if value.dtype not in ("INT64", "INT32"):
+        return None
+    if graph.embedding is not None and value.name in BLOCKS:
+        return Role.BLOCKS
+    return next((role for role in _TOKENS if value.name == role), None)
+
+
+def _causal(graph: Graph) -> int:
+    text = graph.model.metadata_props.get(CAUSAL, "") if graph.model is not None else ""
+    return int(text) if text.isdecimal() else 0
 
 
 _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the cache: docs/parity.md"
@@ -146,7 +174,7 @@ _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the
 def refuse_halves(graph: Graph) -> None:
     """Raise `NotRunError` for a graph with an input that another graph computes."""
     for value in graph.inputs:
-        if value.name in _HALVES:
+        if value.name in _HALVES and not (value.name == EMBEDS and graph.embedding is not None):
             kind, hint = _HALVES[value.name]
             raise NotRunError(
                 f"{shown(graph.path)} is {kind}: another graph computes its {value.name}, but parity measures "
@@ -200,26 +228,3 @@ def _unknown(graph: Graph, value: Value) -> UnreadableError:
     why = "has no matching output" if _cache_layer(value.name) else "is unknown to parity"
     message = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(type_and_shape)}) {why}"
     return UnreadableError(message, _EXPORT, "onnx.inputs")
-
-
-def faults(bindings: Bindings) -> Iterator[str]:
-    """Yield what prevents running the graph at every shape: fixed axes, or no way to mask padding."""
-    for role, value in bindings.inputs.items():
-        yield from _frozen(value, _AXES[role])
-    for cache in bindings.caches:
-        yield from _frozen(cache.past, _AXES[Role.PAST])
-    for value in bindings.switches:
-        yield from _frozen(value, ("sequence",)) if value.name == PLACES else ()
-    if Role.MASK not in bindings.inputs:
-        yield "the graph has no input attention_mask, so it cannot run padded batches"
-
-
-def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:
-    if len(value.shape) != len(axes):
-        yield f"the input {shown(value.name)} has {len(value.shape)} axes instead of {len(axes)}"
-        return
-    for index, (side, axis) in enumerate(zip(value.shape, axes, strict=True)):
-        if axis and isinstance(side, int):
-            yield f"the {axis} axis ({index}) of the input {shown(value.name)} is fixed at {side}"
-        if not axis and not isinstance(side, int):
-            yield f"the axis {index} of the input {shown(value.name)} (heads or width of the cache) has no fixed length"

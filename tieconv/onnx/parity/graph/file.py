@@ -63,7 +63,10 @@ class Initializer:
 
 @record
 class Graph:
-    """An ONNX file: ``weights`` are its initializers and constants, ``model`` is the onnx-ir model."""
+    """An ONNX file: ``weights`` are its initializers and constants, ``model`` is the onnx-ir model.
+
+    ``embedding`` is the graph that computes the input `inputs_embeds` of a decoder.
+    """
 
     path: str
     opset: int
@@ -71,6 +74,7 @@ class Graph:
     outputs: tuple[Value, ...]
     weights: tuple[Initializer, ...]
     model: Any
+    embedding: Graph | None = None
 
     def output(self, name: str) -> Value | None:
         return next((value for value in self.outputs if value.name == name), None)

@@ -66,7 +66,8 @@ class GraphModel:
         """Return values for every input except the caches, from position ``start``."""
         batch = behind(batch, start) if self.bindings.padding is Padding.BEHIND else batch
         roles = self.bindings.inputs.items()
-        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
+        unfed = Role.EMBEDS if batch.embeds is None else Role.IDS
+        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles if role is not unfed}
         for value in self.bindings.switches:
             feeds[value.name] = self.session.value(switched(value, start, batch.answered.shape[1]))
         return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
@@ -75,11 +76,17 @@ class GraphModel:
         arrays = {
             Role.IDS: batch.ids[:, start:],
             Role.MASK: batch.mask,
-            Role.POSITIONS: batch.positions[:, start:],
+            Role.POSITIONS: _positions(batch, self.bindings.axes)[..., start:],
             Role.TYPES: None if batch.types is None else batch.types[:, start:],
             Role.DECODER_IDS: batch.decoder_ids,
             Role.DECODER_MASK: batch.decoder_mask,
+            Role.EMBEDS: None if batch.embeds is None else batch.embeds[:, start:],
+            Role.BLOCKS: batch.blocks,
         }[role]
+        if role is Role.BLOCKS and arrays is None:
+            arrays = torch.full_like(batch.ids, self.bindings.causal)
+        if role is Role.EMBEDS:
+            return self.session.floats(arrays, value.dtype)
         dtype = np.int32 if value.dtype == "INT32" else np.int64
         return self.session.value(np.ascontiguousarray(arrays.numpy().astype(dtype)))
 
@@ -97,12 +104,19 @@ class GraphModel:
         return empty
 
 
+def _positions(batch: Batch, axes: int) -> torch.Tensor:
+    """Return the positions; one number counts for each axis of M-RoPE."""
+    positions: torch.Tensor = batch.positions
+    return torch.stack([positions] * axes) if axes > 1 and positions.ndim == 2 else positions
+
+
 def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
-    """Return the batch with one more token in each row, of the first type."""
+    """Return the batch with one more token in each row, of the first type, and in no block."""
     ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
     types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
     more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)
-    return replace(batch, ids=more[0], mask=more[1], types=types)
+    blocks = None if batch.blocks is None else torch.cat([batch.blocks, batch.blocks[:, -1:]], 1)
+    return replace(batch, ids=more[0], mask=more[1], types=types, blocks=blocks)
 
 
 def _fixed(side: int | str | None) -> int:

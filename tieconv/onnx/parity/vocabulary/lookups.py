@@ -13,6 +13,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph.bindings import Role
+from tieconv.onnx.parity.graph.embedding_pair import parts
 from tieconv.onnx.parity.graph.file import DTYPES
 from tieconv.onnx.parity.graph.forward import GraphModel, as_tensor
 from tieconv.onnx.parity.measured_pair import Subject
@@ -65,7 +66,7 @@ def _every_lookup(subject: Subject) -> Vocabulary | None:
     roles = (Role.IDS, Role.DECODER_IDS)
     ids = tuple(subject.bindings.inputs[role].name for role in roles if role in subject.bindings.inputs)
     shape = int(stored.shape[0]), int(stored.shape[1])
-    first = first_nodes(onnx.load(subject.graph.path, load_external_data=False), ids, shape)
+    first = first_nodes(onnx.load(parts(subject.graph)[0].path, load_external_data=False), ids, shape)
     if first is None:
         return None
     with open_files(checkpoint.root) as files:
@@ -118,20 +119,12 @@ def _outputs(
     batch = Batch(
         column, torch.ones_like(column), decoder, torch.zeros_like(column), decoder_mask=torch.ones_like(column)
     )
-    rows = {name: _fed(session, value) for name, value in more.items()}
+    rows = {name: session.floats(value, _onnx_type(value)) for name, value in more.items()}
     feeds = graph.feeds(batch, 0) | graph.no_past(batch) | rows
     wanted = {value.name for value in session.inner.get_inputs()}
     names = [value.name for value in session.inner.get_outputs()]
     values = session.inner.run_with_ort_values(names, {name: feeds[name] for name in wanted})
     return {name: as_tensor(value) for name, value in zip(names, values, strict=True)}
-
-
-def _fed(session: Session, rows: torch.Tensor) -> Any:
-    """Return rows as a value for the session. numpy has no bf16, so its bits are used."""
-    if rows.dtype is not torch.bfloat16:
-        return session.value(rows.numpy())
-    bits = rows.view(torch.int16).numpy().view("uint16")
-    return session.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ELEMENTS["BFLOAT16"])
 
 
 def _onnx_type(rows: torch.Tensor) -> str:

@@ -1,0 +1,236 @@
+"""The language model of a vision-language model: two graphs, one data file, measured together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tieconv
+from tests.cli.run import ok, refused
+from tests.onnx.embeds.families import ROWS, save
+from tests.onnx.embeds.generation import graph_tokens, torch_tokens
+from tieconv.checkpoint.results.exported import ExportOutcome
+
+transformers = pytest.importorskip("transformers")
+ort = pytest.importorskip("onnxruntime")
+Made = tuple[Path, Path, ExportOutcome]
+GRAPHS = ("embed_tokens.onnx", "model.onnx")
+
+
+def proto(path: Path) -> onnx.ModelProto:
+    return onnx.load(str(path), load_external_data=False)
+
+
+def place(path: Path, shape: list[int]) -> list[dict[str, str]]:
+    """Where the graph's initializers of this shape are: file, offset and length."""
+    tensors = [tensor for tensor in proto(path).graph.initializer if list(tensor.dims) == shape]
+    return [{entry.key: entry.value for entry in tensor.external_data} for tensor in tensors]
+
+
+def test_two_graphs_share_one_matrix(llava: Made) -> None:
+    """Both graphs refer to one byte range of one file, which nothing else repeats; each session holds it once."""
+    model, out, outcome = llava
+    assert outcome.executed
+    assert outcome.parity is not None
+    assert outcome.parity.verdict == "passed"
+    first, second = (place(out / name, [ROWS, 32]) for name in GRAPHS)
+    assert first == second
+    assert len(first) == 1
+    table = transformers.AutoModelForImageTextToText.from_pretrained(model).get_input_embeddings().weight
+    rows = table.detach().numpy().tobytes()
+    data = (out / first[0]["location"]).read_bytes()
+    assert data[int(first[0]["offset"]) :][: int(first[0]["length"])] == rows
+    assert data.count(rows) == 1
+    assert [(proof.graph, list(dict(proof.copies).values())) for proof in outcome.proofs] == [
+        ("model.onnx", [1]),
+        ("embed_tokens.onnx", [1]),
+    ]
+    assert sorted(outcome.files) == sorted([*GRAPHS, "model.onnx.data"])
+
+
+def test_the_inputs_of_each_graph(llava: Made) -> None:
+    """The embedding reads ids and gives rows; the decoder reads rows, mask, positions and cache, and no ids."""
+    _, out, _ = llava
+    embedding, decoder = (proto(out / name).graph for name in GRAPHS)
+    assert [value.name for value in embedding.input] == ["input_ids"]
+    assert [value.name for value in embedding.output] == ["inputs_embeds"]
+    names = [value.name for value in decoder.input]
+    assert names[:3] == ["inputs_embeds", "attention_mask", "position_ids"]
+    assert all("past_key_values" in name for name in names[3:])
+    dims = decoder.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", "sequence", 32]
+
+
+def test_plan_and_document_say_what_is_not_exported(llava: Made) -> None:
+    model, out, outcome = llava
+    left = ["model.vision_tower", "model.multi_modal_projector"]
+    assert list(outcome.plan.left_out) == left
+    text = ok("export", model).stdout
+    assert "language model of LlavaForConditionalGeneration, decoder with cache, from inputs_embeds" in text.replace(
+        "\n  ", " "
+    )
+    assert "not exported  model.vision_tower, model.multi_modal_projector" in text
+    document = json.loads((out / "export.json").read_text())
+    assert document["tieconv"]["not_exported"] == left
+    assert document["tieconv"]["embedding"]["file"] == "embed_tokens.onnx"
+    assert document["tieconv"]["inputs"][0]["name"] == "inputs_embeds"
+    stored = sum(value.nbytes for value in tieconv.inspect(model).checkpoint.tensors.values())
+    assert outcome.plan.bytes_written < stored
+
+
+def test_every_id_and_random_rows_are_measured(llava: Made) -> None:
+    _, _, outcome = llava
+    report = outcome.parity
+    assert report is not None
+    gates = {gate.name: gate for gate in report.gates}
+    assert f"for each of {ROWS} ids" in gates["embedding_rows"].sentence
+    assert f"for each of {ROWS} ids" in gates["token_lookup"].sentence
+    assert sum(case.group == "random rows of inputs_embeds" for case in report.cases) >= 9
+    assert report.identity is not None
+    assert report.identity.lost == ()
+    assert report.identity.copies == 1
+    assert any("vision_tower" in name for name in report.identity.unused)
+    assert not any("language_model" in name for name in report.identity.unused)
+
+
+def test_transformers_loads_the_decoder(llava: Made) -> None:
+    from transformers.exporters import ExportedModel
+
+    _, out, _ = llava
+    assert list(ExportedModel.from_pretrained(out).components) == ["model"]
+
+
+def test_greedy_tokens_of_text(llava: Made) -> None:
+    from tests.onnx.embeds.families import picture, words
+
+    source, out, _ = llava
+    model = transformers.AutoModelForImageTextToText.from_pretrained(source).eval()
+    for inputs in (words(), picture("llava")):
+        tokens, read = torch_tokens(model, inputs)
+        assert graph_tokens(out, read, None, 0) == tokens
+
+
+def twice(graph: onnx.GraphProto) -> None:
+    """The embedding's rows, multiplied by two."""
+    graph.node[-1].output[0] = "rows"
+    graph.initializer.append(numpy_helper.from_array(np.float32(2.0), "two"))
+    graph.node.append(helper.make_node("Mul", ["rows", "two"], ["inputs_embeds"]))
+
+
+def one_id(graph: onnx.GraphProto) -> None:
+    """The row of id 5 for id 6."""
+    graph.initializer.append(numpy_helper.from_array(np.int64(6), "six"))
+    graph.initializer.append(numpy_helper.from_array(np.int64(5), "five"))
+    graph.node.insert(0, helper.make_node("Equal", ["input_ids", "six"], ["is_six"]))
+    graph.node.insert(1, helper.make_node("Where", ["is_six", "five", "input_ids"], ["ids"]))
+    graph.node[2].input[1] = "ids"
+
+
+def replaced_rows(graph: onnx.GraphProto, name: str) -> None:
+    for node in graph.node:
+        node.input[:] = [name if value == "inputs_embeds" else value for value in node.input]
+
+
+def clipped(graph: onnx.GraphProto) -> None:
+    """Rows clipped to the range of the table: no token shows it."""
+    replaced_rows(graph, "rows")
+    graph.initializer.append(numpy_helper.from_array(np.float32(-1.0), "low"))
+    graph.initializer.append(numpy_helper.from_array(np.float32(1.0), "high"))
+    graph.node.insert(0, helper.make_node("Clip", ["inputs_embeds", "low", "high"], ["rows"]))
+
+
+def shifted(graph: onnx.GraphProto) -> None:
+    """Positions that begin at 1."""
+    for node in graph.node:
+        node.input[:] = ["places" if value == "position_ids" else value for value in node.input]
+    graph.initializer.append(numpy_helper.from_array(np.array([0, 1], np.int64)[1:], "one"))
+    graph.node.insert(0, helper.make_node("Mul", ["position_ids", "position_ids"], ["places"]))
+
+
+FAULTS: dict[str, tuple[str, Callable[[onnx.GraphProto], None], str]] = {
+    "every row doubled": ("embed_tokens.onnx", twice, "embedding_rows"),
+    "one id with another row": ("embed_tokens.onnx", one_id, "embedding_rows"),
+    "rows clipped": ("model.onnx", clipped, "case_ratio"),
+    "positions squared": ("model.onnx", shifted, "case_ratio"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_either_graph_fails(llava: Made, tmp_path: Path, name: str) -> None:
+    source, out, _ = llava
+    graph, plant, gate = FAULTS[name]
+    broken = shutil.copytree(out, tmp_path / "out")
+    made = proto(broken / graph)
+    plant(made.graph)
+    onnx.save(made, str(broken / graph))
+    report = tieconv.parity(broken, source, provider="cpu")
+    assert report.verdict == "failed"
+    assert gate in [entry.name for entry in report.gates if not entry.passed]
+    if name == "rows clipped":
+        words = [case.ratio for case in report.cases if case.group != "random rows of inputs_embeds"]
+        assert max(value for value in words if value is not None) < 5
+
+
+def test_a_decoder_without_its_embedding_is_not_run(llava: Made, tmp_path: Path) -> None:
+    source, out, _ = llava
+    alone = shutil.copytree(out, tmp_path / "out")
+    (alone / "embed_tokens.onnx").unlink()
+    report = tieconv.parity(alone, source, provider="cpu")
+    assert report.verdict == "not_run"
+    assert "embed_tokens.onnx" in (report.hint or "")
+
+
+@pytest.mark.parametrize("option", [("--layout", "optimum"), ("--quantise", "int4")])
+def test_options_of_one_graph_are_refused(llava: Made, option: tuple[str, str]) -> None:
+    sentence = refused("export", llava[0], *option)
+    assert f"{option[0]} supports only one graph" in sentence
+
+
+def test_images_that_the_decoder_reads_otherwise(tmp_path: Path) -> None:
+    """Qwen3-VL adds image features inside the decoder, which rows do not carry."""
+    model = save("qwen3-vl", tmp_path / "model")
+    assert "passes deepstack_visual_embeds, visual_pos_masks to its decoder" in refused("export", model)
+
+
+def test_inputs_embeds_needs_a_decoder(models: Path) -> None:
+    assert "is not a decoder that takes inputs_embeds" in refused("export", models / "bert-mlm", "--inputs-embeds")
+
+
+def values(graph: onnx.GraphProto) -> Any:
+    return [(value.name, value.type.tensor_type.elem_type) for value in graph.input]
+
+
+def test_a_shared_weight_is_not_copied(tmp_path: Path) -> None:
+    """Both halves of a graph keep the reference to the data file, and a node that both need is in both."""
+    from tieconv.onnx.write.split import split_at
+
+    table = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    tensor = numpy_helper.from_array(table, "table")
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 64])
+    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 64])
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "table"], ["out"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [ids], [out], [tensor], value_info=[rows])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        str(tmp_path / "g.onnx"), save_as_external_data=True, location="g.data", size_threshold=0,
+    )  # fmt: skip
+    before = (tmp_path / "g.data").read_bytes()
+    split_at(tmp_path, "g.onnx", ["rows"], "first.onnx")
+    assert (tmp_path / "g.data").read_bytes() == before
+    assert place(tmp_path / "g.onnx", [64, 64]) == place(tmp_path / "first.onnx", [64, 64]) != []
+    assert values(proto(tmp_path / "g.onnx").graph) == [("rows", TensorProto.FLOAT)]
+    assert values(proto(tmp_path / "first.onnx").graph) == [("ids", TensorProto.INT64)]
+    with pytest.raises(tieconv.TieconvError, match="has no value lost"):
+        split_at(tmp_path, "g.onnx", ["lost"], "second.onnx")
