@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.inspection.quantised.stored_models import tables
 from tests.inspection.stored import Memory
+from tieconv import inspect
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.inspection.quantised.pair_relation import relate_tables
@@ -49,6 +55,47 @@ def test_any_block(kind: str, seed: int) -> None:
     computed = QuantisedRows(matrix, {"output.weight": record}, memory).block(0, rows).values
     reference = gguf.quants.dequantize(raw, number)
     np.testing.assert_allclose(computed, reference, rtol=2**-22, atol=np.abs(reference).max() * 2**-22)
+
+
+def write(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], str]]) -> Path:
+    """A GGUF file of quantised and float matrices."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for name, (array, kind) in tensors.items():
+        raw = array if kind == "F32" else gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
+        writer.add_tensor(name, raw, raw_dtype=None if kind == "F32" else gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+VALUES = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
+FILES: list[tuple[str, str, PairState]] = [
+    ("Q8_0", "Q8_0", PairState.EQUAL),
+    ("F32", "Q8_0", PairState.COPY),
+    ("Q4_0", "F32", PairState.COPY),
+    ("Q4_0", "Q8_0", PairState.DIFFERENT),
+]
+
+
+@pytest.mark.parametrize(("embedding", "head", "state"), FILES)
+def test_a_file(embedding: str, head: str, state: PairState, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", {"token_embd.weight": (VALUES, embedding), "output.weight": (VALUES, head)})
+    inspection = inspect(path)
+    relation = tables(inspection).relation
+    assert relation is not None
+    assert relation.state is state
+    quantised = [kind for kind in (embedding, head) if kind != "F32"]
+    assert [entry.scheme for entry in tables(inspection).matrices] == [f"ggml {kind}" for kind in quantised]
+    assert {entry.shape for entry in tables(inspection).matrices} == {(64, 64)}
+    assert [finding for finding in inspection.findings if finding.level is Level.ERROR] == []
+
+
+def test_a_tied_file(tmp_path: Path) -> None:
+    inspection = inspect(write(tmp_path / "m.gguf", {"token_embd.weight": (VALUES, "Q4_0")}))
+    assert tables(inspection).relation is None
+    assert inspection.config.verdict == "tied"
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])

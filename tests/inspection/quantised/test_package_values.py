@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.inspection.quantised.stored_models import DATA, Array, matrix, tables, values
+from tests.inspection.quantised.stored_models import DATA, Array, Tensor, matrix, save, tables, values
 from tieconv import check, inspect
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.quantised_matrix import PairState, Verdict
 
 FILES = sorted(DATA.glob("*.safetensors"))
@@ -88,6 +89,46 @@ def test_the_config_s_word_is_read(stored: tuple[Path, Path]) -> None:
     decided = matrix(inspect(stored[1])).config
     silent = stored[0].stem.startswith("mlx")
     assert decided.verdict is (Verdict.UNDECIDED if silent else Verdict.QUANTISED)
+
+
+def renamed(path: Path, module: str) -> dict[str, Tensor]:
+    """The parts of the head under the name of another module."""
+    entries, data = header(path), path.read_bytes()
+    offset = 8 + struct.unpack("<Q", data[:8])[0]
+    tensors: dict[str, Tensor] = {}
+    for name, entry in entries.items():
+        if name.startswith("lm_head"):
+            start, end = (offset + byte for byte in entry["data_offsets"])
+            width = (end - start) // max(int(np.prod(entry["shape"])), 1)
+            numbers = np.frombuffer(data[start:end], f"<u{width}").reshape(entry["shape"])
+            tensors[name.replace("lm_head", module)] = entry["dtype"], numbers
+    return tensors
+
+
+STATES = ("tied, the embedding quantised", "untied, both quantised", "the body alone quantised")
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_healthy_states_have_no_error(path: Path, state: str, tmp_path: Path) -> None:
+    """The recipes of quantisers leave more states than a float embedding with a quantised head."""
+    text = header(path)["__metadata__"]["config"].replace("re:.*lm_head$", "re:.*(lm_head|embed_tokens)$")
+    entries = json.loads(text) | {"tie_word_embeddings": state != STATES[1]}
+    tensors = renamed(path, "model.embed_tokens")
+    if state == STATES[1]:
+        tensors |= renamed(path, "lm_head")
+    if state == STATES[2]:
+        values = np.ones((24, 64), "<f4")
+        tensors = {"model.embed_tokens.weight": ("F32", values), **renamed(path, "model.layers.0.mlp.up_proj")}
+    inspection = inspect(save(tmp_path, entries, tensors))
+    assert [finding for finding in inspection.findings if finding.level is Level.ERROR] == []
+    if state == STATES[2]:
+        assert inspection.quantised is None
+        return
+    assert matrix(inspection, "embedding").faults == ()
+    relation = tables(inspection).relation
+    assert relation is None or relation.state is PairState.EQUAL
+    assert (relation is None) is (state == STATES[0])
 
 
 def test_the_data_names_its_package() -> None:

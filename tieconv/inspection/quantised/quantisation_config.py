@@ -39,13 +39,16 @@ class QuantisationSettings:
 
 def quantisation_settings(config: Values) -> QuantisationSettings:
     """Return the quantisation that the config declares, at the top or at one level below; empty if there is none."""
-    levels = [("", config), *((f"{key}.", value) for key, value in config.items() if isinstance(value, Mapping))]
-    for start, level in levels:
-        for key in _KEYS:
-            values = level.get(key)
-            if isinstance(values, Mapping) and values and not start.startswith(_KEYS):
-                return QuantisationSettings(_method(key, values), start + key, values)
-    return QuantisationSettings("", "", {})
+    nested = ((f"{key}.", value) for key, value in config.items() if key not in _KEYS and isinstance(value, Mapping))
+    declared = [
+        QuantisationSettings(_method(key, values), start + key, values)
+        for start, level in (("", config), *nested)
+        for key in _KEYS
+        if isinstance(values := level.get(key), Mapping) and values
+    ]
+    # MLX writes its settings a second time as quantization_config, without a method.
+    named = (settings for settings in declared if settings.method)
+    return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
 
 
 def _method(key: str, values: Values) -> str:
