@@ -194,12 +194,7 @@ def test_packings_with_and_without_gaps(bits: int, tmp_path: Path) -> None:
 def reason(folder: Path, leaf: str, part: Tensor) -> str:
     """Why the values of a GPTQ head with this part are not compared."""
     entries, parts = WHOLE["GPTQ v1"]
-    embedding = {"model.embed_tokens.weight": stored("F32", ROWS, COLUMNS)}
-    tensors = embedding | under("lm_head", parts | {leaf: part})
-    tables = inspect(save(folder, config(ROWS, COLUMNS, **entries), tensors)).quantised
-    assert tables is not None
-    assert tables.relation is not None
-    return tables.relation.reason
+    return _relation(folder, entries, parts | {leaf: part})
 
 
 def test_types_that_no_scheme_has_are_not_read(tmp_path: Path) -> None:
@@ -216,3 +211,31 @@ def test_a_zero_point_of_gptq_v1_that_overflows(tmp_path: Path) -> None:
 def test_a_group_without_scales(tmp_path: Path) -> None:
     index = "I32", np.arange(COLUMNS, dtype="<i4")
     assert reason(tmp_path, "g_idx", index) == "its g_idx has a group without scales"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "part", "expected"),
+    [
+        ("weight_g_idx", ("I32", np.zeros(COLUMNS + 1, "<i4")), "its weight_g_idx does not fit the scales"),
+        ("weight_g_idx", ("I32", np.full(COLUMNS, 4, "<i4")), "its weight_g_idx does not fit the scales"),
+        ("weight_g_idx", ("I32", np.full(COLUMNS, -1, "<i4")), "its weight_g_idx does not fit the scales"),
+    ],
+)
+def test_groups_of_columns_that_do_not_exist(leaf: str, part: Tensor, expected: str, tmp_path: Path) -> None:
+    entries, parts = WHOLE["compressed-tensors pack-quantized"]
+    assert _relation(tmp_path, entries, parts | {leaf: part}) == expected
+
+
+@pytest.mark.parametrize("scale", [stored("F32", 2), stored("F32", 1, fill=0)])
+def test_a_global_scale_that_divides_nothing(scale: Tensor, tmp_path: Path) -> None:
+    entries, parts = WHOLE["compressed-tensors nvfp4-pack"]
+    reason = _relation(tmp_path, entries, parts | {"weight_global_scale": scale})
+    assert reason == "its global scale is not one number other than 0"
+
+
+def _relation(folder: Path, entries: dict[str, object], parts: Parts) -> str:
+    embedding = {"model.embed_tokens.weight": stored("F32", ROWS, COLUMNS)}
+    tables = inspect(save(folder, config(ROWS, COLUMNS, **entries), embedding | under("lm_head", parts))).quantised
+    assert tables is not None
+    assert tables.relation is not None
+    return tables.relation.reason

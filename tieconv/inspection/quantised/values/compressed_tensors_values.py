@@ -39,8 +39,9 @@ def _groups(parts: PartReader) -> Array | None:
     """Return the group of each column, if the columns are not in order. Raises `ValueError` for an impossible one."""
     if GROUP_INDEX not in parts:
         return None
-    groups, columns = parts.whole(GROUP_INDEX).astype(np.int64), (parts.matrix.shape or (0, 0))[1]
-    if groups.shape != (columns,) or groups.min() < 0 or groups.max() >= parts.shape(SCALES)[-1]:
+    columns = (parts.matrix.shape or (0, 0))[1]
+    groups = parts.whole(GROUP_INDEX).astype(np.int64) if parts.shape(GROUP_INDEX) == (columns,) else np.array([-1])
+    if groups.min() < 0 or groups.max() >= parts.shape(SCALES)[-1]:
         raise ValueError("its weight_g_idx does not fit the scales")
     return groups
 
@@ -88,10 +89,10 @@ def nvfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
 
 def nvfp4_divisor(parts: PartReader) -> float:
     """Return the global scale. Raises `ValueError` if it is not one number."""
-    stored = parts.whole(GLOBAL_SCALE)
-    if stored.shape != (1,) or not stored[0]:
+    number = float(parts.whole(GLOBAL_SCALE)[0]) if parts.shape(GLOBAL_SCALE) in ((), (1,)) else 0.0
+    if not number:
         raise ValueError("its global scale is not one number other than 0")
-    return float(stored[0])
+    return number
 
 
 def mxfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:

@@ -136,8 +136,8 @@ class FloatRows:
 
 
 def row_blocks(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of rows. A block has a multiple of 8 rows, as AWQ packs them."""
+    """Yield (start, stop) of blocks: a multiple of 8 rows, as AWQ packs them, or a single long row."""
     rows, columns = shape
-    height = max(BLOCK_ELEMENTS // columns // 8, 1) * 8
+    height = BLOCK_ELEMENTS // columns // 8 * 8 or 1
     for start in range(0, rows, height):
         yield start, min(start + height, rows)
