@@ -36,8 +36,8 @@ from tieconv.inspection.quantised.values.part_reader import Decoded, PartReader
 from tieconv.inspection.view_reader import readable
 from tieconv.text import shown
 
-BLOCK_ELEMENTS = 1 << 18
-"""Elements of a block of rows: each array of it takes 2 MiB."""
+BLOCK_ELEMENTS = 1 << 14
+"""Elements of a block of rows. Each array of it takes 128 KiB: from there on, the allocator maps memory each time."""
 
 _ROUNDINGS = 2
 """A quantiser divides by the scale, and it may have moved the value to its type before: each rounds once."""
@@ -136,8 +136,9 @@ class FloatRows:
 
 
 def row_blocks(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks: a multiple of 8 rows, as AWQ packs them, or a single long row."""
+    """Yield (start, stop) of blocks: a multiple of 8 rows, as AWQ packs them, or a few long rows."""
     rows, columns = shape
-    height = BLOCK_ELEMENTS // columns // 8 * 8 or 1
+    height = max(BLOCK_ELEMENTS // columns, 1)
+    height -= height % 8 if height > 8 else 0
     for start in range(0, rows, height):
         yield start, min(start + height, rows)
