@@ -96,7 +96,7 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, Path, dict[str, str]]]:
         vocab_size=ROWS, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    body = {name: value for name, value in tr.LlamaForCausalLM(config).state_dict().items()}
+    body = dict(tr.LlamaForCausalLM(config).state_dict())
     tables = {role: body.pop(f"{module}.weight") for role, module in NAMES.items()}
     for scheme, (make, describe) in SCHEMES.items():
         for tied in (True, False):
@@ -145,8 +145,8 @@ def main(loader: str, python: str) -> int:
             path = folder.with_suffix(".npz")
             reference(folder, stored, path)
             job = {
-                "id": name, "folder": str(folder), "class": "LlamaForCausalLM", "layout": "", "by tables": True, "prompt": [3, 9, 27],
-                "reference": str(path),
+                "id": name, "folder": str(folder), "class": "LlamaForCausalLM", "layout": "", "by tables": True,
+                "prompt": [3, 9, 27], "reference": str(path),
                 "stored": {"bias": "absent", "embedding": True, "head": "absent" if stored[HEAD] == "absent" else "H"},
             }  # fmt: skip
             seen = runner.observe(job)
