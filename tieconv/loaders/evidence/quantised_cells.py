@@ -1,7 +1,7 @@
 """What each loader was seen to do with a quantised embedding or head, by scheme, flag and the two tables.
 
-Each cell is a run: transformers 5.23.0, vLLM 0.28.0 and 0.32.0, mlx-lm 0.32.2, and the converter and libllama of
-llama-cpp-python 0.3.36, with a tiny Llama (vLLM also Qwen 2). A combination without a cell is unknown. The first cell
+Each cell was run with a tiny Llama, in vLLM also with Qwen 2. The releases are transformers 5.23.0, vLLM 0.28.0 and
+0.32.0, mlx-lm 0.32.2, and llama.cpp of llama-cpp-python 0.3.36. A combination without a cell is unknown. The first cell
 that fits is the answer.
 """
 
