@@ -24,6 +24,7 @@ from tests.checks.fixtures.model import (
     Tensors,
     bert,
     flagged,
+    gptq,
     llama,
     matrix,
     save,
@@ -72,7 +73,7 @@ PLAIN: dict[str, tuple[Config | None, Tensors]] = {
     "a class that never ties": (flagged(KIMI, True), llama(head=matrix(seed=1))),
     "a vision-language model": (flagged(GEMMA3, True, text_config=True), {NESTED_EMBED: matrix()}),
     "a vision-language model with a flat config": (flagged(QWEN2_VL, True), llama()),
-    "a quantised untied head": (flagged(LLAMA, False), {**llama(), "lm_head.qweight": matrix(seed=1)}),
+    "a quantised untied head": (flagged(LLAMA, False), {**llama(), **gptq()}),
     "small equal tensors": (
         flagged(LLAMA, True),
         {**llama(), "model.layers.0.norm.weight": vector(4), "model.layers.1.norm.weight": vector(4)},

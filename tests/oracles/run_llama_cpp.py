@@ -215,7 +215,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             path = Path(name) / "model.gguf"
             converter.convert(converter.prepared(Path(job["folder"]), Path(name) / "model"), path)
-            seen = from_logits(job, library.logits(path, job["prompt"]))
+            logits = library.logits(path, job["prompt"])
+            if job.get("by tables"):
+                return from_tables(job, *converter.tables(path))
+            seen = from_logits(job, logits)
             if seen["outcome"] not in ("unmatched", "random"):
                 return seen
             # Another order of roundings, or a layer that differs. libllama fills no tensor by itself.

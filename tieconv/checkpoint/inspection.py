@@ -19,6 +19,7 @@ from tieconv.version import VERSION
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.prediction import Prediction
+    from tieconv.checkpoint.quantised_matrix import QuantisedTables
     from tieconv.checkpoint.storage_use import StorageUse
 from tieconv.checkpoint.tie_group import Duplicate, Tie
 
@@ -106,8 +107,8 @@ class Inspection(Printed):
     ``base`` is the header-level evidence about an adapter's base model, if that is available. ``consumers`` are the
     predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
     the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
-    a tokenizer file that is too large to read. ``wrapped_ties`` are the groups under names with a training wrapper's
-    prefix, which no loader accepts.
+    a tokenizer file that is too large to read. ``quantised`` describes a quantised embedding and head.
+    ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts.
     """
 
     checkpoint: Checkpoint
@@ -129,6 +130,7 @@ class Inspection(Printed):
     tokenizer_rows: int | None = None
     tokenizer_unread: str = ""
     fetched: Fetched | None = None
+    quantised: QuantisedTables | None = None
 
     @property
     def word_tie(self) -> Tie | None:
@@ -157,6 +159,7 @@ class Inspection(Printed):
             "duplicates": [duplicate.to_dict() for duplicate in self.duplicates],
             "storage": self.storage.to_dict() if self.storage else None,
             "consumers": [prediction.to_dict() for prediction in self.consumers],
+            **({"quantised": self.quantised.to_dict()} if self.quantised else {}),
             **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),
             **({"adapter": self._adapter(adapter)} if adapter else {}),
             "findings": [finding.to_dict() for finding in self.findings],

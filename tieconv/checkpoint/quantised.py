@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-LEAVES = (
-    "qweight",
-    "weight_packed",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_zero_point",
-    "scales",
-    "qzeros",
-    "weight.absmax",
-    "weight.quant_map",
-    "SCB",
-)
-"""Suffixes after a module's name in GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints."""
+CODE_LEAVES = ("qweight", "weight_packed", "_weight_qdata", "weight._data", "weight._data._data", "W_q")
+"""Ends of the names of codes, after a module's name, where the codes are not stored as ``weight``."""
+
+BNB_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+"""Ends of the names of the description that bitsandbytes stores beside 4-bit codes."""
+
+SCALE_LEAVES = (
+    "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
+    "scales", "biases", "qzeros", "g_idx",
+    "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *BNB_STATES, "SCB",
+    "_weight_scale", "_weight_zero_point", "weight._scale", "weight._shift",
+)  # fmt: skip
+"""Ends of the names of scales, zero points and what belongs to them."""
+
+LEAVES = (*CODE_LEAVES, *SCALE_LEAVES)
+"""Suffixes after a module's name in GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, MLX, torchao and quanto files."""
 
 
 def quantised_twin(name: str, stored: Collection[str]) -> str | None:

@@ -17,7 +17,7 @@ embedding and drop the codes. Loaders that read the codes use them. Some leave t
 
 ## How to fix
 Quantise again. Either leave the head out (`lm_head: false`, or the list of modules to ignore), or start from an untied
-model. tieconv does not compare codes with floats, so no command can decide.
+model. `tieconv inspect` says whether the codes are a quantised copy of the embedding. No command drops the codes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.quantised_matrix import FaultKind
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
@@ -39,7 +40,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         return
     tensors = inspection.checkpoint.tensors
     codes = quantised_twin(head_tie[1].name, tensors)
-    if codes is None or quantised_twin(embedding.name, tensors):
+    if codes is None or quantised_twin(embedding.name, tensors) or _without_codes(inspection):
         return
     yield RULE.finding(
         f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), but "
@@ -48,6 +49,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         (head_tie[1].name, codes, embedding.name),
         level=evidence.certain(inspection, Level.WARNING),
     )
+
+
+def _without_codes(inspection: Inspection) -> bool:
+    """Return whether only scales of the head are stored, which QNT003 reports."""
+    return inspection.quantised is not None and any(inspection.quantised.faults(FaultKind.NO_CODES))
 
 
 RULE = Rule("QNT001", "quantised-head", Level.WARNING, __doc__ or "", find)

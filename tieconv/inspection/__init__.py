@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.head import Head
 from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, Shadow, State
+from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Tie
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
@@ -69,7 +72,29 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
+    inspection = _with_quantised(inspection, reader)
     return replace(inspection, config=replace(config, effect=effect(inspection)))
+
+
+def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
+    """Return the inspection with the quantised embedding and head, if it has some."""
+    if not _has_codes(inspection.family, inspection.checkpoint.tensors):
+        return inspection
+    from tieconv.inspection.quantised.settle_ties import with_quantised
+    from tieconv.inspection.quantised.survey_quantised import survey_quantised
+
+    tables = survey_quantised(inspection, reader)
+    return inspection if tables is None else with_quantised(inspection, tables)
+
+
+def _has_codes(family: Family, tensors: Mapping[str, TensorRecord]) -> bool:
+    """Return whether the embedding or the head has parts, or is of another type than a float."""
+    for name in filter(None, (family.input_embedding, family.output_head)):
+        for spelling in variants(family, name):
+            record = tensors.get(spelling)
+            if quantised_twin(spelling, tensors) or (record is not None and record.dtype not in FLOATS):
+                return True
+    return False
 
 
 def _wrapped_ties(

@@ -19,6 +19,12 @@ def effect(inspection: Inspection) -> str:
     if cannot_build(inspection):
         name = shown(family.input_embedding or "its embedding")
         return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
+    if inspection.quantised is not None:
+        from tieconv.inspection.quantised.quantised_effect import quantised_effect
+
+        unclear = quantised_effect(inspection, inspection.quantised)
+        if unclear:
+            return unclear
     if family.knowledge is not Knowledge.TABLE:
         return why
     refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)

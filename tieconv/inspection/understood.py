@@ -9,6 +9,7 @@ from tieconv.architectures.draft_models import WHY, is_draft
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.inspection import ConfigView
+from tieconv.checkpoint.quantised import LEAVES
 from tieconv.inspection.declared import view_config
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
@@ -34,6 +35,10 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         return _draft(checkpoint)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
+    if family.knowledge is not Knowledge.TABLE and any(name.endswith(LEAVES) for name in shapes):
+        from tieconv.inspection.quantised.logical_shapes import logical_shapes  # most models are not quantised
+
+        family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
     if embed or head:
         from tieconv.architectures.named_by_user import with_names
 

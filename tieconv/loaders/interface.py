@@ -11,6 +11,7 @@ from tieconv.loaders.basis import basis
 from tieconv.loaders.evidence.table_rows import wrong_rows
 from tieconv.loaders.loaded import Loaded, stopped
 from tieconv.loaders.outcome import verdict
+from tieconv.loaders.quantised_answer import quantised_answer
 
 Version = tuple[int, ...]
 
@@ -39,7 +40,10 @@ class Consumer:
         """Return what this loader does with the model."""
         loaded = self.load(inspection)
         rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
-        answer = verdict(inspection, stopped(loaded.loader, rows) if rows else loaded)
+        if rows is not None:
+            loaded = stopped(loaded.loader, rows)
+        quantised = quantised_answer(inspection, (self.name, self.version), loaded)
+        answer = quantised or verdict(inspection, loaded)
         return Prediction(
             name=self.name,
             version=self.version,

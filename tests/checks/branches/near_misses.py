@@ -15,7 +15,7 @@ import numpy as np
 from fixtures.onnx_graphs import Graph, embedding
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.graphs import saved
-from tests.checks.fixtures.model import Array, matrix, weights
+from tests.checks.fixtures.model import Array, gptq, matrix, weights
 from tieconv import api
 from tieconv.formats.safetensors.header import read_weight_file
 
@@ -48,9 +48,8 @@ def _quantise(model: Path) -> None:
     files = {path: _tensors(path) for path in sorted(model.glob("*.safetensors"))}
     for number, name in enumerate(sorted(str(name) for name in pair)):
         tensors = next((tensors for tensors in files.values() if name in tensors), [*files.values()][-1])
-        tensors.pop(name, None)
-        stem = name.removesuffix(".weight")
-        tensors |= {f"{stem}.qweight": matrix(seed=number + 20), f"{stem}.scales": matrix(seed=number + 40)}
+        stored = tensors.pop(name, matrix())
+        tensors |= gptq(name.removesuffix(".weight"), *stored.shape, seed=number + 20)
     for path, tensors in files.items():
         path.write_bytes(weights(tensors))
     _reindexed(model)
@@ -101,11 +100,16 @@ def _reindexed(model: Path) -> None:
         index.write_text(json.dumps(value))
 
 
+_TYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4"}
+
+
 def _tensors(path: Path) -> dict[str, Array]:
     data = path.read_bytes()
     file = read_weight_file(lambda size, offset: data[offset : offset + size], len(data), path.name)
     return {
-        record.name: np.frombuffer(data[record.range.start : record.range.end], "<f4").reshape(record.shape)
+        record.name: np.frombuffer(data[record.range.start : record.range.end], _TYPES[record.dtype]).reshape(
+            record.shape
+        )
         for record in file.tensors
     }
 

@@ -27,6 +27,7 @@ from tests.checks.fixtures.model import (
     Tensors,
     bert,
     flagged,
+    gptq,
     llama,
     matrix,
     vector,
@@ -39,8 +40,8 @@ TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 OWN, COPY = llama(head=matrix(seed=1)), llama(head=matrix())
 NESTED = {NESTED_EMBED: matrix()}
 NESTED_OWN, NESTED_COPY = {**NESTED, NESTED_HEAD: matrix(seed=1)}, {**NESTED, NESTED_HEAD: matrix()}
-CODES = {"lm_head.qweight": matrix(seed=1), "lm_head.scales": matrix(seed=2)}
-EMBED_CODES = {"model.embed_tokens.qweight": matrix(seed=3), "model.embed_tokens.scales": matrix(seed=4)}
+CODES = gptq("lm_head", seed=1)
+EMBED_CODES = gptq("model.embed_tokens", seed=3)
 T5_OWN = {"shared.weight": matrix(), HEAD: matrix(seed=1)}
 NORM = {"model.norm.weight": vector(4, seed=9)}
 

@@ -36,7 +36,7 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     duplicates = tuple(_duplicates(checkpoint, tensors, ties, reader, depth))
     stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
-    return Inspection(
+    inspection = Inspection(
         checkpoint=checkpoint,
         family=family,
         depth=depth,
@@ -48,6 +48,16 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
         bytes_unique=max(stored - wasted, 0),
         bytes_read=getattr(reader, "bytes_read", 0),
     )
+    return _with_quantised(inspection, reader)
+
+
+def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
+    """Return the inspection with the quantised embedding and head, if a graph has some."""
+    if not any(graph.quantised for graph in inspection.checkpoint.graphs):
+        return inspection
+    from tieconv.inspection.quantised.survey_graphs import survey_graphs  # most graphs are not quantised
+
+    return replace(inspection, quantised=survey_graphs(inspection, reader))
 
 
 def _undeclared(ties: tuple[Tie, ...]) -> ConfigView:

@@ -21,6 +21,8 @@ def embedding_row(inspection: Inspection) -> Row:
         rows = sum(piece.shape[0] for piece in pieces)
         whole = f"{_shape((rows, *pieces[0].shape[1:]))} {shown(pieces[0].dtype)}"
         return "input embedding", " + ".join(shown(piece.name) for piece in pieces), f"{whole} in {len(pieces)} tensors"
+    if inspection.family.input_embedding and _in_parts(inspection, "embedding"):
+        return "input embedding", shown(inspection.family.input_embedding), "quantised, stored in parts"
     return ("input embedding", *(_quantised(inspection, "embedding") or (_no_embedding(inspection),)))
 
 
@@ -36,9 +38,13 @@ def output_row(inspection: Inspection) -> Row:
     if output.stored:
         stored = f"{_shape(output.shape or ())} {shown(output.dtype)}{_operator(inspection, 'head')}"
         return "output head", shown(output.name), stored
+    if _in_parts(inspection, "head"):
+        return "output head", shown(output.name), "quantised, stored in parts"
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
     tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
+    if _in_parts(inspection, "embedding") and inspection.config.effective:
+        return "output head", shown(output.name), "not stored; the config ties it to the quantised embedding"
     return "output head", shown(output.name), f"not stored{', nor any tensor tied to it' if tied else ''}"
 
 
@@ -69,6 +75,11 @@ def _operator(inspection: Inspection, role: str) -> str:
     """Name the operator that computes with the quantised matrix of a graph."""
     heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
     return f", quantised ({shown(heads[0].operator)})" if heads else ""
+
+
+def _in_parts(inspection: Inspection, role: str) -> bool:
+    """Return whether the matrix in ``role`` is quantised, so that a separate block describes it."""
+    return inspection.quantised is not None and inspection.quantised.of(role) is not None
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:

@@ -30,6 +30,11 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
     blocks = ["\n".join(answer(inspection, paint, width)), _title(inspection, paint, width)]
     blocks.append("\n".join(columns(_facts(inspection), width=width)))
     blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
+    if inspection.quantised is not None:
+        from tieconv.reporters.text.quantised_matrix_text import quantised_rows  # most models are not quantised
+
+        rows = quantised_rows(inspection.quantised)
+        blocks.append("\n".join([paint("quantised", "heading"), *columns(rows, width=width)]))
     if inspection.duplicates:
         blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection, width)]))
     if inspection.consumers:

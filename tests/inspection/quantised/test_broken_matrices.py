@@ -1,0 +1,241 @@
+"""Every way in which the parts of a matrix can fail to fit is a fault, and the neighbour that fits is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.inspection.quantised.stored_models import Tensor, config, matrix, save, under
+from tieconv import inspect
+from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
+
+ROWS, COLUMNS = 64, 128
+Parts = dict[str, Tensor]
+
+
+def stored(dtype: str, *shape: int, fill: int = 1) -> Tensor:
+    """A tensor of one number."""
+    name = {"F8_E4M3": "u1", "BF16": "<u2"}.get(dtype)
+    types = {"I32": "<i4", "U32": "<u4", "U8": "u1", "I8": "i1", "F16": "<f2", "F32": "<f4", "I64": "<i8"}
+    return dtype, np.full(shape, fill, name or types[dtype])
+
+
+def ct(bits: int = 4, symmetric: bool = True, **entries: object) -> dict[str, object]:
+    weights = {"num_bits": bits, "group_size": 32, "symmetric": symmetric, "strategy": "group"}
+    groups = {"g": {"targets": ["Linear"], "weights": weights}}
+    return {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups, **entries}}
+
+
+STATE = np.frombuffer(json.dumps({"blocksize": 64, "shape": [ROWS, COLUMNS]}).encode(), "u1")
+WHOLE: dict[str, tuple[dict[str, object], Parts]] = {
+    "compressed-tensors pack-quantized": (
+        ct(symmetric=False),
+        {
+            "weight_packed": stored("I32", ROWS, COLUMNS // 8),
+            "weight_scale": stored("BF16", ROWS, COLUMNS // 32),
+            "weight_zero_point": stored("I32", ROWS // 8, COLUMNS // 32),
+            "weight_shape": ("I64", np.array([ROWS, COLUMNS], "<i8")),
+        },
+    ),
+    "compressed-tensors nvfp4-pack": (
+        ct(),
+        {
+            "weight_packed": stored("U8", ROWS, COLUMNS // 2),
+            "weight_scale": stored("F8_E4M3", ROWS, COLUMNS // 16),
+            "weight_global_scale": stored("F32", 1),
+        },
+    ),
+    "compressed-tensors mxfp4-pack": (
+        ct(),
+        {"weight_packed": stored("U8", ROWS, COLUMNS // 2), "weight_scale": stored("U8", ROWS, COLUMNS // 32)},
+    ),
+    "compressed-tensors int-quantized": (
+        ct(8),
+        {"weight": stored("I8", ROWS, COLUMNS), "weight_scale": stored("F32", ROWS, COLUMNS // 32)},
+    ),
+    "GPTQ v1": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}},
+        {
+            "qweight": stored("I32", COLUMNS // 8, ROWS),
+            "qzeros": stored("I32", COLUMNS // 32, ROWS // 8),
+            "scales": stored("F16", COLUMNS // 32, ROWS),
+            "g_idx": ("I32", np.arange(COLUMNS, dtype="<i4") // 32),
+        },
+    ),
+    "AWQ": (
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}},
+        {
+            "qweight": stored("I32", COLUMNS, ROWS // 8),
+            "qzeros": stored("I32", COLUMNS // 32, ROWS // 8),
+            "scales": stored("F16", COLUMNS // 32, ROWS),
+        },
+    ),
+    "bitsandbytes 4 bit": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        {
+            "weight": stored("U8", ROWS * COLUMNS // 2, 1),
+            "weight.absmax": stored("F32", ROWS * COLUMNS // 64),
+            "weight.quant_map": stored("F32", 16),
+            "weight.quant_state.bitsandbytes__nf4": ("U8", STATE),
+        },
+    ),
+    "bitsandbytes 8 bit": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+        {"weight": stored("I8", ROWS, COLUMNS), "SCB": stored("F32", ROWS)},
+    ),
+    "FP8 with weight_scale_inv": (
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
+        {"weight": stored("F8_E4M3", ROWS, COLUMNS), "weight_scale_inv": stored("F32", ROWS // 32, COLUMNS // 32)},
+    ),
+    "MLX affine": (
+        {"quantization": {"bits": 4, "group_size": 32}},
+        {
+            "weight": stored("U32", ROWS, COLUMNS // 8),
+            "scales": stored("F16", ROWS, COLUMNS // 32),
+            "biases": stored("F16", ROWS, COLUMNS // 32),
+        },
+    ),
+    "MLX mxfp4": (
+        {"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
+        {"weight": stored("U32", ROWS, COLUMNS // 8), "scales": stored("U8", ROWS, COLUMNS // 32)},
+    ),
+    "torchao": (
+        {"quantization_config": {"quant_method": "torchao"}},
+        {"_weight_qdata": stored("I8", ROWS, COLUMNS), "_weight_scale": stored("F32", ROWS, 1)},
+    ),
+    "quanto": ({}, {"weight._data": stored("I8", ROWS, COLUMNS), "weight._scale": stored("F32", ROWS, 1)}),
+    "HQQ": ({}, {"W_q": stored("U8", ROWS // 2, COLUMNS), "scale": stored("F16", ROWS, 1)}),
+}
+CODES = {"weight_packed", "weight", "qweight", "_weight_qdata", "weight._data", "W_q"}
+NEEDED = {
+    "weight_scale": FaultKind.NO_SCALES,
+    "weight_global_scale": FaultKind.NO_SCALES,
+    "scales": FaultKind.NO_SCALES,
+    "scale": FaultKind.NO_SCALES,
+    "weight.absmax": FaultKind.NO_SCALES,
+    "weight.quant_map": FaultKind.NO_SCALES,
+    "weight.quant_state.bitsandbytes__nf4": FaultKind.NO_SCALES,
+    "SCB": FaultKind.NO_SCALES,
+    "weight_scale_inv": FaultKind.NO_SCALES,
+    "_weight_scale": FaultKind.NO_SCALES,
+    "weight._scale": FaultKind.NO_SCALES,
+    "weight_zero_point": FaultKind.NO_ZERO_POINTS,
+    "qzeros": FaultKind.NO_ZERO_POINTS,
+    "biases": FaultKind.NO_ZERO_POINTS,
+}
+OPTIONAL = {"weight_shape", "g_idx"}
+EVERY_PART = [(scheme, leaf) for scheme, (_, parts) in WHOLE.items() for leaf in parts if leaf != "W_q"]
+SHAPED = [(scheme, leaf) for scheme, leaf in EVERY_PART if scheme != "HQQ" and "quant_state" not in leaf]
+
+
+def described(folder: Path, entries: dict[str, object], parts: Parts) -> QuantisedMatrix:
+    embedding = {"model.embed_tokens.weight": stored("F32", ROWS, COLUMNS)}
+    return matrix(inspect(save(folder, config(ROWS, COLUMNS, **entries), embedding | under("lm_head", parts))))
+
+
+@pytest.mark.parametrize("scheme", WHOLE)
+def test_whole(scheme: str, tmp_path: Path) -> None:
+    result = described(tmp_path, *WHOLE[scheme])
+    assert (result.scheme, result.faults) == (scheme, ())
+    assert result.shape == ((ROWS, COLUMNS) if scheme != "HQQ" else None)
+    assert {part.name.removeprefix("lm_head.") for part in result.parts} == WHOLE[scheme][1].keys()
+
+
+@pytest.mark.parametrize(("scheme", "leaf"), EVERY_PART)
+def test_without_one_part(scheme: str, leaf: str, tmp_path: Path) -> None:
+    entries, parts = WHOLE[scheme]
+    rest = {name: part for name, part in parts.items() if name != leaf}
+    result = described(tmp_path, entries, rest)
+    kinds = {fault.kind for fault in result.faults}
+    if leaf in OPTIONAL:
+        assert not kinds
+    elif leaf in CODES:
+        assert kinds == {FaultKind.NO_CODES}
+    else:
+        assert kinds == {NEEDED[leaf]}
+    assert leaf in OPTIONAL or not result.reads
+
+
+@pytest.mark.parametrize(("scheme", "leaf"), SHAPED)
+def test_one_part_of_another_shape(scheme: str, leaf: str, tmp_path: Path) -> None:
+    """A row too many in any part is a fault, and never a wrong value."""
+    entries, parts = WHOLE[scheme]
+    dtype, numbers = parts[leaf]
+    longer = dtype, np.concatenate([numbers, numbers[-1:]])
+    result = described(tmp_path, entries, parts | {leaf: longer})
+    assert FaultKind.SHAPE in {fault.kind for fault in result.faults} or leaf == "weight_global_scale"
+
+
+@pytest.mark.parametrize("side", ["vocab_size", "hidden_size"])
+@pytest.mark.parametrize("scheme", [scheme for scheme in WHOLE if scheme != "HQQ"])
+def test_the_config_has_another_size(scheme: str, side: str, tmp_path: Path) -> None:
+    entries, parts = WHOLE[scheme]
+    result = described(tmp_path, {**entries, side: 96}, parts)
+    assert [fault.kind for fault in result.faults] == [FaultKind.SHAPE]
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+def test_packings_with_and_without_gaps(bits: int, tmp_path: Path) -> None:
+    """The width tells the packing. If both have one width, tieconv does not compare the values."""
+    for packed, columns, known in ((12 * bits // 3, 128, True), (-(-8 * bits // 32), 8, False)):
+        parts = {
+            "weight_packed": stored("I32", ROWS, packed),
+            "weight_scale": stored("BF16", ROWS, 1),
+            "weight_shape": ("I64", np.array([ROWS, columns], "<i8")),
+        }
+        result = described(tmp_path / str(columns), {**ct(bits), "hidden_size": columns}, parts)
+        assert not result.faults
+        assert result.reads is known or packed != -(-columns // (32 // bits))
+
+
+def reason(folder: Path, leaf: str, part: Tensor) -> str:
+    """Why the values of a GPTQ head with this part are not compared."""
+    entries, parts = WHOLE["GPTQ v1"]
+    return _relation(folder, entries, parts | {leaf: part})
+
+
+def test_types_that_no_scheme_has_are_not_read(tmp_path: Path) -> None:
+    floats = stored("F32", COLUMNS // 8, ROWS)
+    expected = "lm_head.qweight is of type F32, which the scheme does not have"
+    assert reason(tmp_path, "qweight", floats) == expected
+
+
+def test_a_zero_point_of_gptq_v1_that_overflows(tmp_path: Path) -> None:
+    """A zero of 0 is stored as 15, and loaders read 0 or 16: no value is claimed."""
+    assert "overflows" in reason(tmp_path, "qzeros", stored("I32", COLUMNS // 32, ROWS // 8, fill=-1))
+
+
+def test_a_group_without_scales(tmp_path: Path) -> None:
+    index = "I32", np.arange(COLUMNS, dtype="<i4")
+    assert reason(tmp_path, "g_idx", index) == "its g_idx has a group without scales"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "part", "expected"),
+    [
+        ("weight_g_idx", ("I32", np.zeros(COLUMNS + 1, "<i4")), "its weight_g_idx does not fit the scales"),
+        ("weight_g_idx", ("I32", np.full(COLUMNS, 4, "<i4")), "its weight_g_idx does not fit the scales"),
+        ("weight_g_idx", ("I32", np.full(COLUMNS, -1, "<i4")), "its weight_g_idx does not fit the scales"),
+    ],
+)
+def test_groups_of_columns_that_do_not_exist(leaf: str, part: Tensor, expected: str, tmp_path: Path) -> None:
+    entries, parts = WHOLE["compressed-tensors pack-quantized"]
+    assert _relation(tmp_path, entries, parts | {leaf: part}) == expected
+
+
+@pytest.mark.parametrize("scale", [stored("F32", 2), stored("F32", 1, fill=0)])
+def test_a_global_scale_that_divides_nothing(scale: Tensor, tmp_path: Path) -> None:
+    entries, parts = WHOLE["compressed-tensors nvfp4-pack"]
+    reason = _relation(tmp_path, entries, parts | {"weight_global_scale": scale})
+    assert reason == "its global scale is not one number other than 0"
+
+
+def _relation(folder: Path, entries: dict[str, object], parts: Parts) -> str:
+    embedding = {"model.embed_tokens.weight": stored("F32", ROWS, COLUMNS)}
+    tables = inspect(save(folder, config(ROWS, COLUMNS, **entries), embedding | under("lm_head", parts))).quantised
+    assert tables is not None
+    assert tables.relation is not None
+    return tables.relation.reason

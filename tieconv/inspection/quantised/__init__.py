@@ -1,0 +1,1 @@
+"""Read a quantised embedding and head as logical matrices, and compare their values."""

@@ -1,0 +1,227 @@
+"""Read which quantisation a config declares, and whether it includes the embedding and the head.
+
+Sources: compressed-tensors 0.20, GPTQModel 7.7, transformers 5.23 (`quantizers/`), mlx-lm 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Verdict
+from tieconv.checkpoint.value_type import record
+from tieconv.inspection.quantised.module_patterns import matches_pattern
+
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_MOST_ENTRIES = 4096
+_MOST_BITS = 16
+_CLASSES = {
+    HEAD: frozenset({"Linear", "ParallelLMHead", "LMHead"}),
+    EMBEDDING: frozenset({"Embedding", "VocabParallelEmbedding"}),
+}
+"""Names of the classes of both modules, as targets of compressed-tensors name them."""
+
+Values = Mapping[str, object]
+
+
+@record
+class QuantisationSettings:
+    """The object of the config that describes the quantisation, its path, and the method that it names."""
+
+    method: str
+    path: str
+    values: Values
+
+    def choice(self, module: str, role: str) -> ConfigChoice:
+        """Return what the config says about a module in ``role``."""
+        reader = _READERS.get(self.method)
+        return ConfigChoice(Verdict.UNDECIDED) if reader is None else reader(self.values, module, role)
+
+
+def quantisation_settings(config: Values) -> QuantisationSettings:
+    """Return the quantisation that the config declares, at the top or at one level below; empty if there is none."""
+    nested = ((f"{key}.", value) for key, value in config.items() if key not in _KEYS and isinstance(value, Mapping))
+    declared = [
+        QuantisationSettings(_method(key, values), start + key, values)
+        for start, level in (("", config), *nested)
+        for key in _KEYS
+        if isinstance(values := level.get(key), Mapping) and values
+    ]
+    # MLX writes its settings a second time as quantization_config, without a method.
+    named = (settings for settings in declared if settings.method)
+    return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
+
+
+def _method(key: str, values: Values) -> str:
+    named = values.get("quant_method")
+    if isinstance(named, str):
+        return {"compressed_tensors": "compressed-tensors", "gptq_v2": "gptq"}.get(named, named)
+    return "mlx" if key == "quantization" and "bits" in values else ""
+
+
+# --- one reader for each method --------------------------------------------------------------------------
+
+
+def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
+    left_out = _matched(_texts(values.get("ignore")), module, role)
+    groups = values.get("config_groups")
+    pairs = list(groups.items())[:_MOST_ENTRIES] if isinstance(groups, Mapping) else []
+    verdict, entry, settings = Verdict.LEFT_OUT, "config_groups", {}
+    for name, group in pairs:
+        targets = _texts(group.get("targets")) if isinstance(group, Mapping) else ()
+        target = _matched(targets, module, role)
+        if target is not None:
+            weights = group.get("weights")
+            layout = group.get("format") or values.get("format")
+            settings = {**(weights if isinstance(weights, Mapping) else {}), "layout": layout}
+            verdict, entry = Verdict.QUANTISED, f"config_groups.{name}.targets: {target[0]}"
+            verdict = verdict if target[1] else Verdict.UNDECIDED
+            break
+    if left_out is not None:
+        verdict, entry = (Verdict.LEFT_OUT if left_out[1] else Verdict.UNDECIDED), f"ignore: {left_out[0]}"
+    return ConfigChoice(
+        verdict,
+        entry,
+        _bits(settings.get("num_bits")),
+        _natural(settings.get("group_size")),
+        _truth(settings.get("symmetric")),
+        _text(settings.get("layout")),
+        _block(settings.get("block_structure")),
+    )
+
+
+def _gptq(values: Values, module: str, role: str) -> ConfigChoice:
+    listed = values.get("lm_head") is True
+    verdict = Verdict.QUANTISED if listed else Verdict.LEFT_OUT
+    if role == EMBEDDING or values.get("dynamic"):
+        verdict = Verdict.UNDECIDED
+    layout = values.get("checkpoint_format")
+    if layout is None and values.get("quant_method") == "gptq_v2":
+        layout = "gptq_v2"
+    return _in_groups(values, verdict, "lm_head" if listed else "", _truth(values.get("sym")), _text(layout))
+
+
+def _awq(values: Values, module: str, role: str) -> ConfigChoice:
+    skipped = next((key for key in _texts(values.get("modules_to_not_convert")) if key in module), None)
+    zero_points = _truth(values.get("zero_point"))
+    symmetric = None if zero_points is None else not zero_points
+    if skipped is not None:
+        return _in_groups(values, Verdict.LEFT_OUT, f"modules_to_not_convert: {skipped}", symmetric)
+    listed = values.get("lm_head") is True and role == HEAD
+    return _in_groups(
+        values, Verdict.QUANTISED if listed else Verdict.UNDECIDED, "lm_head" if listed else "", symmetric
+    )
+
+
+def _bitsandbytes(values: Values, module: str, role: str) -> ConfigChoice:
+    bits = 4 if values.get("load_in_4bit") is True else 8 if values.get("load_in_8bit") is True else None
+    if role == EMBEDDING:
+        return ConfigChoice(Verdict.LEFT_OUT, "load_in_4bit" if bits == 4 else "load_in_8bit", bits)
+    skipped = values.get("llm_int8_skip_modules")
+    if not isinstance(skipped, list):
+        return ConfigChoice(Verdict.LEFT_OUT, "llm_int8_skip_modules: absent", bits)
+    key = _skipping(_texts(skipped), module)
+    verdict = Verdict.QUANTISED if key is None else Verdict.LEFT_OUT
+    return ConfigChoice(verdict, f"llm_int8_skip_modules: {key or _written(skipped)}", bits)
+
+
+def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
+    block = _block(values.get("weight_block_size"))
+    key = _skipping(_texts(values.get("modules_to_not_convert") or values.get("ignored_layers")), module)
+    if key is not None:
+        return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}", 8, symmetric=True, block=block)
+    verdict = Verdict.UNDECIDED if role == EMBEDDING else Verdict.QUANTISED
+    return ConfigChoice(verdict, "quant_method: fp8", 8, symmetric=True, block=block)
+
+
+def _torchao(values: Values, module: str, role: str) -> ConfigChoice:
+    key = _skipping(_texts(values.get("modules_to_not_convert")), module)
+    if key is not None:
+        return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}")
+    both = values.get("include_input_output_embeddings") is True
+    return ConfigChoice(Verdict.QUANTISED if both else Verdict.UNDECIDED, "include_input_output_embeddings" * both)
+
+
+def _skip_lists(values: Values, module: str, role: str) -> ConfigChoice:
+    names = (*_texts(values.get("modules_to_not_convert")), *_texts(values.get("skip_modules")))
+    key = _skipping(names, module)
+    if key is not None:
+        return ConfigChoice(Verdict.LEFT_OUT, f"modules to skip: {key}")
+    return ConfigChoice(Verdict.UNDECIDED if role == EMBEDDING else Verdict.QUANTISED, "")
+
+
+def _mlx(values: Values, module: str, role: str) -> ConfigChoice:
+    own = values.get(module)
+    if own is False:
+        return ConfigChoice(Verdict.LEFT_OUT, module)
+    merged = {**values, **own} if isinstance(own, Mapping) else values
+    layout = _text(merged.get("mode")) or "affine"
+    return _in_groups(merged, Verdict.UNDECIDED, module if own else "", None, layout)
+
+
+def _in_groups(values: Values, verdict: Verdict, entry: str, symmetric: bool | None, layout: str = "") -> ConfigChoice:
+    bits = _bits(values.get("bits", values.get("w_bit")))
+    group = _natural(values.get("group_size", values.get("q_group_size")))
+    return ConfigChoice(verdict, entry, bits, group, symmetric, layout)
+
+
+_READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
+    "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "torchao": _torchao,
+    "quanto": _skip_lists,
+    "hqq": _skip_lists,
+    "mlx": _mlx,
+}
+
+
+# --- values of the config --------------------------------------------------------------------------------
+
+
+def _matched(patterns: tuple[str, ...], module: str, role: str) -> tuple[str, bool] | None:
+    """Return the first entry that names the module, and whether that is certain."""
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            match = matches_pattern(pattern[3:], module)
+            if match is not False:
+                return pattern, match is True
+        elif pattern == module or pattern in _CLASSES[role]:
+            return pattern, True
+    return None
+
+
+def _skipping(names: tuple[str, ...], module: str) -> str | None:
+    """Return the entry that skips the module: its name, the end of it, or a module around it."""
+    return next((key for key in names if key and (module.endswith(key) or f"{module}.".startswith(f"{key}."))), None)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(entry for entry in value[:_MOST_ENTRIES] if isinstance(entry, str)) if isinstance(value, list) else ()
+
+
+def _written(value: list[object]) -> str:
+    return ", ".join(_texts(value)[:4]) or "empty"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _truth(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _natural(value: object) -> int | None:
+    return value if type(value) is int and 0 < value < 1 << 31 else None
+
+
+def _bits(value: object) -> int | None:
+    number = _natural(value)
+    return number if number is not None and number <= _MOST_BITS else None
+
+
+def _block(value: object) -> tuple[int, int] | None:
+    sides = [_natural(entry) for entry in value] if isinstance(value, list) and len(value) == 2 else []
+    return (sides[0], sides[1]) if len(sides) == 2 and sides[0] and sides[1] else None

@@ -1,0 +1,1 @@
+"""Dequantise rows of a matrix. These modules import numpy: import them lazily."""

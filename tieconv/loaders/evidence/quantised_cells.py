@@ -1,0 +1,151 @@
+"""What each loader was seen to do with a quantised embedding or head, by scheme, flag and the two tables.
+
+Each cell was run with a tiny Llama, in vLLM also with Qwen 2. The releases are transformers 5.23.0, vLLM 0.28.0 and
+0.32.0, mlx-lm 0.32.2, and llama.cpp of llama-cpp-python 0.3.36. A combination without a cell is unknown. The first cell
+that fits is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.value_type import record
+
+FLOAT, QUANTISED, ABSENT = "float", "quantised", "absent"
+
+Tables = tuple[str, str]
+"""The embedding and the head, each `FLOAT`, `QUANTISED` or `ABSENT`."""
+
+
+@record
+class Cell:
+    """One measured combination. ``None`` fits every value.
+
+    ``named`` says whether the config lists the head by its own name, not by a class such as Linear. ``classes`` are the
+    architectures that were run; an empty tuple fits every class.
+    """
+
+    loader: tuple[str, str]
+    schemes: tuple[str, ...]
+    outcome: Outcome
+    says: str
+    tied: bool | None = None
+    tables: tuple[Tables, ...] = ()
+    named: bool | None = None
+    left_out: bool | None = None
+    symmetric: bool | None = None
+    bits: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+
+
+TRANSFORMERS, VLLM_028, VLLM = ("transformers", "5.x"), ("vllm", "<0.29"), ("vllm", ">=0.29")
+LLAMA_CPP, MLX = ("llama.cpp", "2026"), ("mlx-lm", "0.32")
+
+_PACKED = ("compressed-tensors pack-quantized",)
+_FOUR_BIT = ("compressed-tensors nvfp4-pack", "compressed-tensors mxfp4-pack")
+_FLOAT8 = ("compressed-tensors float-quantized",)
+_GPTQ, _AWQ = ("GPTQ v1", "GPTQ v2"), ("AWQ",)
+_BITSANDBYTES = ("bitsandbytes 4 bit", "bitsandbytes 8 bit")
+_FP8 = ("FP8 with weight_scale_inv",)
+_MLX = ("MLX affine", "MLX nvfp4", "MLX mxfp4", "MLX mxfp8")
+
+_FQ, _Q0, _QQ, _QF = (FLOAT, QUANTISED), (QUANTISED, ABSENT), (QUANTISED, QUANTISED), (QUANTISED, FLOAT)
+_ANY_EMBEDDING = (_Q0, _QQ, _QF)
+_LLAMA, _QWEN = ("LlamaForCausalLM",), ("Qwen2ForCausalLM",)
+
+_NAMES_WEIGHT = "transformers fails to load it: it looks for a tensor named .weight in a quantised"
+_OWN_CODES = "the head uses its own quantised codes"
+
+
+def _transformers() -> Iterator[Cell]:
+    here, packed = TRANSFORMERS, (*_PACKED, *_FOUR_BIT)
+    error, random, untied = Outcome.ERROR, Outcome.RANDOM, Outcome.UNTIED
+    yield Cell(here, packed, error, f"{_NAMES_WEIGHT} embedding", None, _ANY_EMBEDDING)
+    yield Cell(here, packed, error, f"{_NAMES_WEIGHT} head of a tied model", True, (_FQ,))
+    yield Cell(here, packed, untied, _OWN_CODES, False, (_FQ,))
+    yield Cell(here, _FLOAT8, untied, _OWN_CODES, False, (_FQ, _QQ))
+    yield Cell(here, _FLOAT8, untied, "transformers uses both tables as they are stored", False, (_QF,))
+    yield Cell(here, _FLOAT8, random, "the head is not stored and starts with random numbers", False, (_Q0,))
+    mixed = "transformers fails in the forward pass: it compares FP8 codes with floats"
+    yield Cell(here, _FLOAT8, error, mixed, True, (_FQ, _QF))
+    yield Cell(here, _FLOAT8, untied, _OWN_CODES, True, (_QQ,))
+    lost = "transformers ties the codes but not lm_head.weight_scale, so the logits are wrong"
+    yield Cell(here, _FLOAT8, random, lost, True, (_Q0,))
+    looked_up = "transformers fails when it looks up a row of a tied int8 embedding"
+    yield Cell(here, ("compressed-tensors int-quantized",), error, looked_up, True, (_Q0,))
+    reads_blocks = "transformers reads GPTQ codes only inside the blocks"
+    yield Cell(
+        here, _GPTQ, random, f"{reads_blocks}, so the embedding starts with random numbers", None, _ANY_EMBEDDING
+    )
+    yield Cell(here, _GPTQ, Outcome.DISCARDED, f"{reads_blocks}, and uses the embedding as the head", True, (_FQ,))
+    yield Cell(here, _GPTQ, random, f"{reads_blocks}, so the head starts with random numbers", False, (_FQ,))
+    skipped = "the config leaves the head out of the quantisation, but the file stores codes for it"
+    yield Cell(here, _BITSANDBYTES, error, f"transformers fails: {skipped}", None, (_FQ,), left_out=True)
+    yield Cell(here, _BITSANDBYTES, untied, _OWN_CODES, None, (_FQ,), left_out=False)
+
+
+def _vllm() -> Iterator[Cell]:
+    error, random, untied = Outcome.ERROR, Outcome.RANDOM, Outcome.UNTIED
+    both, loaders = (*_LLAMA, *_QWEN), (VLLM_028, VLLM)
+    memory = "the head keeps uninitialised memory, without a message"
+    for here in loaders:
+        quantised = "vLLM fails to load a tied model with a quantised embedding"
+        yield Cell(here, _PACKED, error, quantised, True, (_Q0, _QQ), classes=both)
+        unnamed = "vLLM fails: the target Linear does not match the head, so it has no parameter for the codes"
+        yield Cell(here, _PACKED, untied, _OWN_CODES, False, (_FQ,), True, classes=both)
+        yield Cell(here, _PACKED, error, unnamed, False, (_FQ,), False, classes=both)
+        yield Cell(here, _PACKED, untied, "both use their own quantised codes", False, (_QQ,), classes=_QWEN)
+        yield Cell(
+            here, _PACKED, error, "vLLM's Llama fails to load a quantised embedding", False, (_QQ,), classes=_LLAMA
+        )
+        yield Cell(here, _GPTQ, error, "vLLM fails to load a GPTQ embedding", None, _ANY_EMBEDDING, classes=both)
+        asymmetric = "vLLM refuses asymmetric GPTQ"
+        yield Cell(here, _GPTQ, error, asymmetric, None, (_FQ,), symmetric=False, bits=(4,), classes=both)
+    dropped = "vLLM ties the embedding and drops the codes of the head, without a message"
+    yield Cell(VLLM_028, _PACKED, Outcome.DISCARDED, dropped, True, (_FQ,), False, classes=both)
+    yield Cell(VLLM_028, _PACKED, random, memory, True, (_FQ,), True, classes=both)
+    yield Cell(VLLM_028, _PACKED, error, "vLLM fails to load a quantised embedding", True, (_QF,), classes=both)
+    yield Cell(VLLM_028, _GPTQ, random, memory, True, (_FQ,), True, symmetric=True, classes=both)
+    yield Cell(VLLM, _PACKED, error, "vLLM fails: it finds no lm_head.weight_packed", True, (_FQ,), False, classes=both)
+    yield Cell(VLLM, _PACKED, untied, _OWN_CODES, True, (_FQ,), True, classes=both)
+    yield Cell(VLLM, _GPTQ, untied, _OWN_CODES, None, (_FQ,), True, symmetric=True, classes=both)
+    yield Cell(VLLM, _AWQ, untied, _OWN_CODES, None, (_FQ,), True, classes=both)
+    unlisted = 'vLLM fails: quantization_config has no "lm_head": true'
+    yield Cell(VLLM, _AWQ, error, unlisted, None, (_FQ,), False, classes=both)
+
+
+def _mlx() -> Iterator[Cell]:
+    received = "mlx-lm fails: a tied model has no parameters for the codes of the head"
+    yield Cell(MLX, (*_MLX, *_AWQ), Outcome.ERROR, received, True, (_FQ,))
+    yield Cell(MLX, _MLX, Outcome.ERROR, received, True, (_QQ,))
+    yield Cell(MLX, _AWQ, Outcome.UNTIED, _OWN_CODES, False, (_FQ,))
+    yield Cell(MLX, _MLX, Outcome.TIED, "one quantised matrix serves both", True, (_Q0,))
+    yield Cell(MLX, _MLX, Outcome.DISCARDED, "mlx-lm drops the stored head without a message", True, (_QF,))
+    yield Cell(MLX, _MLX, Outcome.ERROR, "mlx-lm fails: the head is not stored", False, (_Q0,))
+    yield Cell(MLX, _MLX, Outcome.UNTIED, "each table is loaded as it is stored", False, (_FQ, _QF, _QQ))
+
+
+def _llama_cpp() -> Iterator[Cell]:
+    refused = "llama.cpp's converter does not read"
+    yield Cell(LLAMA_CPP, _AWQ, Outcome.ERROR, f"{refused} AWQ")
+    yield Cell(LLAMA_CPP, _BITSANDBYTES, Outcome.ERROR, f"{refused} bitsandbytes")
+    yield Cell(LLAMA_CPP, (_FOUR_BIT[1],), Outcome.ERROR, f"{refused} mxfp4 of compressed-tensors")
+    nvfp4 = "the converter writes a GGUF file that llama.cpp does not load"
+    yield Cell(LLAMA_CPP, (_FOUR_BIT[0],), Outcome.ERROR, nvfp4, True, (_Q0,))
+    ties = "the converter writes the dequantised embedding, and llama.cpp uses it for both"
+    for schemes, bits in ((_PACKED, (4,)), (_FLOAT8, ()), (_GPTQ, ()), (_FP8, ())):
+        yield Cell(LLAMA_CPP, schemes, Outcome.TIED, ties, None, (_Q0,), bits=bits, classes=_LLAMA)
+        writes = "the converter writes both tables, dequantised"
+        yield Cell(LLAMA_CPP, schemes, Outcome.UNTIED, writes, None, (_FQ, _QQ, _QF), bits=bits, classes=_LLAMA)
+
+
+def _by_loader() -> Mapping[tuple[str, str], tuple[Cell, ...]]:
+    cells: dict[tuple[str, str], list[Cell]] = {}
+    for cell in (*_transformers(), *_vllm(), *_mlx(), *_llama_cpp()):
+        cells.setdefault(cell.loader, []).append(cell)
+    return {loader: tuple(listed) for loader, listed in cells.items()}
+
+
+CELLS = _by_loader()
+"""The cells of each loader, by name and version."""

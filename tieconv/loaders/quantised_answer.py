@@ -1,0 +1,72 @@
+"""Predict what a loader does with a quantised embedding or head, from the cells that were measured."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, QuantisedTables
+from tieconv.checkpoint.quantised_matrix import Verdict as Choice
+from tieconv.loaders.evidence.head_pair import in_file
+from tieconv.loaders.evidence.quantised_cells import ABSENT, CELLS, FLOAT, QUANTISED, Cell, Tables
+from tieconv.loaders.loaded import Cause, Loaded
+from tieconv.loaders.outcome import Verdict
+from tieconv.text import shown
+
+
+def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Loaded) -> Verdict | None:
+    """Return the answer for a model with a quantised embedding or head; ``None`` for any other model.
+
+    A reason why the loader fails before it reads the tables stays the answer. Without a measured cell, the answer is
+    unknown.
+    """
+    tables = inspection.quantised
+    if tables is None or inspection.checkpoint.format not in ("safetensors", "torch"):
+        return None
+    if any(refusal.cause is not Cause.UNKNOWN for refusal in loaded.refusals[:1]):
+        return None
+    names = tuple(part.name for matrix in tables.matrices for part in matrix.parts)
+    broken = next((fault for matrix in tables.matrices for fault in matrix.faults), None)
+    if broken is not None:
+        return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
+    cell = _cell(inspection, tables, loader)
+    if cell is None:
+        listed = " and ".join(shown(matrix.name) for matrix in tables.matrices)
+        are = "is" if len(tables.matrices) == 1 else "are"
+        return Verdict(Outcome.UNKNOWN, f"{listed} {are} quantised, and tieconv has no measurement of that", names)
+    return Verdict(cell.outcome, cell.says, names)
+
+
+def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, str]) -> Cell | None:
+    head, embedding = tables.of(HEAD), tables.of(EMBEDDING)
+    matrix = head or embedding
+    if matrix is None or (head and embedding and head.scheme != embedding.scheme):
+        return None
+    pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
+    return next((cell for cell in CELLS.get(loader, ()) if _fits(cell, inspection, matrix, pair)), None)
+
+
+def _fits(cell: Cell, inspection: Inspection, matrix: QuantisedMatrix, pair: Tables) -> bool:
+    return (
+        matrix.scheme in cell.schemes
+        and cell.tied in (None, inspection.config.effective)
+        and (not cell.tables or pair in cell.tables)
+        and cell.named in (None, _is_named(matrix))
+        and cell.left_out in (None, matrix.config.verdict is Choice.LEFT_OUT)
+        and cell.symmetric in (None, matrix.symmetric)
+        and (not cell.bits or matrix.bits in cell.bits)
+        and (not cell.classes or inspection.family.architecture in cell.classes)
+    )
+
+
+def _is_named(matrix: QuantisedMatrix) -> bool:
+    """Return whether the config says that this module is quantised, by its name."""
+    entry = matrix.config.entry
+    return matrix.config.verdict is Choice.QUANTISED and entry.rpartition(": ")[2] not in ("", "Linear")
+
+
+def _stored(inspection: Inspection, role: str, matrix: QuantisedMatrix | None) -> str:
+    if matrix is not None:
+        return QUANTISED
+    family = inspection.family
+    name = family.input_embedding if role == EMBEDDING else family.output_head
+    return FLOAT if name and in_file(inspection, name) in inspection.checkpoint.tensors else ABSENT
