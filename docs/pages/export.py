@@ -15,8 +15,8 @@ INTRO = Path(__file__).with_name("export_text.md")
 
 PROGRAMS = """\
 Each program generated 24 greedy tokens for each of two prompts, and torch generated them too. The prompts have 20
-tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. genai makes the attention
-mask itself, so it got that prompt without the padding. A masked language model predicted each token. *same* means that
+tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. For an encoder-decoder it
+ends with them. genai makes the attention mask itself, so it got that prompt without the padding. A masked language model predicted each token. *same* means that
 all tokens were torch's, and that a session held the matrix once. The models are tiny, in fp32, on the CPU."""
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.reference.encoder_decoder_steps import encoder_decoder_steps
+from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
 from tieconv.text import command, shown
 
@@ -47,7 +49,10 @@ class Batch:
         return self.ids if self.decoder_ids is None else self.decoder_ids
 
     def until(self, end: int) -> Batch:
-        """Return the first ``end`` tokens of each row."""
+        """Return the first ``end`` tokens of each row: the decoder's, if the model has a decoder."""
+        if self.decoder_ids is not None:
+            behind = None if self.decoder_mask is None else self.decoder_mask[:, :end]
+            return replace(self, decoder_ids=self.decoder_ids[:, :end], decoder_mask=behind)
         types = None if self.types is None else self.types[:, :end]
         positions = None if self.given_positions is None else self.given_positions[:, :end]
         return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types, given_positions=positions)
@@ -138,6 +143,11 @@ class Reference:
     def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[Any]:
         """Yield the logits of consecutive ``pieces`` of the sequence, each from the cache of the earlier ones."""
         from transformers import DynamicCache
+
+        if batch.decoder_ids is not None:
+            with self._exactly():
+                yield from encoder_decoder_steps(self.call, self.inputs(batch), pieces)
+            return
 
         cache, start = DynamicCache(config=self.model.config), 0
         for length in pieces:
@@ -231,18 +241,3 @@ def architecture(config: Mapping[str, object], directory: str) -> str:
         'add the class of the model, for example "architectures": ["LlamaForCausalLM"]',
         "reference.class",
     )
-
-
-@contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Hide the progress bar and the advice that transformers prints while it loads."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -19,7 +19,7 @@ from tieconv.execute import tree
 from tieconv.install import install_command
 from tieconv.onnx.export.axes import name_axes
 from tieconv.onnx.export.sliding_windows import fold_windows
-from tieconv.reference.model import quiet
+from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
 from tieconv.text import shown
 
@@ -46,7 +46,7 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse:
         except Exception as error:
             # The tracer, the translator and the optimizer raise any exception.
             raise _failed(model, error) from error
-    program = _program(made)
+    program = program_of(made)
     _strip(program)
     name_axes(program)
     _record(made, fold_windows(program, inputs.get("past_key_values")))
@@ -59,7 +59,7 @@ def _record(made: Any, constants: Mapping[int, int]) -> None:
         component.metadata.out_constants = sorted([*component.metadata.out_constants, *map(list, constants.items())])
 
 
-def _program(made: Any) -> Any:
+def program_of(made: Any) -> Any:
     """Return the onnx-ir graph of torch's `ONNXProgram` (transformers 5.17) or of an `ExportedModel` (5.23)."""
     for attribute, saves in (("program", "save_pretrained"), ("model", "save")):
         program = getattr(made, attribute, None)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import HeadForm
-from tieconv.errors import RefusedError, VerificationError
+from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
 from tieconv.execute.publish import swap
@@ -27,12 +26,16 @@ from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.clamp import always_clamped
 from tieconv.onnx.export.companion_files import Files
 from tieconv.onnx.export.document import describe
-from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, publish_names
-from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.export.encoder_decoder.trace_pair import trace_pair
+from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, arrange_pair, publish_names, published
+from tieconv.onnx.export.layouts.interface import STEM, Layout, Model
 from tieconv.onnx.export.quantised import quantise_tied
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
+from tieconv.onnx.export.weight_promises import check_finite, check_once
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
+from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
 from tieconv.onnx.quantise.prove_once import prove_once
@@ -97,6 +100,7 @@ class _Job:
     overwrite: bool
     progress: Progress
     stage: int = 0
+    stems: tuple[str, ...] = (STEM,)
 
     def run(self) -> ExportOutcome:
         raw = self.staging.held / "raw"
@@ -108,7 +112,7 @@ class _Job:
         identity = None if reference is None else self._proved(reference)
         del reference
         report = self._measure()
-        _check_once(self.plan, report.identity if report else identity)
+        check_once(self.plan, report.identity if report else identity, len(self._data_names()))
         outcome = ExportOutcome(
             replace(self.plan, notes=tuple(dict.fromkeys((*self.plan.notes, *shared.notes)))),
             matrices=shared.matrices,
@@ -121,7 +125,7 @@ class _Job:
             return outcome
         self._begin("write")
         identity = report.identity if report else identity
-        self._publish(outcome, describe(outcome, document, self.staging.new / GRAPH, identity))
+        self._publish(outcome, describe(outcome, document, self._graphs(), identity))
         return replace(outcome, executed=True, verified=True)
 
     def _shared(self, raw: Path) -> Shared:
@@ -140,11 +144,22 @@ class _Job:
 
     def _sizes(self) -> dict[str, int]:
         """Return the bytes of the graph and of its data by their paths in OUT, before they are moved there."""
-        precision, layout = self.plan.precision, self.settings.layout
-        path = Path(layout.graph(precision))
-        names = {GRAPH: path, layout.data_of(precision): path.parent / layout.data_of(precision)}
-        made = {name: self.staging.new / name for name in names}
-        return {names[name].as_posix(): file.stat().st_size for name, file in made.items() if file.exists()}
+        sizes = {}
+        for name, path in published(self.settings.layout, self.plan.precision, self.stems).items():
+            if (self.staging.new / name).exists():
+                sizes[path.as_posix()] = (self.staging.new / name).stat().st_size
+        return sizes
+
+    def _graphs(self) -> list[Path]:
+        return [self.staging.new / f"{stem}.onnx" for stem in self.stems]
+
+    def _data_names(self) -> set[str]:
+        return {self.settings.layout.data_of(self.plan.precision, stem) for stem in self.stems}
+
+    @property
+    def _measured(self) -> str:
+        """The graph that parity measures, or the directory with the graphs of an encoder-decoder."""
+        return str(self.staging.new / GRAPH if self.stems == (STEM,) else self.staging.new)
 
     def _trace(self, raw: Path) -> tuple[dict[str, Any], Reference | None]:
         """Write the exporter's graph to ``raw``; return its document.
@@ -154,10 +169,13 @@ class _Job:
         self._begin("load")
         checkpoint = self.evidence.checkpoint
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
-        kind = kind_of(reference.model)
+        kind = kind_of(reference.model, one_graph=self.settings.quantise is not None)
         self.settings.layout.check(self.settings.model, kind, self.plan.precision)
-        _check_finite(reference, self.plan.source)
+        check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
+        if kind is Kind.PAIR:
+            self._trace_pair(reference, raw)
+            return {}, None if self.settings.parity else reference
         inputs = sample(reference, kind, load_config(checkpoint.root))
         self._begin("trace")
         with always_clamped(reference.model):
@@ -169,9 +187,17 @@ class _Job:
         del made, inputs
         return document, None if self.settings.parity else reference
 
+    def _trace_pair(self, reference: Reference, raw: Path) -> None:
+        self._begin("trace")
+        layout, settings = self.settings.layout, self.settings
+        self.stems = (ENCODER, DECODER)
+        with always_clamped(reference.model):
+            trace_pair(reference, raw, partial(layout.data_of, self.plan.precision), settings.opset, settings.fuse)
+        arrange_pair(raw / f"{DECODER}.onnx", layout, settings.model)
+
     def _proved(self, reference: Reference) -> Identity:
         stored = stored_gates if self.settings.quantise is None else stored_quantised_gates
-        identity, gates = stored(str(self.staging.new / GRAPH), self.evidence, reference)
+        identity, gates = stored(self._measured, self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
@@ -186,17 +212,21 @@ class _Job:
             return None
         self._begin("parity")
         measure = run_parity if self.settings.quantise is None else run_quantised_parity
-        report = measure(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
-        return replace(report, graph=self.settings.layout.graph(self.plan.precision))
+        report = measure(self._measured, self.evidence, self.settings.provider)
+        path = self.settings.layout.graph(self.plan.precision, self.stems[-1])
+        return replace(report, graph=path)
+
+    def _documents(self) -> dict[str, str]:
+        return self.settings.layout.documents(self.settings.model, self.plan.precision, Kind(self.plan.kind))
 
     def _publish(self, outcome: ExportOutcome, document: str) -> None:
         new = self.staging.new
         files = Files(Path(self.evidence.checkpoint.root), new)
         files.copy(self.plan.copied)
         files.write("export.json", document)
-        for name, text in self.settings.layout.documents(self.settings.model, self.plan.precision).items():
+        for name, text in self._documents().items():
             files.write(name, text)
-        publish_names(new, self.settings.layout, self.plan.precision)
+        publish_names(new, self.settings.layout, self.plan.precision, self.stems)
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 
@@ -218,31 +248,3 @@ class _Job:
                 swap.publish_directory(new, self.final, self.staging.old, old)
             else:
                 swap.publish_new(new, self.final)
-
-
-def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
-    """Check that the tied embedding is stored once, as promised. Raises `VerificationError`."""
-    if plan.tied and identity is not None and identity.copies > 1:
-        raise VerificationError(
-            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
-            "nothing was written; report this with the model's class",
-            "export.copies",
-        )
-
-
-def _check_finite(reference: Reference, source: str) -> None:
-    """Check that no parameter overflows in the precision. Raises `RefusedError`."""
-    for name, parameter in reference.model.named_parameters():
-        if parameter.is_floating_point() and not _is_finite(parameter.data):
-            raise RefusedError(
-                f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
-                "use a precision with a wider range: --precision fp32 or bf16"
-                if reference.dtype == "float16"
-                else "inspect the tensor: tieconv inspect --depth full",
-                "export.range",
-            )
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    """Return whether no value is NaN or infinite. `torch.isfinite` would need as much memory as the values again."""
-    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())

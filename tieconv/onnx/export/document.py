@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,17 @@ from tieconv.version import VERSION
 EXPORT_SCHEMA = "tieconv.export/1"
 
 
-def describe(outcome: ExportOutcome, document: Mapping[str, Any], graph: Path, identity: Identity | None) -> str:
+def describe(
+    outcome: ExportOutcome, document: Mapping[str, Any], graphs: Sequence[Path], identity: Identity | None
+) -> str:
     """Return the exporter's ``document`` with a section ``tieconv``. It holds no paths and no times."""
-    return json.dumps({**document, "tieconv": _section(outcome, read_graph(str(graph)), identity)}, indent=2) + "\n"
+    section = _section(outcome, [read_graph(str(graph)) for graph in graphs], identity)
+    return json.dumps({**document, "tieconv": section}, indent=2) + "\n"
 
 
-def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) -> dict[str, Any]:
+def _section(outcome: ExportOutcome, graphs: Sequence[Graph], identity: Identity | None) -> dict[str, Any]:
     plan, report = outcome.plan, outcome.parity
+    named = {graph.path: {"graph": Path(graph.path).name} if len(graphs) > 1 else {} for graph in graphs}
     return {
         "schema": EXPORT_SCHEMA,
         "tieconv": VERSION,
@@ -32,9 +36,9 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "fuse": plan.fuse,
         "layout": plan.layout,
         "quantise": plan.quantise or None,
-        "opset": graph.opset,
-        "inputs": [_value(value) for value in graph.inputs],
-        "outputs": [_value(value) for value in graph.outputs],
+        "opset": graphs[0].opset,
+        "inputs": [_value(value) | named[graph.path] for graph in graphs for value in graph.inputs],
+        "outputs": [_value(value) | named[graph.path] for graph in graphs for value in graph.outputs],
         "tied": [list(names) for names in plan.tied],
         "shared": [
             {"initializer": m.initializer, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}

@@ -25,7 +25,7 @@ from tieconv.onnx.export.carry_out import Progress, Settings, run
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
 from tieconv.onnx.export.quantised import check_scheme, head_note
-from tieconv.onnx.export.sample_inputs import check_inputs
+from tieconv.onnx.export.sample_inputs import check_inputs, encoder_decoder_kind
 from tieconv.onnx.export.size_estimate import estimated_bytes
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
@@ -54,6 +54,13 @@ _AXES = {
         "input_ids [batch, sequence]",
         "attention_mask [batch, sequence]",
         "decoder_input_ids [batch, decoder sequence]",
+    ),
+    Kind.PAIR: (
+        "encoder: input_ids and attention_mask [batch, encoder sequence]",
+        "decoder: input_ids [batch, sequence]",
+        "decoder: encoder_hidden_states [batch, encoder sequence, width], encoder_attention_mask",
+        "decoder: past_key_values [batch, heads, past, width] of each layer, for decoder and encoder",
+        "decoder: use_cache_branch [1], false for the first tokens",
     ),
 }
 
@@ -148,7 +155,7 @@ def plan_export(
     name = architecture(checkpoint.config_values, checkpoint.source)
     _check_inputs(name)
     check_cache(name, checkpoint.root, checkpoint.source)
-    kind = _kind(name, checkpoint.config_values)
+    kind = _kind(name, checkpoint.config_values, one_graph=quantise is not None)
     layout_ = LAYOUTS[layout]
     model = read_model(checkpoint, name, layout_)
     layout_.check(model, kind, precision)
@@ -168,7 +175,10 @@ def plan_export(
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
         bytes_written=estimated_bytes(evidence, precision, quantise),
-        notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
+        notes=(
+            *_notes(precision, provider, form if tied and not quantise else None, parity=parity),
+            *layout_.notes(kind, precision),
+        ),
         fuse=fuse,
         layout=layout,
         quantise=str(quantise or ""),
@@ -209,10 +219,11 @@ def _check_consistent(evidence: Inspection) -> None:
     )
 
 
-def _kind(name: str, config: Mapping[str, object]) -> Kind:
+def _kind(name: str, config: Mapping[str, object], *, one_graph: bool) -> Kind:
     """Return what the graph will compute according to the config. The loaded class decides later."""
     if config.get("is_encoder_decoder") is True:
-        return Kind.SEQ2SEQ
+        cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+        return encoder_decoder_kind(cls, one_graph=one_graph) if cls is not None else Kind.SEQ2SEQ
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
 
 

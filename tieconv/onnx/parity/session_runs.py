@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.batches.cell import Cell
+from tieconv.onnx.parity.encoder_decoder.pair_sessions import PairModel
 from tieconv.onnx.parity.free_run import free_runs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import Work, run_graph
-from tieconv.onnx.session.open_ import open_session
+from tieconv.onnx.session.open_ import Session, open_session
 from tieconv.onnx.session.provider import CUDA
 
 _WHOLE = ("INT64", "INT32", "BOOL")
@@ -43,18 +46,37 @@ def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns
 
 
 def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, Mapping[Cell, str], Any]:
-    session = open_session(
-        subject.graph.path,
+    sessions = {graph.path: _session(subject, graph, tf32=tf32) for graph in subject.graphs}
+    model = _model(subject, sessions)
+    errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
+    tokens = free_runs(work, model.generate) if not tf32 and not errors else None
+    return _joined([session.use for session in sessions.values()]), errors, tokens
+
+
+def _session(subject: Subject, graph: Graph, *, tf32: bool) -> Session:
+    return open_session(
+        graph.path,
         subject.provider,
         precision=subject.precision,
         tf32=tf32,
-        weight_gathers=weight_gathers(subject.graph),
-        shape_nodes=shape_nodes(subject.graph),
+        weight_gathers=weight_gathers(graph),
+        shape_nodes=shape_nodes(graph),
     )
-    model = GraphModel(session, subject.bindings, subject.window)
-    errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
-    tokens = free_runs(work, model.generate) if not tf32 and not errors else None
-    return session.use, errors, tokens
+
+
+def _model(subject: Subject, sessions: Mapping[str, Session]) -> GraphModel | PairModel:
+    if subject.pair is not None:
+        return PairModel(sessions, subject.pair)
+    return GraphModel(sessions[subject.graph.path], subject.bindings, subject.window)
+
+
+def _joined(uses: list[ProviderUse]) -> ProviderUse:
+    """Return where several graphs ran. They run on one provider, or the session fails."""
+    placement = Counter[str]()
+    for use in uses:
+        placement.update(use.placement)
+    notes = tuple(dict.fromkeys(note for use in uses for note in use.notes))
+    return replace(uses[0], placement=dict(placement), notes=notes)
 
 
 def weight_gathers(graph: Graph) -> frozenset[str]:

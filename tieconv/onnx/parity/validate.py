@@ -119,7 +119,8 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
 
 
 def _likely(subject: Subject, judged: Judged, epsilons: frozenset[float]) -> Iterator[str]:
-    yield from suspects(subject.graph, subject.config, epsilons, subject.precision)
+    for graph in subject.graphs:
+        yield from suspects(graph, subject.config, epsilons, subject.precision)
     yield from uncounted(judged.cases, subject.bindings)
 
 

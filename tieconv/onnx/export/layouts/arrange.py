@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -34,16 +34,38 @@ def arrange(raw: Path, layout: Layout, model: Model, precision: str) -> None:
     ir.save(graph, raw / GRAPH)
 
 
-def publish_names(new: Path, layout: Layout, precision: str) -> None:
-    """Move the graph and its data to their paths in OUT, relative to the directory ``new``."""
-    final = new / layout.graph(precision)
-    if final == new / GRAPH:
-        return
-    final.parent.mkdir(parents=True, exist_ok=True)
-    data = layout.data_of(precision)
-    if (new / data).exists():
-        os.rename(new / data, final.parent / data)
-    os.rename(new / GRAPH, final)
+def arrange_pair(decoder: Path, layout: Layout, model: Model) -> None:
+    """Give the axes of the decoder's caches the names and sizes that the program reads.
+
+    If the program feeds an empty cache with other heads or another width, these two axes are open. ONNX Runtime ignores
+    the shape of an empty tensor when it joins tensors.
+    """
+    graph = ir.load(decoder)
+    fed = layout.empty_cache(model)
+    for value in graph.graph.inputs:
+        if value.shape is not None and str(value.name).startswith("past_key_values."):
+            _, heads, past, width = value.shape
+            sides = (heads, width) if fed in (None, (heads, width)) else ("heads", "width")
+            value.shape = ir.Shape([layout.batch_axis, sides[0], past, sides[1]])
+    ir.save(graph, decoder)
+
+
+def published(layout: Layout, precision: str, stems: Iterable[str]) -> dict[str, Path]:
+    """Return the paths in OUT of the graphs and their data, by their names until then."""
+    paths = {}
+    for stem in stems:
+        final = Path(layout.graph(precision, stem))
+        paths[f"{stem}.onnx"] = final
+        paths[layout.data_of(precision, stem)] = final.parent / layout.data_of(precision, stem)
+    return paths
+
+
+def publish_names(new: Path, layout: Layout, precision: str, stems: Iterable[str]) -> None:
+    """Move the graphs and their data to their paths in OUT, relative to the directory ``new``."""
+    for name, path in published(layout, precision, stems).items():
+        if (new / name).exists() and new / name != new / path:
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(new / name, new / path)
 
 
 def _rename_caches(model: ir.Model) -> Iterator[tuple[int, int]]:

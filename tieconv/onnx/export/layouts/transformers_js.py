@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.export.layouts.interface import STEM, Layout, Model
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
 from tieconv.onnx.parity.graph.bindings import Kind
 
 _GROUPED = frozenset({
@@ -22,6 +23,10 @@ _HEAD_DIM = frozenset({
 """Those of them that need `head_dim` in the config."""
 _WHOLE = frozenset({"codegen", "gpt2", "gpt_neox", "gptj", "jais", "opt", "stablelm"})
 """Decoders with a cache of as many heads as `num_attention_heads`."""
+_PAIRS = frozenset({
+    "bart", "blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "mbart", "mt5", "t5",
+})  # fmt: skip
+"""Encoder-decoders. transformers.js reads the shape of their caches from the graph."""
 _MASKED = frozenset({
     "albert", "bert", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "mobilebert",
     "modernbert", "mpnet", "roberta", "roformer", "squeezebert", "xlm", "xlm-roberta",
@@ -33,20 +38,23 @@ class TransformersJS(Layout):
 
     name = "transformers.js"
     program = "transformers.js 4.3.1"
-    kinds = frozenset({Kind.CACHED, Kind.MASKED})
+    kinds = frozenset({Kind.CACHED, Kind.MASKED, Kind.PAIR})
     precisions = ("fp32", "fp16")
     renames = True
+    batch_axis = "batch_size"
     made = frozenset({"config.json"})
 
-    def graph(self, precision: str) -> str:
-        return f"onnx/{_stem(precision)}.onnx"
+    def graph(self, precision: str, stem: str = STEM) -> str:
+        return f"onnx/{_name(precision, stem)}.onnx"
 
-    def data_of(self, precision: str) -> str:
-        return f"{_stem(precision)}.onnx_data"
+    def data_of(self, precision: str, stem: str = STEM) -> str:
+        # The browser loads a data file for one graph, by the graph's name.
+        return f"{_name(precision, stem)}.onnx_data"
 
     def check(self, model: Model, kind: Kind, precision: str) -> None:
         super().check(model, kind, precision)
-        if model.model_type not in (_MASKED if kind is Kind.MASKED else _GROUPED | _WHOLE):
+        types = {Kind.MASKED: _MASKED, Kind.PAIR: _PAIRS}.get(kind, _GROUPED | _WHOLE)
+        if model.model_type not in types:
             raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
 
     def cache_shape(self, model: Model) -> tuple[int, int] | None:
@@ -57,19 +65,20 @@ class TransformersJS(Layout):
             width = width or _entry(model, "hidden_size", "n_embd") // max(heads, 1)
         return (heads if model.model_type in _WHOLE else _entry(model, "num_key_value_heads")), width
 
-    def documents(self, model: Model, precision: str) -> dict[str, str]:
+    def documents(self, model: Model, precision: str, kind: Kind) -> dict[str, str]:
+        stems = (ENCODER, DECODER) if kind is Kind.PAIR else (STEM,)
         settings: dict[str, Any] = {
             "dtype": precision,
-            "use_external_data_format": {f"{_stem(precision)}.onnx": 1},
+            "use_external_data_format": {f"{_name(precision, stem)}.onnx": 1 for stem in stems},
         }
         if precision == "fp16":
             settings["kv_cache_dtype"] = {"fp16": "float16"}
         return {"config.json": json.dumps({**model.values, "transformers.js_config": settings}, indent=2) + "\n"}
 
 
-def _stem(precision: str) -> str:
+def _name(precision: str, stem: str) -> str:
     """Return the name of a graph: transformers.js adds the type to the name, except for fp32."""
-    return "model" if precision == "fp32" else f"model_{precision}"
+    return stem if precision == "fp32" else f"{stem}_{precision}"
 
 
 def _entry(model: Model, *names: str) -> int:
