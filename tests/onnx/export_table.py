@@ -29,7 +29,7 @@ from tests.onnx.head_forms import measure as head_forms
 from tests.onnx.stored import tensors
 
 FILE = Path(__file__).parents[2] / "docs" / "measured" / "export.json"
-TASKS = {"MaskedLM": "fill-mask", "ConditionalGeneration": "text2text-generation-with-past"}
+TASKS = {"MaskedLM": "fill-mask", "ConditionalGeneration": "text2text-generation"}
 OPTIMUM = """
 import sys
 from optimum.exporters.onnx import main_export
