@@ -46,8 +46,9 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     yield "The models are tiny (V = 1021, H = 32, weights of standard deviation 0.15). The embedding is 131 kB, and"
     yield "most of the rest is graph. *kB* is the size of graph and data. *copies* counts the copies of the embedding's"
     yield "matrix in a session, after ONNX Runtime's optimisations. The release 0.1.0 of optimum-onnx ran with"
-    yield "transformers 4.57.6 and accelerate. Without accelerate it shares nothing. It writes two graphs without a cache"
-    yield f"for an encoder-decoder. tieconv's two graphs have the cache, and each session has a copy. Versions: {versions}."
+    yield "transformers 4.57.6 and accelerate. Without accelerate it shares nothing. It writes two graphs without a"
+    yield "cache for an encoder-decoder. tieconv's two graphs have the cache, and each session has a copy."
+    yield f"Versions: {versions}."
     yield ""
     heads = ["model"]
     heads += [f"{tool}: {column}" for tool in ("transformers", "optimum", "tieconv") for column in ("kB", "copies")]
