@@ -15,9 +15,10 @@ INTRO = Path(__file__).with_name("export_text.md")
 
 PROGRAMS = """\
 Each program generated 24 greedy tokens for each of two prompts, and torch generated them too. The prompts have 20
-tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. genai makes the attention
-mask itself, so it got that prompt without the padding. A masked language model predicted each token. *same* means that
-all tokens were torch's, and that a session held the matrix once. The models are tiny, in fp32, on the CPU."""
+tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. For an encoder-decoder it
+ends with them. genai makes the attention mask itself, so it got that prompt without the padding. A masked language
+model predicted each token. *same* means that all tokens were torch's, and that a session held the matrix once. For an
+encoder-decoder that is the decoder's session. The models are tiny, in fp32, on the CPU."""
 
 
 def page() -> str:
@@ -45,8 +46,9 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     yield "The models are tiny (V = 1021, H = 32, weights of standard deviation 0.15). The embedding is 131 kB, and"
     yield "most of the rest is graph. *kB* is the size of graph and data. *copies* counts the copies of the embedding's"
     yield "matrix in a session, after ONNX Runtime's optimisations. The release 0.1.0 of optimum-onnx ran with"
-    yield "transformers 4.57.6 and accelerate. Without accelerate it shares nothing. It writes two graphs for an"
-    yield f"encoder-decoder. Versions: {versions}."
+    yield "transformers 4.57.6 and accelerate. Without accelerate it shares nothing. It writes two graphs without a"
+    yield "cache for an encoder-decoder. tieconv's two graphs have the cache, and each session has a copy."
+    yield f"Versions: {versions}."
     yield ""
     heads = ["model"]
     heads += [f"{tool}: {column}" for tool in ("transformers", "optimum", "tieconv") for column in ("kB", "copies")]

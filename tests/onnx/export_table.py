@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 import tieconv
@@ -41,26 +42,38 @@ def embedding(model: Any) -> np.ndarray:
 
 
 def held(directory: Path, matrix: np.ndarray) -> dict[str, int]:
-    """Bytes of the graphs in a directory, and how often they store ``matrix`` and sessions of them hold it."""
+    """Bytes of the graphs in a directory, and how often they store ``matrix`` and sessions of them hold it.
+
+    A byte range that several graphs read is stored once. ``session`` is the sum over a session of each graph.
+    """
     graphs = sorted(directory.glob("*.onnx"))
     data = [path for path in directory.iterdir() if path.suffix == ".onnx" or ".onnx" in path.name]
     return {
         "bytes": sum(path.stat().st_size for path in data),
-        "stored": sum(alike(path, matrix) for path in graphs),
+        "stored": len({place for path in graphs for place in places(path, matrix)}),
         "session": sum(optimised(path, matrix) for path in graphs),
     }
 
 
-def alike(path: Path, matrix: np.ndarray) -> int:
+def alike(path: Path, matrix: np.ndarray) -> list[str]:
     """Initializers with the values of ``matrix``, or those times one factor, as it is or transposed."""
-    count = 0
-    for _, array in tensors(path):
+    names = []
+    for name, array in tensors(path):
         for view in (matrix, matrix.T):
             if array.shape == view.shape and array.dtype == view.dtype:
                 place = np.unravel_index(np.abs(view).argmax(), view.shape)
                 factor = array[place] / view[place]
-                count += bool(np.allclose(array, view * factor, rtol=1e-6, atol=0))
-    return count
+                names += [name] if np.allclose(array, view * factor, rtol=1e-6, atol=0) else []
+    return names
+
+
+def places(path: Path, matrix: np.ndarray) -> set[tuple[str, ...]]:
+    """The byte ranges with ``matrix``; a tensor inside the graph counts as a range."""
+    external = {
+        tensor.name: tuple(entry.value for entry in tensor.external_data)
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer
+    }
+    return {external.get(name) or (path.name, name) for name in alike(path, matrix)}
 
 
 def optimised(path: Path, matrix: np.ndarray) -> int:
@@ -74,7 +87,7 @@ def optimised(path: Path, matrix: np.ndarray) -> int:
         options.optimized_model_filepath = str(dump)
         try:
             ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            return alike(dump, matrix)
+            return len(alike(dump, matrix))
         finally:
             dump.unlink(missing_ok=True)
 

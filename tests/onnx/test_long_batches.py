@@ -29,7 +29,7 @@ def test_a_long_sequence_and_six_rows(kind: Kind) -> None:
     assert max(max(cell.past, cell.sequence) for cell in made) == LONG >= 128
     six = [cell for cell in made if cell.batch == 6]
     assert six and all(len({str(cell.masked(row, 14)) for row in range(6)}) == 6 for cell in six)
-    longer = {cell.length for cell in single_seed_cells(kind, 100)} if kind is not Kind.SEQ2SEQ else {100}
+    longer = {cell.length for cell in single_seed_cells(kind, 100)} if not kind.encodes else {100}
     assert max(longer) == 100
 
 
@@ -41,7 +41,7 @@ def test_a_window_is_crossed(window: int) -> None:
     stepped = [cell for cell in made if cell.steps]
     assert all(cell.past < window + 1 and cell.length >= window + BEYOND for cell in stepped)
     assert bool(stepped) == (window != 20)  # the prompt of five with 32 steps crosses this one
-    assert all(pieces(cell) == (cell.past, *[1] * cell.steps) for cell in stepped)
+    assert all(pieces(cell, Kind.CACHED) == (cell.past, *[1] * cell.steps) for cell in stepped)
     long = [cell for cell in made if cell.sequence > LONG]
     assert all(cell.judged == 2 * BEYOND for cell in long)
 

@@ -93,7 +93,7 @@ def test_shapes() -> None:
         assert {cell.seed for cell in made} == {0, 1, 2}
         assert any(cell.sequence == 1 and cell.batch == 1 for cell in made)
         assert any(cell.padding for cell in made)
-        assert any(cell.past for cell in made) == (kind in (Kind.CACHED, Kind.SEQ2SEQ))
+        assert any(cell.past for cell in made) == (kind is Kind.CACHED or kind.encodes)
     assert {cell.steps for cell in stepped(1 << 20)} == {32}
 
 

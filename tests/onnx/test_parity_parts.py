@@ -78,7 +78,9 @@ def test_a_decoder_mask_is_fed_and_judged() -> None:
     assert torch.equal(compared(cell, Kind.SEQ2SEQ, batch), batch.decoder_mask.bool())
 
 
-@pytest.mark.parametrize(("kind", "right"), [(Kind.MASKED, True), (Kind.SEQ2SEQ, True), (Kind.CACHED, False)])
+@pytest.mark.parametrize(
+    ("kind", "right"), [(Kind.MASKED, True), (Kind.SEQ2SEQ, True), (Kind.PAIR, True), (Kind.CACHED, False)]
+)
 def test_which_models_are_padded_on_the_right(kind: Kind, right: bool) -> None:
     """Masked models and encoder-decoders, besides one shape on the left; decoders only on the left."""
     padded = [cell.layout for cell in cells(kind, 1 << 20) if cell.padding]

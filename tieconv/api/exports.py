@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tieconv.api.evidence import inspect
 from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
-from tieconv.errors import UnreadableError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.opened import on_disk
 from tieconv.text import shown
 
@@ -144,6 +144,7 @@ def parity(
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.measured_pair import graph_file
     from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity
     from tieconv.onnx.parity.requested.wishes import Wishes
     from tieconv.onnx.parity.validate import run_parity
@@ -155,6 +156,12 @@ def parity(
     _check_graph(str(onnx))  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
+    if quantised and os.path.isdir(graph_file(str(onnx))):
+        raise RefusedError(
+            f"{shown(str(onnx))}: --quantised measures one graph, not an encoder and a decoder",
+            "measure it without --quantised, or give one graph",
+            "parity.quantised",
+        )
     if quantised:
         return run_quantised_parity(str(onnx), evidence, provider, reference, None if text is None else str(text))
     wishes = Wishes(str(inputs) if inputs else "", length, batch)
@@ -162,7 +169,9 @@ def parity(
 
 
 def _check_graph(onnx: str) -> None:
-    graph = os.path.join(onnx, "model.onnx") if os.path.isdir(onnx) else onnx
+    from tieconv.onnx.parity.measured_pair import graph_file
+
+    graph = graph_file(onnx)
     if not os.path.lexists(graph):
         raise UnreadableError(
             f"{shown(graph)}: no such file",

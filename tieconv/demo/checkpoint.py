@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tieconv.reference.model import quiet
+from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
 
 CARD = """\

@@ -41,7 +41,10 @@ class Batch:
         return self.ids if self.decoder_ids is None else self.decoder_ids
 
     def until(self, end: int) -> Batch:
-        """Return the first ``end`` tokens of each row."""
+        """Return the first ``end`` tokens of each row: the decoder's, if the model has a decoder."""
+        if self.decoder_ids is not None:
+            behind = None if self.decoder_mask is None else self.decoder_mask[:, :end]
+            return replace(self, decoder_ids=self.decoder_ids[:, :end], decoder_mask=behind)
         types = None if self.types is None else self.types[:, :end]
         positions = None if self.given_positions is None else self.given_positions[..., :end]
         embeds = None if self.embeds is None else self.embeds[:, :end]

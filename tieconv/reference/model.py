@@ -12,6 +12,8 @@ from typing import Any
 
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.batch import Batch
+from tieconv.reference.encoder_decoder_steps import encoder_decoder_steps
+from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
 from tieconv.text import command, shown
 
@@ -117,6 +119,11 @@ class Reference:
         """Yield the logits of consecutive ``pieces`` of the sequence, each from the cache of the earlier ones."""
         from transformers import DynamicCache
 
+        if batch.decoder_ids is not None:
+            with self._exactly():
+                yield from encoder_decoder_steps(self.call, self.inputs(batch), pieces)
+            return
+
         cache, start = DynamicCache(config=self.model.config), 0
         for length in pieces:
             end = start + length
@@ -209,18 +216,3 @@ def architecture(config: Mapping[str, object], directory: str) -> str:
         'add the class of the model, for example "architectures": ["LlamaForCausalLM"]',
         "reference.class",
     )
-
-
-@contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Hide the progress bar and the advice that transformers prints while it loads."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -18,7 +18,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ import torch
 
 import tieconv
 from tests.onnx import exported
+from tests.onnx.encoder_decoder.stored_pair import stored_pair
 from tests.onnx.export_table import optimised
 from tests.onnx.layouts.families import FAMILIES
-from tieconv.onnx.export import adapter
+from tieconv.onnx.export import adapter, carry_out
 from tieconv.onnx.parity.graph.bindings import bind
 from tieconv.onnx.parity.graph.file import read_graph
 from tieconv.onnx.parity.graph.forward import GraphModel
@@ -81,12 +82,16 @@ def make(family: str) -> Any:
         exported.MODELS = before
 
 
-def prompts(*, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two rows longer than every window, the first with padding on the left; a masked model gets none."""
+def prompts(*, masked: bool, encodes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two rows longer than every window, the first with padding; a masked model gets none.
+
+    The padding is on the left, and on the right for an encoder.
+    """
     ids = torch.randint(3, exported.ROWS, (2, PROMPT), generator=torch.Generator().manual_seed(11))
     mask = torch.ones_like(ids)
     if not masked:
-        ids[0, :PADDING], mask[0, :PADDING] = 0, 0
+        padding = slice(PROMPT - PADDING, PROMPT) if encodes else slice(PADDING)
+        ids[0, padding], mask[0, padding] = 0, 0
     return ids, mask
 
 
@@ -96,8 +101,11 @@ def wanted(model: Any, ids: torch.Tensor, mask: torch.Tensor, *, masked: bool) -
         if masked:
             best: list[list[int]] = model(input_ids=ids, attention_mask=mask).logits.argmax(-1).tolist()
             return best
-        made = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, num_beams=1)
-    tokens: list[list[int]] = made[:, ids.shape[1] :].tolist()
+        start = {"decoder_start_token_id": first} if (first := start_of(model)) is not None else {}
+        made = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, num_beams=1, **start
+        )
+    tokens: list[list[int]] = made[:, 1 if start else ids.shape[1] :].tolist()
     return tokens
 
 
@@ -109,6 +117,11 @@ def tokens_of(graph: Path, ids: torch.Tensor, mask: torch.Tensor, *, masked: boo
     batch = Batch(ids, mask, types=types)
     made: list[list[int]] = (model.logits(batch).argmax(-1) if masked else model.generate(batch, STEPS)).tolist()
     return made
+
+
+def start_of(model: Any) -> int | None:
+    """The first token of the decoder of an encoder-decoder."""
+    return int(model.config.decoder_start_token_id) if model.config.is_encoder_decoder else None
 
 
 class Program:
@@ -149,7 +162,7 @@ class Program:
 @contextlib.contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
     """Trace a model only for its first export: the layouts share what the exporter wrote."""
-    trace, save = adapter.export_graph, adapter.save
+    trace, save, pair = adapter.export_graph, adapter.save, carry_out.trace_pair
     documents: list[dict[str, Any]] = []
 
     def save_once(made: Any, directory: Path) -> dict[str, Any]:
@@ -160,12 +173,19 @@ def traced_once(folder: Path) -> Iterator[None]:
             shutil.copy(path, directory)
         return documents[0]
 
+    def pair_once(reference: Any, raw: Path, data_of: Callable[[str], str], *settings: Any) -> None:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            pair(reference, folder, lambda stem: f"{stem}.data", *settings)
+        stored_pair(folder)(reference, raw, data_of)
+
+    carry_out.trace_pair = pair_once
     adapter.export_graph = lambda *given: None if documents else trace(*given)
     adapter.save = save_once
     try:
         yield
     finally:
-        adapter.export_graph, adapter.save = trace, save
+        adapter.export_graph, adapter.save, carry_out.trace_pair = trace, save, pair
 
 
 def rows_of(
@@ -178,7 +198,8 @@ def rows_of(
     if precision == "fp16":
         model = type(model).from_pretrained(folder / "model", dtype="float16").eval()
     matrix = model.get_input_embeddings().weight.detach().numpy()
-    ids, mask = prompts(masked=masked)
+    start = start_of(model)
+    ids, mask = prompts(masked=masked, encodes=start is not None)
     want: list[list[int]] = []
     with traced_once(folder / "traced"):
         for layout, program in layouts.items():
@@ -192,7 +213,7 @@ def rows_of(
             except tieconv.TieconvError as error:
                 yield found | {"refused": error.message.partition(": ")[2]}
                 continue
-            graph = next(out / name for name in made.files if name.endswith(".onnx"))
+            graph = [out / name for name in made.files if name.endswith(".onnx")][-1]
             if quantise:
                 rows = [(ids, mask)]
                 if layout == "genai":  # it runs each row alone, and a dynamic scale depends on all rows
@@ -202,6 +223,7 @@ def rows_of(
                 want = [tokens for row, real in rows for tokens in tokens_of(graph, row, real, masked=masked)]
             want = want or wanted(model, ids, mask, masked=masked)
             job = {"folder": str(out), "ids": ids.tolist(), "mask": mask.tolist(), "steps": STEPS, "masked": masked}
+            job |= {} if start is None else {"start": start}
             answer = program.ask(job)
             got = answer.get("tokens", [])
             same = bool(got) and [cut(row, model) for row in got] == [cut(row, model) for row in want]

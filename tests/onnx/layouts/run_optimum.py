@@ -1,7 +1,7 @@
-"""Generate greedy tokens with `ORTModelForCausalLM` for each job of stdin; print one line of JSON each.
+"""Generate greedy tokens with optimum's models for each job of stdin; print one line of JSON each.
 
 The interpreter needs optimum-onnx, onnxruntime, torch and transformers. A job has the folder of an export, the rows of
-ids with their attention masks, and the number of tokens.
+ids with their attention masks, and the number of tokens. For an encoder-decoder, it also has the decoder's first token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 def answer(job: dict[str, Any]) -> list[list[int]]:
     """Return the new tokens of each row."""
     import torch
-    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForMaskedLM
+    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForMaskedLM, ORTModelForSeq2SeqLM
 
     ids, mask = torch.tensor(job["ids"]), torch.tensor(job["mask"])
     if job["masked"]:
@@ -25,10 +25,14 @@ def answer(job: dict[str, Any]) -> list[list[int]]:
             given["token_type_ids"] = torch.zeros_like(ids)
         masked: list[list[int]] = made(**given).logits.argmax(-1).tolist()
         return masked
-    model = ORTModelForCausalLM.from_pretrained(job["folder"])
+    encodes = "start" in job
+    model = (ORTModelForSeq2SeqLM if encodes else ORTModelForCausalLM).from_pretrained(job["folder"])
     assert model.can_use_cache
-    made = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=job["steps"], do_sample=False, num_beams=1)
-    tokens: list[list[int]] = made[:, ids.shape[1] :].tolist()
+    start = {"decoder_start_token_id": job["start"]} if encodes else {}
+    made = model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=job["steps"], do_sample=False, num_beams=1, **start
+    )
+    tokens: list[list[int]] = made[:, 1 if encodes else ids.shape[1] :].tolist()
     return tokens
 
 

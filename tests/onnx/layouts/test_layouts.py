@@ -247,10 +247,3 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.M
         assert f"{cls}: " in sentence
         assert why in sentence
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("layout", ["optimum", "genai", "transformers.js"])
-def test_encoder_decoders_are_refused(models: Path, layout: str) -> None:
-    """An encoder-decoder needs several graphs, which no layout has."""
-    sentence = refused("export --layout", layout, models / "t5")
-    assert f"the layout {layout} does not support this kind of graph (encoder-decoder without cache)" in sentence

@@ -101,11 +101,11 @@ def command(
 ) -> None:
     """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
 
-    Writes one graph: a decoder with its key-value cache, a masked language model, or an encoder-decoder without a
-    cache. Of a model of images or sound it writes the language model: a decoder that reads inputs_embeds. The graph
-    embed_tokens.onnx computes them from token ids. Exits with 0 if parity passed and with 1 if it failed. Exits
-    with 2 if MODEL could not be exported or parity could not be run. Writes OUT only if parity passed, or with
-    --no-parity.
+    Writes one graph for a decoder with its key-value cache, or for a masked language model. Writes two graphs with
+    caches for an encoder-decoder. Of a model of images or sound it writes the language model: a decoder that reads
+    inputs_embeds. The graph embed_tokens.onnx computes them from token ids. Exits with 0 if parity passed and with 1
+    if it failed. Exits with 2 if MODEL could not be exported or parity could not be run. Writes OUT only if parity
+    passed, or with --no-parity.
     """
     from tieconv.reporters.text.export_text import render, render_results
 

@@ -21,7 +21,7 @@ from tieconv.onnx.export.axes import name_axes
 from tieconv.onnx.export.embeds.join_graphs import join_embedding
 from tieconv.onnx.export.sliding_windows import fold_windows
 from tieconv.onnx.parity.graph.embedding_pair import CAUSAL
-from tieconv.reference.model import quiet
+from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
 from tieconv.text import shown
 
@@ -48,7 +48,7 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse:
         except Exception as error:
             # The tracer, the translator and the optimizer raise any exception.
             raise _failed(model, error) from error
-    program = _program(made)
+    program = program_of(made)
     _strip(program)
     name_axes(program)
     _record(made, fold_windows(program, inputs.get("past_key_values")))
@@ -61,12 +61,12 @@ def embedding_graph(model: Any, opset: int | None) -> Any:
     module = model.get_input_embeddings()
     (argument, *_) = inspect.signature(module.forward).parameters
     ids = torch.tensor([[0, 1, 2], [3, 4, 5]])
-    return _program(export_graph(module, {argument: ids}, opset))
+    return program_of(export_graph(module, {argument: ids}, opset))
 
 
 def read_rows(made: Any, embedding: Any, causal: int | None) -> None:
     """Put the graph ``embedding`` before the decoder ``made``, and note the token type ``causal`` in it."""
-    program = _program(made)
+    program = program_of(made)
     join_embedding(program, embedding)
     if causal is not None:
         program.metadata_props[CAUSAL] = str(causal)
@@ -78,7 +78,7 @@ def _record(made: Any, constants: Mapping[int, int]) -> None:
         component.metadata.out_constants = sorted([*component.metadata.out_constants, *map(list, constants.items())])
 
 
-def _program(made: Any) -> Any:
+def program_of(made: Any) -> Any:
     """Return the onnx-ir graph of torch's `ONNXProgram` (transformers 5.17) or of an `ExportedModel` (5.23)."""
     for attribute, saves in (("program", "save_pretrained"), ("model", "save")):
         program = getattr(made, attribute, None)

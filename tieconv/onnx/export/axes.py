@@ -13,8 +13,11 @@ _NAMES = {
     "token_type_ids": ("batch", "sequence"),
     "decoder_input_ids": ("batch", "decoder_sequence"),
     "inputs_embeds": ("batch", "sequence", ""),
+    "encoder_attention_mask": ("batch", "encoder_sequence"),
+    "encoder_hidden_states": ("batch", "encoder_sequence"),
 }
 _PAST = ("batch", "", "past_sequence", "")
+_CROSS = ("batch", "", "encoder_sequence", "")
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 
 
@@ -31,7 +34,8 @@ def _symbols(model: ir.Model) -> Iterator[tuple[str, str]]:
     cached = any("past_key_values" in name for name in inputs)
     whole = "past_sequence + sequence" if cached else "sequence"
     for name, value in inputs.items():
-        axes = _PAST if "past_key_values" in name else _NAMES.get(name, ("batch", whole))
+        cache = _CROSS if ".encoder." in name else _PAST
+        axes = cache if "past_key_values" in name else _NAMES.get(name, ("batch", whole))
         if name == "position_ids" and len(value.shape or ()) > len(axes):
             axes = ("", *axes)  # M-RoPE
         if name == "token_type_ids" and cached:

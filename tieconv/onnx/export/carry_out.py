@@ -11,8 +11,6 @@ from typing import Any
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
-from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
@@ -28,44 +26,26 @@ from tieconv.onnx.export.document import describe
 from tieconv.onnx.export.embeds.attention_blocks import first_pass
 from tieconv.onnx.export.embeds.probes import probe
 from tieconv.onnx.export.embeds.two_graphs import separate
-from tieconv.onnx.export.finite_weights import check_finite
-from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, publish_names
-from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.export.encoder_decoder.trace_pair import trace_pair
+from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, arrange_pair, publish_names, published
+from tieconv.onnx.export.layouts.interface import STEM
 from tieconv.onnx.export.quantised import quantise_tied
 from tieconv.onnx.export.sample_inputs import kind_of, sample
+from tieconv.onnx.export.settings import Settings
 from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
+from tieconv.onnx.export.weight_promises import check_finite, check_once
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
+from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
 from tieconv.onnx.quantise.prove_once import prove_once
-from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.reference import Reference, load, load_config
 from tieconv.text import shown
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage that begins, its number from 0, and the number of stages."""
-
-
-@record
-class Settings:
-    """Options of an export.
-
-    ``dtype`` is a torch name, ``fuse`` a provider of ONNX Runtime. ``model`` is what the layout reads of the model.
-    ``graph`` is the path of the graph in OUT, ``data`` the name of its data file.
-    """
-
-    dtype: str
-    form: HeadForm
-    opset: int | None
-    provider: str
-    parity: bool
-    fuse: str | None
-    layout: Layout
-    model: Model
-    quantise: Scheme | None
-    graph: str
-    data: str
 
 
 def run(
@@ -103,6 +83,7 @@ class _Job:
     overwrite: bool
     progress: Progress
     stage: int = 0
+    stems: tuple[str, ...] = (STEM,)
 
     def run(self) -> ExportOutcome:
         raw = self.staging.held / "raw"
@@ -114,7 +95,7 @@ class _Job:
         identity = None if reference is None else self._proved(reference)
         del reference
         report = self._measure()
-        _check_once(self.plan, report.identity if report else identity)
+        check_once(self.plan, report.identity if report else identity, len({self._data(stem) for stem in self.stems}))
         outcome = ExportOutcome(
             replace(self.plan, notes=tuple(dict.fromkeys((*self.plan.notes, *shared.notes)))),
             matrices=shared.matrices,
@@ -127,7 +108,7 @@ class _Job:
             return outcome
         self._begin("write")
         identity = report.identity if report else identity
-        self._publish(outcome, describe(outcome, document, self.staging.new / GRAPH, identity))
+        self._publish(outcome, describe(outcome, document, self._graphs(), identity))
         return replace(outcome, executed=True, verified=True)
 
     def _shared(self, raw: Path) -> Shared:
@@ -137,9 +118,7 @@ class _Job:
             if not self.plan.inputs_embeds:
                 return shared
             return replace(shared, proofs=separate(self.staging.new, GRAPH, shared.matrices))
-        made = quantise_tied(
-            raw, self.staging.held / "quantised", self.settings.quantise, self.plan, self.settings.data
-        )
+        made = quantise_tied(raw, self.staging.held / "quantised", self.settings.quantise, self.plan, self._data())
         shared = share(self.staging.held / "quantised", self.staging.new, self.settings.form)
         proof = prove_once(self.staging.new, GRAPH, made.tied)
         return replace(shared, proofs=(proof,), notes=(*shared.notes, *made.notes))
@@ -151,12 +130,26 @@ class _Job:
 
     def _sizes(self) -> dict[str, int]:
         """Return the bytes of the graph and of its data by their paths in OUT, before they are moved there."""
-        path, data = Path(self.settings.graph), self.settings.data
-        names = {GRAPH: path, data: path.parent / data}
+        names = self._paths()
         if self.plan.inputs_embeds:
             names[EMBEDDING] = Path(EMBEDDING)
         made = {name: self.staging.new / name for name in names}
         return {names[name].as_posix(): file.stat().st_size for name, file in made.items() if file.exists()}
+
+    def _paths(self) -> dict[str, Path]:
+        """Return the paths in OUT of the graphs and their data, by their names until then."""
+        return published(self.settings.layout, self.plan.precision, self.stems, self.settings.quantise)
+
+    def _graphs(self) -> list[Path]:
+        return [self.staging.new / f"{stem}.onnx" for stem in self.stems]
+
+    def _data(self, stem: str = STEM) -> str:
+        return self.settings.layout.data_of(self.plan.precision, stem, self.settings.quantise)
+
+    @property
+    def _measured(self) -> str:
+        """The graph that parity measures, or the directory with the graphs of an encoder-decoder."""
+        return str(self.staging.new / GRAPH if self.stems == (STEM,) else self.staging.new)
 
     def _trace(self, raw: Path) -> tuple[dict[str, Any], Reference | None]:
         """Write the exporter's graph to ``raw``; return its document.
@@ -166,11 +159,14 @@ class _Job:
         self._begin("load")
         checkpoint = self.evidence.checkpoint
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
-        embeds = self.plan.inputs_embeds
-        kind = kind_of(reference.model, embeds=embeds)
+        embeds, one_graph = self.plan.inputs_embeds, self.settings.quantise is not None
+        kind = kind_of(reference.model, embeds=embeds, one_graph=one_graph)
         self.settings.layout.check(self.settings.model, kind, self.plan.precision, self.settings.quantise)
         check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
+        if kind is Kind.PAIR:
+            self._trace_pair(reference, raw)
+            return {}, None if self.settings.parity else reference
         config = load_config(checkpoint.root)
         reads = probe(reference, int(config.vocab_size)) if embeds else None
         inputs = sample(reference, kind, config, reads)
@@ -181,15 +177,23 @@ class _Job:
             embedding = export_adapter.embedding_graph(reference.model, self.settings.opset)
             export_adapter.read_rows(made, embedding, reads.causal if reads.blocks else None)
         document = export_adapter.save(made, raw)
-        arrange(raw, self.settings.layout, self.settings.model, self.settings.data)
+        arrange(raw, self.settings.layout, self.settings.model, self._data())
         if self.settings.layout.renames:
             document = {}  # transformers finds the tensors by the exporter's names
         del made, inputs
         return document, None if self.settings.parity else reference
 
+    def _trace_pair(self, reference: Reference, raw: Path) -> None:
+        self._begin("trace")
+        layout, settings = self.settings.layout, self.settings
+        self.stems = (ENCODER, DECODER)
+        with always_clamped(reference.model):
+            trace_pair(reference, raw, self._data, settings.opset, settings.fuse)
+        arrange_pair(raw / f"{DECODER}.onnx", layout, settings.model)
+
     def _proved(self, reference: Reference) -> Identity:
         stored = stored_gates if self.settings.quantise is None else stored_quantised_gates
-        identity, gates = stored(str(self.staging.new / GRAPH), self.evidence, reference)
+        identity, gates = stored(self._measured, self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
@@ -204,18 +208,22 @@ class _Job:
             return None
         self._begin("parity")
         measure = run_parity if self.settings.quantise is None else run_quantised_parity
-        report = measure(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
-        return replace(report, graph=self.settings.graph)
+        report = measure(self._measured, self.evidence, self.settings.provider)
+        path = self.settings.layout.graph(self.plan.precision, self.stems[-1], self.settings.quantise)
+        return replace(report, graph=path)
+
+    def _documents(self) -> dict[str, str]:
+        kind, scheme = Kind(self.plan.kind), self.settings.quantise
+        return self.settings.layout.documents(self.settings.model, self.plan.precision, kind, scheme)
 
     def _publish(self, outcome: ExportOutcome, document: str) -> None:
         new = self.staging.new
         files = Files(Path(self.evidence.checkpoint.root), new)
         files.copy(self.plan.copied)
         files.write("export.json", document)
-        layout, scheme = self.settings.layout, self.settings.quantise
-        for name, text in layout.documents(self.settings.model, self.plan.precision, scheme).items():
+        for name, text in self._documents().items():
             files.write(name, text)
-        publish_names(new, self.settings.graph, self.settings.data)
+        publish_names(new, self._paths())
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 
@@ -237,13 +245,3 @@ class _Job:
                 swap.publish_directory(new, self.final, self.staging.old, old)
             else:
                 swap.publish_new(new, self.final)
-
-
-def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
-    """Check that the tied embedding is stored once, as promised. Raises `VerificationError`."""
-    if plan.tied and identity is not None and identity.copies > 1:
-        raise VerificationError(
-            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
-            "nothing was written; report this with the model's class",
-            "export.copies",
-        )

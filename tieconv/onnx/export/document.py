@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from tieconv.version import VERSION
 EXPORT_SCHEMA = "tieconv.export/1"
 
 
-def describe(outcome: ExportOutcome, document: Mapping[str, Any], graph: Path, identity: Identity | None) -> str:
+def describe(
+    outcome: ExportOutcome, document: Mapping[str, Any], graphs: Sequence[Path], identity: Identity | None
+) -> str:
     """Return the exporter's ``document`` with a section ``tieconv``. It holds no paths and no times."""
-    return json.dumps({**document, "tieconv": _section(outcome, read_graphs(str(graph)), identity)}, indent=2) + "\n"
+    section = _section(outcome, [read_graphs(str(graph)) for graph in graphs], identity)
+    return json.dumps({**document, "tieconv": section}, indent=2) + "\n"
 
 
-def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) -> dict[str, Any]:
+def _section(outcome: ExportOutcome, graphs: Sequence[Graph], identity: Identity | None) -> dict[str, Any]:
     plan, report = outcome.plan, outcome.parity
-    own = len(graph.inputs) - (len(graph.embedding.inputs) if graph.embedding is not None else 0)
+    named = {graph.path: {"graph": Path(graph.path).name} if len(graphs) > 1 else {} for graph in graphs}
     return {
         "schema": EXPORT_SCHEMA,
         "tieconv": VERSION,
@@ -34,10 +37,10 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "fuse": plan.fuse,
         "layout": plan.layout,
         "quantise": plan.quantise or None,
-        "opset": graph.opset,
-        "inputs": [_value(value) for value in graph.inputs[-own:]],
-        "outputs": [_value(value) for value in graph.outputs],
-        "embedding": None if graph.embedding is None else _embedding(graph.embedding),
+        "opset": graphs[0].opset,
+        "inputs": [_value(value) | named[graph.path] for graph in graphs for value in _own_inputs(graph)],
+        "outputs": [_value(value) | named[graph.path] for graph in graphs for value in graph.outputs],
+        "embedding": None if graphs[-1].embedding is None else _embedding(graphs[-1].embedding),
         "not_exported": list(plan.left_out),
         "tied": [list(names) for names in plan.tied],
         "shared": [
@@ -57,6 +60,11 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         else {"verdict": str(report.verdict), "provider": report.provider.active, "report": "parity.json"},
         "versions": dict(outcome.versions),
     }
+
+
+def _own_inputs(graph: Graph) -> Sequence[Value]:
+    """Return the inputs without those of the embedding's graph, which come first."""
+    return graph.inputs[len(graph.embedding.inputs) if graph.embedding is not None else 0 :]
 
 
 def _embedding(graph: Graph) -> dict[str, object]:

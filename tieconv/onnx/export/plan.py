@@ -21,11 +21,13 @@ from tieconv.execute.staging import sweep
 from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
-from tieconv.onnx.export.carry_out import Progress, Settings, run
+from tieconv.onnx.export.carry_out import Progress, run
 from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
 from tieconv.onnx.export.quantised import check_scheme, head_note
+from tieconv.onnx.export.sample_inputs import encoder_decoder_kind
+from tieconv.onnx.export.settings import Settings
 from tieconv.onnx.export.size_estimate import estimated_bytes
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
@@ -34,6 +36,7 @@ from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
+from tieconv.reference.packages import need
 from tieconv.text import shown, size
 
 _WEIGHTS = (
@@ -54,6 +57,13 @@ _AXES = {
         "input_ids [batch, sequence]",
         "attention_mask [batch, sequence]",
         "decoder_input_ids [batch, decoder sequence]",
+    ),
+    Kind.PAIR: (
+        "encoder: input_ids and attention_mask [batch, encoder sequence]",
+        "decoder: input_ids [batch, sequence]",
+        "decoder: encoder_hidden_states [batch, encoder sequence, width], encoder_attention_mask",
+        "decoder: past_key_values [batch, heads, past, width] of each layer, for decoder and encoder",
+        "decoder: use_cache_branch [1], false for the first tokens",
     ),
 }
 
@@ -148,7 +158,7 @@ def plan_export(
     _check_consistent(evidence)
     form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
-    kind = _kind(name, checkpoint.config_values)
+    kind = _kind(name, checkpoint.config_values, one_graph=quantise is not None)
     parts = rows_only(name, checkpoint, kind, wanted=inputs_embeds)
     check_cache(name, checkpoint.root, checkpoint.source)
     layout_ = LAYOUTS[layout]
@@ -172,7 +182,10 @@ def plan_export(
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
         bytes_written=estimated_bytes(evidence, precision, quantise, parts.tensors if parts else ()),
-        notes=tuple(_notes(precision, provider, form if tied and not quantise else None, parity=parity)),
+        notes=(
+            *_notes(precision, provider, form if tied and not quantise else None, parity=parity),
+            *layout_.notes(kind, precision),
+        ),
         fuse=fuse,
         layout=layout,
         quantise=str(quantise or ""),
@@ -182,8 +195,7 @@ def plan_export(
     if quantise is not None:
         check_scheme(quantise, precision, fuse, checkpoint.source)
         plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
-    names = layout_.graph(precision, quantise), layout_.data_of(precision, quantise)
-    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise, *names)
+    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise)
     return PlannedExport(plan, evidence, settings)
 
 
@@ -209,10 +221,11 @@ def _check_consistent(evidence: Inspection) -> None:
     )
 
 
-def _kind(name: str, config: Mapping[str, object]) -> Kind:
+def _kind(name: str, config: Mapping[str, object], *, one_graph: bool) -> Kind:
     """Return what the graph will compute according to the config. The loaded class decides later."""
     if config.get("is_encoder_decoder") is True:
-        return Kind.SEQ2SEQ
+        cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+        return encoder_decoder_kind(cls, one_graph=one_graph) if cls is not None else Kind.SEQ2SEQ
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
 
 

@@ -20,8 +20,8 @@ BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
 _MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
 
 
-def kind_of(model: Any, *, embeds: bool = False) -> Kind:
-    """Return what a graph of the model computes.
+def kind_of(model: Any, *, embeds: bool = False, one_graph: bool = False) -> Kind:
+    """Return what the graphs of the model compute. ``one_graph`` excludes an encoder-decoder with caches.
 
     ``embeds`` says that the graph reads `inputs_embeds`, so that the model may take images. Raises `RefusedError` for a
     model with other inputs or outputs than tokens and logits.
@@ -33,10 +33,16 @@ def kind_of(model: Any, *, embeds: bool = False) -> Kind:
     if model.get_output_embeddings() is None:
         raise _other_model(name, "has no head")
     if model.config.is_encoder_decoder:
-        return Kind.SEQ2SEQ
+        return encoder_decoder_kind(type(model), one_graph=one_graph)
     if "MaskedLM" in name:
         return Kind.MASKED
     return Kind.CACHED if "past_key_values" in accepts else Kind.PLAIN
+
+
+def encoder_decoder_kind(cls: Any, *, one_graph: bool) -> Kind:
+    """Return whether the encoder-decoder class can run its two parts alone, with a cache between them."""
+    parts = {"encoder_outputs", "decoder_input_ids", "past_key_values"} <= _accepts(cls)
+    return Kind.PAIR if parts and not one_graph else Kind.SEQ2SEQ
 
 
 def check_inputs(cls: Any) -> None:
@@ -73,15 +79,12 @@ def sample(reference: Reference, kind: Kind, config: Any, reads: Reads | None = 
 
     Raises `RefusedError` if the cache holds other states than keys and values.
     """
-    rows = int(config.vocab_size)
-    ids = torch.randint(0, rows, (BATCH, PAST + SEQUENCE), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
+    batch = sample_batch(int(config.vocab_size), PAST + SEQUENCE)
     if kind is Kind.CACHED:
-        return _cached(reference, Batch(ids, mask), reads)
-    encoder = Batch(ids[:, :SOURCE], mask[:, :SOURCE])
-    if kind is Kind.SEQ2SEQ:
-        inputs = reference.inputs(Batch(encoder.ids, encoder.mask, decoder_ids=ids[:, :SEQUENCE]))
+        return _cached(reference, batch, reads)
+    encoder = batch.until(SOURCE)
+    if kind is Kind.SEQ2SEQ or kind is Kind.PAIR:
+        inputs = reference.inputs(Batch(encoder.ids, encoder.mask, decoder_ids=batch.ids[:, :SEQUENCE]))
     elif kind is Kind.MASKED:
         types = int(getattr(config, "type_vocab_size", 0) or 0) > 1 and "token_type_ids" in _accepts(reference.model)
         kinds = torch.zeros_like(encoder.ids) if types else None
@@ -91,6 +94,14 @@ def sample(reference: Reference, kind: Kind, config: Any, reads: Reads | None = 
     else:
         assert_never(kind)
     return inputs | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
+
+
+def sample_batch(rows: int, length: int) -> Batch:
+    """Return random tokens below ``rows``. The first row has padding."""
+    ids = torch.randint(0, rows, (BATCH, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    return Batch(ids, mask)
 
 
 def _cached(reference: Reference, batch: Batch, reads: Reads | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Shared:
 
 
 def share(raw: Path, new: Path, form: HeadForm) -> Shared:
-    """Move the graph of the directory ``raw`` to ``new``, and store every matrix of it once.
+    """Move the graphs of the directory ``raw`` to ``new``, and store every matrix of each once.
 
     If no tensor byte changes (the usual case), only the graph is written and the data file is moved. Raises
     `VerificationError` if the result is not as promised.
@@ -40,13 +40,17 @@ def share(raw: Path, new: Path, form: HeadForm) -> Shared:
 
 def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[SessionProof, ...]:
     os.mkdir(new)
-    (file,) = planned.files
-    graph = new / file.name
-    for data in [path for path in raw.iterdir() if path.name != file.name]:
+    graphs = {file.name for file in planned.files}
+    for data in [path for path in raw.iterdir() if path.name not in graphs]:
         os.rename(data, new / data.name)
-    if file.name in store.graphs:
-        graph.write_bytes(store.graphs[file.name])
-    else:
-        os.rename(raw / file.name, graph)
-    check_written(new, file.name, file, planned.matrices)
-    return (prove(new, graph, file.name, [matrix for matrix in planned.matrices if matrix.done]),)
+    for file in planned.files:
+        if file.name in store.graphs:
+            (new / file.name).write_bytes(store.graphs[file.name])
+        else:
+            os.rename(raw / file.name, new / file.name)
+        check_written(new, file.name, file, planned.matrices)
+    return tuple(_proved(new, file.name, planned) for file in planned.files)
+
+
+def _proved(new: Path, name: str, planned: PlannedGraphs) -> SessionProof:
+    return prove(new, new / name, name, [matrix for matrix in planned.matrices if matrix.done and matrix.graph == name])

@@ -12,7 +12,7 @@ import torch
 from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.onnx.parity.batches.batch_shapes import PROMPT
 from tieconv.onnx.parity.graph.forward import extended
-from tieconv.onnx.parity.passes import Work, prompt
+from tieconv.onnx.parity.passes import Work, pieces, prompt
 from tieconv.reference import Batch, Reference
 
 Generate = Callable[[Batch, int], torch.Tensor]
@@ -20,7 +20,8 @@ Generate = Callable[[Batch, int], torch.Tensor]
 
 def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
     """Return the tokens (sequences × steps) of every stepped cell with a short prompt, or ``None`` without one."""
-    runs = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps and cell.past == PROMPT]
+    stepped = [cell for cell in work.cells if cell.steps and pieces(cell, work.kind)[0] == PROMPT]
+    runs = [generate(prompt(work, cell), cell.steps) for cell in stepped]
     return torch.cat(runs) if runs else None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tieconv.checkpoint.files.cautions import BLOCKING, TWO_FORMATS, Caution, way_out
@@ -12,6 +14,9 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.onnx.parity.encoder_decoder.pair_files import pair_files
+from tieconv.onnx.parity.encoder_decoder.pair_roles import Pair, pair_faults, read_pair
+from tieconv.onnx.parity.encoder_decoder.pair_weights import as_one_graph
 from tieconv.onnx.parity.graph.axis_faults import faults
 from tieconv.onnx.parity.graph.bindings import Bindings, bind
 from tieconv.onnx.parity.graph.embedding_pair import parts, read_graphs
@@ -23,7 +28,10 @@ from tieconv.text import command, shown
 
 @record
 class Subject:
-    """The graph, the checkpoint and the settings of a measurement."""
+    """The graph, the checkpoint and the settings of a measurement.
+
+    With a ``pair``, ``graph`` has the weights of all its graphs.
+    """
 
     graph: Graph
     evidence: Inspection
@@ -31,6 +39,18 @@ class Subject:
     precision: str
     bindings: Bindings
     config: Any
+    pair: Pair | None = None
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs that run: one, or those of an encoder-decoder."""
+        return (self.graph,) if self.pair is None else self.pair.graphs
+
+    @property
+    def parts(self) -> Iterator[Subject]:
+        """Each graph as a separate subject."""
+        for graph, bindings in ((self.graph, self.bindings),) if self.pair is None else self.pair.parts:
+            yield replace(self, graph=graph, bindings=bindings, pair=None)
 
     @property
     def root(self) -> str:
@@ -55,7 +75,7 @@ class Subject:
             self.graph.opset,
             tuple(value.name for value in self.graph.inputs),
             tuple(value.name for value in self.graph.outputs),
-            tuple(faults(self.bindings)),
+            (*faults(self.bindings), *(pair_faults(self.pair) if self.pair is not None else ())),
             self.bindings.notes,
         )
 
@@ -73,16 +93,28 @@ def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
+    files = pair_files(path) if graph_file(path) == path else None
+    if files is not None:
+        pair = read_pair(files)
+        graph = as_one_graph(path, pair)
+        precision = _precision(graph, pair.graphs)
+        return Subject(graph, evidence, provider, precision, pair.bindings, load_config(checkpoint.root), pair)
     graph = read_graphs(graph_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
     bindings = bind(graph, masked=masked, width=head_width(config))
-    return Subject(graph, evidence, provider, _precision(graph), bindings, config)
+    return Subject(graph, evidence, provider, _precision(graph, parts(graph)), bindings, config)
 
 
 def graph_file(path: str) -> str:
-    """Return the graph at ``path``: the path itself, or `model.onnx` in a directory."""
-    return os.path.join(path, "model.onnx") if os.path.isdir(path) else path
+    """Return the graph at ``path``: the path itself, or `model.onnx` in a directory.
+
+    A directory with the graphs of an encoder-decoder is returned itself.
+    """
+    single = os.path.join(path, "model.onnx")
+    if not os.path.isdir(path) or (pair_files(path) is not None and not os.path.exists(single)):
+        return path
+    return single
 
 
 def _way_out(blocking: Caution, checkpoint: Checkpoint) -> str:
@@ -115,9 +147,9 @@ _FLOATS = "measure the loss of a quantised graph with --quantised, or give the g
 _QUANTISED = "parity.quantised"
 
 
-def _precision(graph: Graph) -> str:
+def _precision(graph: Graph, graphs: Iterable[Graph]) -> str:
     """Return the float type of most weights, as torch names it. Raises `RefusedError` for a quantized graph."""
-    quantised = next((clause for part in parts(graph) for clause in quantised_weights(part)), None)
+    quantised = next((clause for part in graphs for clause in quantised_weights(part)), None)
     if quantised is not None:
         raise RefusedError(f"parity cannot measure {shown(graph.path)}: {shown(quantised)}", _FLOATS, _QUANTISED)
     stored: Counter[str] = Counter()

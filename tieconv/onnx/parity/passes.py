@@ -13,6 +13,7 @@ from tieconv.onnx.parity.batches.batch_shapes import cells, embedding_cells, sin
 from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.batches.draw import compared, make_batch
 from tieconv.onnx.parity.batches.draw_rows import Drawn, with_rows
+from tieconv.onnx.parity.encoder_decoder.pair_sessions import PairModel
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -69,7 +70,7 @@ class Work:
             *more,
             *tokens,
             *of_rows,
-            *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ()),
+            *(stepped(longest, self.padding, self.kind) if self.kind.steps else ()),
         ]
 
     def _own_cells(self) -> Iterator[Cell]:
@@ -77,7 +78,7 @@ class Work:
         if self.own is None:
             return
         rows, length = self.own.answered.shape
-        before = self.own.ids.shape[1] if self.kind is Kind.SEQ2SEQ else 0
+        before = self.own.ids.shape[1] if self.kind.encodes else 0
         yield Cell(rows, length, before, 0, 0, where=self.padding, own=True)
         if self.kind is Kind.CACHED and length > 1 and bool(self.own.mask[:, -1].all()):
             yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
@@ -99,7 +100,7 @@ class Work:
         """Yield lists of cells whose rows are the same, so that the reference computes them once."""
         alike: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self.cells:
-            encoded = cell.past if self.kind is Kind.SEQ2SEQ else 0
+            encoded = cell.past if self.kind.encodes else 0
             shape = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout
             key = (*shape, cell.tokens, cell.own, cell.embeds, cell.blocks, cell.blocks and cell.past)
             alike.setdefault(key, []).append(cell)
@@ -115,7 +116,7 @@ def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, 
     # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
     # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
-    holes = kind in (Kind.MASKED, Kind.SEQ2SEQ) or Role.POSITIONS in inputs
+    holes = kind is Kind.MASKED or kind.encodes or Role.POSITIONS in inputs
     decoder_mask = Role.DECODER_MASK in inputs
     drawn = Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal) if bindings.width else None
     padding = bindings.padding
@@ -127,21 +128,23 @@ def longest_sequence(config: Any) -> int:
     return position_limit(config) or 1 << 30
 
 
-def pieces(cell: Cell) -> tuple[int, ...]:
+def pieces(cell: Cell, kind: Kind) -> tuple[int, ...]:
     """Return the lengths in which a cell's tokens are fed to a model with a cache."""
+    if kind is Kind.PAIR:
+        return (cell.sequence - cell.steps, *([1] * cell.steps))
     if cell.steps:
         return (cell.past, *([1] * cell.steps))
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
-def cached_logits(steps: Steps, batch: Batch, cell: Cell) -> torch.Tensor:
+def cached_logits(steps: Steps, batch: Batch, cell: Cell, kind: Kind) -> torch.Tensor:
     """Return the logits of the cell's tokens, without those of the past."""
-    made = list(steps(batch, pieces(cell)))
-    return torch.cat(made[1:] if cell.past else made, 1)
+    made = list(steps(batch, pieces(cell, kind)))
+    return torch.cat(made[1:] if len(made) > 1 else made, 1)
 
 
 def run_graph(
-    graph: GraphModel, work: Work, store: LogitStore, name: str, cells: Sequence[Cell] = ()
+    graph: GraphModel | PairModel, work: Work, store: LogitStore, name: str, cells: Sequence[Cell] = ()
 ) -> dict[Cell, str]:
     """Run every cell, or these ``cells``, through the graph; return the runtime's error for each failed cell.
 
@@ -151,8 +154,8 @@ def run_graph(
     for cell in cells or work.cells:
         batch = work.batch(cell)
         try:
-            cached = work.kind is Kind.CACHED
-            logits = cached_logits(graph.steps, batch, cell) if cached else graph.logits(batch)
+            cached = work.kind.steps
+            logits = cached_logits(graph.steps, batch, cell, work.kind) if cached else graph.logits(batch)
             store.put((name, cell), work.judged(cell, logits))
         except NotRunError:
             raise
@@ -176,11 +179,11 @@ def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
     """Run every cell through torch in the export's precision, with a cache if the graph has one."""
     for cell in work.cells:
         batch = work.batch(cell)
-        cached = work.kind is Kind.CACHED and cell.past
-        logits = cached_logits(model.steps, batch, cell) if cached else model.logits(batch, cell.judged)
+        cached = work.kind.steps and len(pieces(cell, work.kind)) > 1
+        logits = cached_logits(model.steps, batch, cell, work.kind) if cached else model.logits(batch, cell.judged)
         store.put(("floor", cell), work.judged(cell, logits))
 
 
 def prompt(work: Work, cell: Cell) -> Batch:
     """Return the first tokens of a stepped cell, from which free runs start."""
-    return work.batch(cell).until(cell.past)
+    return work.batch(cell).until(pieces(cell, work.kind)[0])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.batches.cell import Cell
+from tieconv.onnx.parity.encoder_decoder.pair_sessions import PairModel
 from tieconv.onnx.parity.free_run import free_runs
 from tieconv.onnx.parity.graph.bindings import Role
 from tieconv.onnx.parity.graph.embedding_pair import parts
@@ -46,30 +49,41 @@ def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns
 
 
 def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, Mapping[Cell, str], Any]:
-    session = _open(subject, tf32)
-    model = GraphModel(session, subject.bindings, subject.window)
+    model, use = _model(subject, tf32=tf32)
     errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
     tokens = free_runs(work, model.generate) if not tf32 and not errors else None
-    return session.use, errors, tokens
+    return use, errors, tokens
 
 
-def _open(subject: Subject, tf32: bool) -> Session:
-    """Return the session of the graph, or that of a decoder behind the session of its embedding."""
-    sessions = [
-        open_session(
-            graph.path,
-            subject.provider,
-            precision=subject.precision,
-            tf32=tf32,
-            weight_gathers=weight_gathers(graph),
-            shape_nodes=shape_nodes(graph),
-        )
-        for graph in parts(subject.graph)
-    ]
-    *first, session = sessions
-    if not first:
-        return session
-    return Chained(session.inner, session.ort, session.use, first[0], Role.IDS, Role.EMBEDS)
+def _model(subject: Subject, *, tf32: bool) -> tuple[GraphModel | PairModel, ProviderUse]:
+    """Return what runs the batches, and where it runs."""
+    if subject.pair is not None:
+        sessions = {graph.path: _session(subject, graph, tf32=tf32) for graph in subject.graphs}
+        return PairModel(sessions, subject.pair), _joined([session.use for session in sessions.values()])
+    *first, session = (_session(subject, graph, tf32=tf32) for graph in parts(subject.graph))
+    if first:  # a decoder behind the session of its embedding
+        session = Chained(session.inner, session.ort, session.use, first[0], Role.IDS, Role.EMBEDS)
+    return GraphModel(session, subject.bindings, subject.window), session.use
+
+
+def _session(subject: Subject, graph: Graph, *, tf32: bool) -> Session:
+    return open_session(
+        graph.path,
+        subject.provider,
+        precision=subject.precision,
+        tf32=tf32,
+        weight_gathers=weight_gathers(graph),
+        shape_nodes=shape_nodes(graph),
+    )
+
+
+def _joined(uses: list[ProviderUse]) -> ProviderUse:
+    """Return where several graphs ran. They run on one provider, or the session fails."""
+    placement = Counter[str]()
+    for use in uses:
+        placement.update(use.placement)
+    notes = tuple(dict.fromkeys(note for use in uses for note in use.notes))
+    return replace(uses[0], placement=dict(placement), notes=notes)
 
 
 def weight_gathers(graph: Graph) -> frozenset[str]:

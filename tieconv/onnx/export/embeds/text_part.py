@@ -11,7 +11,8 @@ import torch
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.reference.language_part import language_modules, left_out, stored_outside
-from tieconv.reference.model import load_whole_config, quiet
+from tieconv.reference.library_messages import quiet
+from tieconv.reference.model import load_whole_config
 from tieconv.reference.packages import need
 from tieconv.text import shown
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
 from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.quantise.scheme import Scheme
 
 GRAPH = "model.onnx"
 """The name of the graph until it is in OUT."""
@@ -33,15 +34,39 @@ def arrange(raw: Path, layout: Layout, model: Model, data: str) -> None:
     ir.save(graph, raw / GRAPH)
 
 
-def publish_names(new: Path, graph: str, data: str) -> None:
-    """Move the graph to the path ``graph`` of OUT, relative to the directory ``new``, and ``data`` beside it."""
-    final = new / graph
-    if final == new / GRAPH:
-        return
-    final.parent.mkdir(parents=True, exist_ok=True)
-    if (new / data).exists():
-        os.rename(new / data, final.parent / data)
-    os.rename(new / GRAPH, final)
+def arrange_pair(decoder: Path, layout: Layout, model: Model) -> None:
+    """Give the axes of the decoder's caches the names and sizes that the program reads.
+
+    If the program feeds an empty cache with other heads or another width, these two axes are open. ONNX Runtime ignores
+    the shape of an empty tensor when it joins tensors.
+    """
+    graph = ir.load(decoder)
+    fed = layout.empty_cache(model)
+    for value in graph.graph.inputs:
+        if value.shape is not None and str(value.name).startswith("past_key_values."):
+            _, heads, past, width = value.shape
+            sides = (heads, width) if fed in (None, (heads, width)) else ("heads", "width")
+            value.shape = ir.Shape([layout.batch_axis, sides[0], past, sides[1]])
+    ir.save(graph, decoder)
+
+
+def published(layout: Layout, precision: str, stems: Iterable[str], scheme: Scheme | None) -> dict[str, Path]:
+    """Return the paths in OUT of the graphs and their data, by their names until then."""
+    paths = {}
+    for stem in stems:
+        final = Path(layout.graph(precision, stem, scheme))
+        paths[f"{stem}.onnx"] = final
+        data = layout.data_of(precision, stem, scheme)
+        paths[data] = final.parent / data
+    return paths
+
+
+def publish_names(new: Path, paths: Mapping[str, Path]) -> None:
+    """Move the graphs and their data to their paths in OUT (`published`), relative to the directory ``new``."""
+    for name, path in paths.items():
+        if (new / name).exists() and new / name != new / path:
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(new / name, new / path)
 
 
 def _rename_caches(model: ir.Model) -> Iterator[tuple[int, int]]:

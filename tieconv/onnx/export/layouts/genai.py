@@ -47,7 +47,7 @@ class GenAI(Layout):
         if not model.whole("max_position_embeddings"):
             raise self.refused(model, "the config has no max_position_embeddings, which genai_config.json needs")
 
-    def documents(self, model: Model, precision: str, scheme: Scheme | None = None) -> dict[str, str]:
+    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
         document = {"model": self._model(model, precision), "search": _search(model)}
         return {"genai_config.json": json.dumps(document, indent=4) + "\n"}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.text import shown
@@ -32,6 +33,10 @@ class Model:
         return next((value for value in entries if isinstance(value, int) and value > 0), 0)
 
 
+STEM = "model"
+"""The name of a single graph, without the extension."""
+
+
 class Layout:
     """What one program loads. The base class is the layout `plain`, which every kind of graph has."""
 
@@ -45,23 +50,38 @@ class Layout:
     """Whether cache tensors are named `past_key_values.N.key` and `present.N.key`."""
     reads_generation = False
     """Whether `documents` reads the generation config."""
+    batch_axis = "batch"
+    """The name of the batch axis of an encoder-decoder's caches."""
     made: frozenset[str] = frozenset()
     """Documents that this layout writes; the model's own files with these names are not copied."""
 
-    def graph(self, precision: str, scheme: Scheme | None = None) -> str:
-        """Return the path of the graph in OUT. ``scheme`` is that of a quantised graph."""
-        return "model.onnx"
+    def graph(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        """Return the path of a graph in OUT.
 
-    def data_of(self, precision: str, scheme: Scheme | None = None) -> str:
-        """Return the name of the data file, which is beside the graph."""
+        ``stem`` is its name until then, without the extension. ``scheme`` is that of a quantised graph.
+        """
+        return f"{stem}.onnx"
+
+    def data_of(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        """Return the name of the graph's data file, which is beside it. Graphs may share one."""
         return self.data
 
-    def documents(self, model: Model, precision: str, scheme: Scheme | None = None) -> dict[str, str]:
+    def notes(self, kind: Kind, precision: str) -> tuple[str, ...]:
+        """Return what the user should know of the files."""
+        if kind is not Kind.PAIR or self.data_of(precision, ENCODER) == self.data_of(precision, DECODER):
+            return ()
+        return (f"{self.program} loads a data file for each graph, so encoder and decoder each store the tied matrix",)
+
+    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
         """Return further files by name."""
         return {}
 
     def cache_shape(self, model: Model) -> tuple[int, int] | None:
         """Return heads and width of the empty cache that the program feeds; None if it reads them from the graph."""
+        return None
+
+    def empty_cache(self, model: Model) -> tuple[int, int] | None:
+        """Return heads and width of the empty cache of an encoder-decoder; None if read from the graph."""
         return None
 
     def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The layout that optimum's `ORTModelForCausalLM` and `ORTModelForMaskedLM` load."""
+"""The layout that optimum's `ORTModelForCausalLM`, `ORTModelForMaskedLM` and `ORTModelForSeq2SeqLM` load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Optimum(Layout):
 
     name = "optimum"
     program = "optimum-onnx 0.1.0"
-    kinds = frozenset({Kind.CACHED, Kind.MASKED})
+    kinds = frozenset({Kind.CACHED, Kind.MASKED, Kind.PAIR})
     precisions = ("fp32", "fp16")
     data = "model.onnx_data"
     renames = True
@@ -34,7 +34,12 @@ class Optimum(Layout):
         )
         return (model.whole("num_key_value_heads") if model.model_type in _GROUPED else heads), width
 
+    def empty_cache(self, model: Model) -> tuple[int, int] | None:
+        return self.cache_shape(model)
+
     def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
         super().check(model, kind, precision, scheme)
-        if model.model_type in _SPECIAL:
+        if kind is Kind.PAIR and not (model.whole("num_attention_heads") and model.whole("hidden_size")):
+            raise self.refused(model, f"{self.program} needs num_attention_heads and hidden_size of the decoder")
+        if kind is Kind.CACHED and model.model_type in _SPECIAL:
             raise self.refused(model, f"{self.program} feeds {model.model_type} a cache of another form")

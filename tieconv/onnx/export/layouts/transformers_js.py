@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tieconv.onnx.export.layouts.interface import Layout, Model
+from tieconv.onnx.export.layouts.interface import STEM, Layout, Model
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.quantise.scheme import Scheme
 
@@ -23,6 +24,10 @@ _HEAD_DIM = frozenset({
 """Those of them that need `head_dim` in the config."""
 _WHOLE = frozenset({"codegen", "gpt2", "gpt_neox", "gptj", "jais", "opt", "stablelm"})
 """Decoders with a cache of as many heads as `num_attention_heads`."""
+_PAIRS = frozenset({
+    "bart", "blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "mbart", "mt5", "t5",
+})  # fmt: skip
+"""Encoder-decoders. transformers.js reads the shape of their caches from the graph."""
 _MASKED = frozenset({
     "albert", "bert", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "mobilebert",
     "modernbert", "mpnet", "roberta", "roformer", "squeezebert", "xlm", "xlm-roberta",
@@ -44,20 +49,23 @@ class TransformersJS(Layout):
 
     name = "transformers.js"
     program = "transformers.js 4.3.1"
-    kinds = frozenset({Kind.CACHED, Kind.MASKED})
+    kinds = frozenset({Kind.CACHED, Kind.MASKED, Kind.PAIR})
     precisions = ("fp32", "fp16")
     renames = True
+    batch_axis = "batch_size"
     made = frozenset({"config.json"})
 
-    def graph(self, precision: str, scheme: Scheme | None = None) -> str:
-        return f"onnx/{_stem(precision, scheme)}.onnx"
+    def graph(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        return f"onnx/{_name(precision, stem, scheme)}.onnx"
 
-    def data_of(self, precision: str, scheme: Scheme | None = None) -> str:
-        return f"{_stem(precision, scheme)}.onnx_data"
+    def data_of(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        # The browser loads a data file for one graph, by the graph's name.
+        return f"{_name(precision, stem, scheme)}.onnx_data"
 
     def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
         super().check(model, kind, precision, scheme)
-        if model.model_type not in (_MASKED if kind is Kind.MASKED else _GROUPED | _WHOLE):
+        types = {Kind.MASKED: _MASKED, Kind.PAIR: _PAIRS}.get(kind, _GROUPED | _WHOLE)
+        if model.model_type not in types:
             raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
 
     def cache_shape(self, model: Model) -> tuple[int, int] | None:
@@ -68,20 +76,21 @@ class TransformersJS(Layout):
             width = width or _entry(model, "hidden_size", "n_embd") // max(heads, 1)
         return (heads if model.model_type in _WHOLE else _entry(model, "num_key_value_heads")), width
 
-    def documents(self, model: Model, precision: str, scheme: Scheme | None = None) -> dict[str, str]:
+    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
+        stems = (ENCODER, DECODER) if kind is Kind.PAIR else (STEM,)
         dtype, _ = _DTYPES[precision, scheme]
         settings: dict[str, Any] = {
             "dtype": dtype,
-            "use_external_data_format": {f"{_stem(precision, scheme)}.onnx": 1},
+            "use_external_data_format": {f"{_name(precision, stem, scheme)}.onnx": 1 for stem in stems},
         }
         if precision == "fp16":
             settings["kv_cache_dtype"] = {dtype: "float16"}
         return {"config.json": json.dumps({**model.values, "transformers.js_config": settings}, indent=2) + "\n"}
 
 
-def _stem(precision: str, scheme: Scheme | None) -> str:
+def _name(precision: str, stem: str, scheme: Scheme | None) -> str:
     """Return the name of a graph, to which transformers.js adds a suffix for its type."""
-    return f"model{_DTYPES[precision, scheme][1]}"
+    return f"{stem}{_DTYPES[precision, scheme][1]}"
 
 
 def _entry(model: Model, *names: str) -> int:

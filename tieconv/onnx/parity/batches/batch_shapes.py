@@ -26,7 +26,9 @@ _PLAIN: tuple[Shape, ...] = ((2, 10, 0, 2), (1, 8, 0, 0), (1, 5, 0, 0), (3, 12, 
                              (2, 1, 0, 0), (2, 16, 0, 5), (1, 32, 0, 0))  # fmt: skip
 _SEQ2SEQ: tuple[Shape, ...] = ((2, 3, 7, 2), (1, 1, 7, 0), (1, 5, 1, 0), (3, 1, 11, 4), (4, 6, 6, 3), (1, 1, 1, 0),
                                (2, 2, 1, 0), (2, 16, 16, 5), (1, 8, 24, 0))  # fmt: skip
-_SHAPES = {Kind.CACHED: _CACHED, Kind.PLAIN: _PLAIN, Kind.MASKED: _PLAIN, Kind.SEQ2SEQ: _SEQ2SEQ}
+_SHAPES = {Kind.CACHED: _CACHED, Kind.PLAIN: _PLAIN, Kind.MASKED: _PLAIN, Kind.SEQ2SEQ: _SEQ2SEQ, Kind.PAIR: _SEQ2SEQ}
+_STEPPED_ENCODER = ((3, 12, 5), (2, 7, 2))
+"""Rows, encoder tokens and padding of the batches that an encoder-decoder is stepped on."""
 _LEFT_TOO: tuple[Shape, ...] = ((3, 12, 0, 4), (3, 1, 11, 4))
 """The shapes that stay padded on the left in models that are usually padded on the right."""
 _HOLES: dict[Kind, tuple[Shape, ...]] = {
@@ -34,12 +36,14 @@ _HOLES: dict[Kind, tuple[Shape, ...]] = {
     Kind.PLAIN: ((2, 12, 0, 3),),
     Kind.MASKED: ((2, 12, 0, 3),),
     Kind.SEQ2SEQ: ((2, 5, 12, 3),),
+    Kind.PAIR: ((2, 5, 12, 3),),
 }
 _SIX_ROWS: dict[Kind, tuple[Shape, ...]] = {
     Kind.CACHED: ((6, 14, 0, 11), (6, 1, 13, 11)),
     Kind.PLAIN: ((6, 14, 0, 11),),
     Kind.MASKED: ((6, 14, 0, 11),),
     Kind.SEQ2SEQ: ((6, 4, 14, 11),),
+    Kind.PAIR: ((6, 4, 14, 11),),
 }
 
 
@@ -50,7 +54,7 @@ def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[
     several tokens after a past are in a batch of one row.
     """
     for shape in _SHAPES[kind]:
-        right = kind in (Kind.MASKED, Kind.SEQ2SEQ) and shape not in _LEFT_TOO
+        right = (kind is Kind.MASKED or kind.encodes) and shape not in _LEFT_TOO
         for seed in SEEDS:
             cell = _cell(shape, seed, where, Layout.RIGHT if right else Layout.LEFT)
             if _fits(cell, kind, longest):
@@ -72,7 +76,7 @@ def single_seed_cells(
     ``holes`` says whether the graph takes any mask. ``window`` is the sliding window to measure; 0 means none.
     ``length`` and ``batch`` are those of more shapes that the user wants.
     """
-    right = Layout.RIGHT if kind in (Kind.MASKED, Kind.SEQ2SEQ) else Layout.LEFT
+    right = Layout.RIGHT if kind is Kind.MASKED or kind.encodes else Layout.LEFT
     shapes = [(shape, Layout.HOLE) for shape in _HOLES[kind] if holes and where is Padding.FRONT]
     shapes += [(shape, right) for shape in (*_SIX_ROWS[kind], *_long(kind, min(LONG, longest)))]
     shapes += [((batch, *shape[1:]), right) for shape in _SIX_ROWS[kind] if batch]
@@ -81,7 +85,7 @@ def single_seed_cells(
         cell = _cell(shape, 0, where, layout)
         if _fits(cell, kind, longest):
             yield cell
-    if kind is not Kind.SEQ2SEQ:
+    if not kind.encodes:
         yield from _across(kind, window, min(window + BEYOND, longest), where)
 
 
@@ -97,7 +101,7 @@ def embedding_cells(longest: int, where: Padding = Padding.FRONT, *, blocks: boo
 
 def _long(kind: Kind, length: int) -> tuple[Shape, ...]:
     """Return shapes of ``length`` tokens, in one pass and after a past."""
-    if kind is Kind.SEQ2SEQ:
+    if kind.encodes:
         return ((1, length, length, 0),)
     whole = (1, length, 0, 0)
     return (whole, (1, _CHUNK, length - _CHUNK, 0)) if kind is Kind.CACHED and length > _CHUNK else (whole,)
@@ -114,9 +118,17 @@ def _across(kind: Kind, window: int, end: int, where: Padding) -> Iterator[Cell]
         yield Cell(1, end - first, first, 0, 0, end - first, where)
 
 
-def stepped(longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
-    """Yield a prompt with left padding in one row, then single tokens with the cache."""
+def stepped(longest: int, where: Padding = Padding.FRONT, kind: Kind = Kind.CACHED) -> Iterator[Cell]:
+    """Yield a prompt with left padding in one row, then single tokens with the cache.
+
+    An encoder-decoder gets padding in the rows of the encoder: on the right, on the left, and in the middle.
+    """
     steps = min(STEPS, longest - PROMPT)
+    if kind is Kind.PAIR and steps > 0:
+        for seed, layout in zip(SEEDS, Layout, strict=True):
+            for batch, encoded, padding in _STEPPED_ENCODER:
+                yield Cell(batch, PROMPT + steps, encoded, padding, seed, steps, where, layout, steps)
+        return
     for seed in SEEDS if steps > 0 else ():
         yield Cell(2, steps, PROMPT, 0 if where is Padding.NONE else 2, seed, steps, where)
 
@@ -129,4 +141,4 @@ def _cell(shape: Shape, seed: int, where: Padding, layout: Layout) -> Cell:
 
 
 def _fits(cell: Cell, kind: Kind, longest: int) -> bool:
-    return max(cell.past, cell.sequence, 0 if kind is Kind.SEQ2SEQ else cell.length) <= longest
+    return max(cell.past, cell.sequence, 0 if kind.encodes else cell.length) <= longest

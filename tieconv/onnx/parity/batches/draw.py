@@ -24,10 +24,13 @@ def make_batch(
     def draw(length: int, high: int = rows) -> torch.Tensor:
         return torch.randint(0, high, (cell.batch, length), generator=generator)
 
-    length = cell.past if kind is Kind.SEQ2SEQ else cell.length
+    length = cell.past if kind.encodes else cell.length
     ids, mask = _one_token_rows(cell) if cell.tokens else draw(length), _mask(cell, length)
     ids[mask == 0] = _padding(config)
-    decoder = (_one_token_rows(cell) if cell.tokens else draw(cell.sequence)) if kind is Kind.SEQ2SEQ else None
+    decoder = (_one_token_rows(cell) if cell.tokens else draw(cell.sequence)) if kind.encodes else None
+    if decoder is not None and cell.steps:
+        # A class may count the positions of a pass without its padding tokens, but those of a step with them.
+        decoder[decoder == _padding(config)] = (_padding(config) + 1) % rows
     kinds = int(getattr(config, "type_vocab_size", 0) or 1)
     behind = _mask(cell, cell.sequence) if decoder is not None and decoder_mask else None
     return Batch(ids, mask, decoder, draw(length, kinds) if types else None, placed, behind)
@@ -35,7 +38,7 @@ def make_batch(
 
 def compared(cell: Cell, kind: Kind, batch: Batch) -> torch.Tensor:
     """Return a mask of the graph's logits (batch × sequence): true where a position is not padding."""
-    if kind is Kind.SEQ2SEQ:
+    if kind.encodes:
         full = torch.ones(cell.batch, cell.sequence, dtype=torch.bool)
         return full if batch.decoder_mask is None else batch.decoder_mask.bool()
     mask: torch.Tensor = batch.mask[:, cell.past :].bool()

@@ -33,8 +33,10 @@ def wrong_constant(
 ) -> Iterator[str]:
     """Yield one sentence: the constant with which the worst case passes, or that none does.
 
-    Yields nothing if no case was measured.
+    Yields nothing if no case was measured, or if the model has two graphs: their constants are not tried.
     """
+    if subject.pair is not None or subject.graph.embedding is not None:
+        return
     cells = _cells(work, judged)
     if not cells:
         return

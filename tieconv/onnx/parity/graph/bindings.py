@@ -38,6 +38,17 @@ class Kind(StrEnum):
     PLAIN = "decoder without cache"
     MASKED = "masked language model"
     SEQ2SEQ = "encoder-decoder without cache"
+    PAIR = "encoder-decoder with cache"
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model has an encoder and a decoder."""
+        return self in (Kind.SEQ2SEQ, Kind.PAIR)
+
+    @property
+    def steps(self) -> bool:
+        """Whether the model takes a cache."""
+        return self in (Kind.CACHED, Kind.PAIR)
 
 
 class Padding(StrEnum):
@@ -104,7 +115,7 @@ _WINDOW = re.compile(r".*\._sliding_window_tensor")
 _HALVES = {
     "encoder_hidden_states": (
         "the decoder of a pair",
-        "export the encoder-decoder as one graph: tieconv export MODEL -o OUT",
+        "give the directory with its encoder: tieconv parity DIR MODEL",
     ),
     EMBEDS: (
         "a decoder without its embedding",
@@ -140,7 +151,7 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
         elif is_switch(value) and (value.name != BRANCH or presents):
             switches.append(value)
         else:
-            raise _unknown(graph, value)
+            raise unknown_input(graph, value)
     if Role.IDS not in inputs or graph.output("logits") is None:
         lacking = "output logits" if Role.IDS in inputs else "input input_ids"
         raise UnreadableError(f"{shown(graph.path)} has no {lacking}", _EXPORT, "onnx.inputs")
@@ -223,7 +234,8 @@ def _cache_layer(name: str) -> tuple[int, str] | None:
     return (int(match["layer"]), match["part"]) if match else None
 
 
-def _unknown(graph: Graph, value: Value) -> UnreadableError:
+def unknown_input(graph: Graph, value: Value) -> UnreadableError:
+    """Return the error of a graph with an input that parity cannot feed."""
     type_and_shape = f"{value.dtype.lower()}{list(value.shape)}"
     why = "has no matching output" if _cache_layer(value.name) else "is unknown to parity"
     message = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(type_and_shape)}) {why}"

@@ -111,7 +111,9 @@ def _positions(batch: Batch, axes: int) -> torch.Tensor:
 
 
 def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
-    """Return the batch with one more token in each row, of the first type, and in no block."""
+    """Return the batch with one more token in each row, of the first type and in no block."""
+    if batch.decoder_ids is not None:
+        return replace(batch, decoder_ids=torch.cat([batch.decoder_ids, tokens[:, None]], 1))
     ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
     types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
     more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,11 +50,21 @@ def every_lookup(subject: Subject) -> Vocabulary | None:
     The result is ``None`` if the graph has no direct lookup of words. Raises `NotRunError` like `open_session`.
     """
     try:
-        return _every_lookup(subject)
+        return _joined([_every_lookup(part) for part in subject.parts])
     except NotRunError:
         raise
     except Exception:  # noqa: BLE001 - the runtime makes its classes of errors in C++; the graph runs or fails later
         return None
+
+
+def _joined(results: list[Vocabulary | None]) -> Vocabulary | None:
+    """Return the ids of all graphs of a model; ``None`` if one graph has no direct lookup."""
+    seen = [result for result in results if result is not None]
+    if len(seen) < len(results):
+        return None
+    wrong = sorted({token for result in seen for token in result.wrong})
+    special = sorted({token for result in seen for token in result.special})
+    return replace(seen[0], wrong=tuple(wrong), special=tuple(special))
 
 
 def _every_lookup(subject: Subject) -> Vocabulary | None:

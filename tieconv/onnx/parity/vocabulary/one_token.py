@@ -32,7 +32,7 @@ def spread_ids(vocabulary: int, weights: int, seen: Vocabulary | None) -> tuple[
 
 def token_cells(kind: Kind, ids: tuple[int, ...], where: Padding) -> Iterator[Cell]:
     """Yield batches with one token in each row."""
-    past = 1 if kind is Kind.SEQ2SEQ else 0
+    past = 1 if kind.encodes else 0
     for start in range(0, len(ids), _ROWS):
         tokens = ids[start : start + _ROWS]
         yield Cell(len(tokens), 1, past, 0, 0, where=where, tokens=tokens)

@@ -1,12 +1,24 @@
-"""Check that the precision of an export can hold every weight."""
+"""Check what an export promises about weights: finite before the trace, the tied matrix stored once after it."""
 
 from __future__ import annotations
 
 import torch
 
-from tieconv.errors import RefusedError
+from tieconv.checkpoint.results.exported import ExportPlan
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.errors import RefusedError, VerificationError
 from tieconv.reference import Reference
 from tieconv.text import shown
+
+
+def check_once(plan: ExportPlan, identity: Identity | None, files: int) -> None:
+    """Check that each of the data files stores the tied embedding once, as promised. Raises `VerificationError`."""
+    if plan.tied and identity is not None and identity.copies > files:
+        raise VerificationError(
+            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
+            "nothing was written; report this with the model's class",
+            "export.copies",
+        )
 
 
 def check_finite(reference: Reference, source: str) -> None:

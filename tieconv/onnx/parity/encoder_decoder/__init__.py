@@ -1,0 +1,1 @@
+"""Run an encoder and a decoder with caches as one model."""
