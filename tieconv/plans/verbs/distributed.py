@@ -17,6 +17,8 @@ from tieconv.plans.guards import again, refuse
 from tieconv.text import count, shown
 
 _CONFIG = "config.json"
+_MEGATRON = frozenset({"common.pt", "metadata.json"})
+"""The files that Megatron-LM and NeMo write beside the tensors."""
 _WEIGHTS = (".distcp", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".safetensors.index.json")
 """Suffixes of files that hold weights or training state, which the converted model does not need."""
 
@@ -30,6 +32,12 @@ def convertible(inspection: Inspection, to: str) -> Inspection:
             f"tieconv reads only the names and shapes of {source}",
             "copy it to this machine, and save it without extensions of torch.distributed.checkpoint",
             "dcp.headers-only",
+        )
+    if checkpoint.companions.keys() >= _MEGATRON:
+        refuse(
+            f"{source} is a checkpoint of Megatron-LM, whose tensors have other names than those of transformers",
+            'export it with Megatron Bridge or NeMo: llm.export_ckpt(..., target="hf")',
+            "dcp.megatron",
         )
     if to != "safetensors":
         refuse(
