@@ -47,6 +47,9 @@ class ChunkReader:
         self._starts = [record.range.start for record in self._records]
         self._placed: dict[str, list[_Placed]] = {}
         self._items: dict[tuple[str, int], ChunkItem] = {}
+        # What a comparison proved, so that no tensor is read twice: see `compare_bytes.equal` and `NanWatch`.
+        self.equal_ranges: set[frozenset[ByteRange]] = set()
+        self.nans: dict[ByteRange, bool] = {}
 
     @property
     def bytes_read(self) -> int:
