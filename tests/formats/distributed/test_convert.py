@@ -207,6 +207,13 @@ def test_sharded_safetensors(tmp_path: Path) -> None:
     assert refused(source).code == "dcp.absent-file"
 
 
+def test_analyze_asks_for_the_converted_model(tmp_path: Path) -> None:
+    """The tables of a training checkpoint are in chunks: one sentence, and the command that helps."""
+    with pytest.raises(UnreadableError) as caught:
+        api.analyze(save(tmp_path / "c", llama(tied=True)))
+    assert caught.value.code == "analyze.chunks" and "convert" in caught.value.hint
+
+
 def test_diff_with_the_saved_model(tmp_path: Path) -> None:
     """`diff` sees through chunks and prefixes."""
     model = llama(tied=True)
