@@ -14,6 +14,7 @@ from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
+from tieconv.inspection.bare_names import bare_name, with_bare_names
 from tieconv.sources import is_hub
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
@@ -46,14 +47,28 @@ def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> I
 
 
 def inspected(
-    model: Model, depth: Depth, embed: str | None, head: str | None, chosen: tuple[Consumer, ...] = ()
+    model: Model,
+    depth: Depth,
+    embed: str | None,
+    head: str | None,
+    chosen: tuple[Consumer, ...] = (),
+    *,
+    bare: bool = False,
 ) -> Inspection:
-    """Return the evidence about an open model, with findings and predictions for the ``chosen`` loaders."""
+    """Return the evidence about an open model, with findings and predictions for the ``chosen`` loaders.
+
+    With ``bare``, the tensors of a training checkpoint get the names of the model.
+    """
     listing, files, commit = model
     checkpoint = read_checkpoint(listing, files)
+    if bare and checkpoint.table:
+        checkpoint = with_bare_names(checkpoint, embed)
+        embed, head = bare_name(checkpoint, embed), bare_name(checkpoint, head)
     if commit:
         checkpoint = replace(checkpoint, revision=commit)
-    evidence = _with_base(inspect_checkpoint(checkpoint, _reader(checkpoint, files), depth, embed=embed, head=head))
+    evidence = _with_base(
+        inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head)
+    )
     if sizes_disagree(evidence):
         evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
@@ -74,8 +89,12 @@ def fetched_so_far(files: object) -> Fetched | None:
     return None if client is None else Fetched(client.requests, client.bytes)
 
 
-def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
-    """Return the reader of tensor bytes. A graph may store small tensors as numbers."""
+def tensor_reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
+    """Return the reader of tensor bytes. A graph may store small tensors as numbers, a training run chunks."""
+    if checkpoint.table:
+        from tieconv.inspection.chunks.chunk_reader import ChunkReader  # most models have whole tensors
+
+        return ChunkReader(files, checkpoint.tensors.values(), checkpoint.table)
     if not checkpoint.graphs:
         return files
     from tieconv.formats.onnx.tensor import SpeltReader
@@ -179,7 +198,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
     if not checkpoint.revision or not is_hub(checkpoint.root):
         with open_files(checkpoint.root) as files:
             files.expect(checkpoint.files)
-            yield files
+            yield tensor_reader(checkpoint, files)
         return
     with opened(checkpoint.root) as model:
         yield model[1]

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tieconv
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.errors import TieconvError
 from tieconv.formats.onnx.tensor import SpeltReader
-from tieconv.sources.local.files import FileSet, open_files
+from tieconv.opened import tensor_reader
+from tieconv.sources.local.files import open_files
 
 ABOUT_FILES = frozenset({"FMT001", "ONX005", "IDX001"})
 """Rules whose findings, at level error, say that a file is not what its format asks for."""
@@ -51,13 +53,14 @@ def read(path: Path) -> Reading:
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, list[object]]:
     with open_files(checkpoint.root) as files:
-        return {name: _seen(record, files) for name, record in checkpoint.tensors.items()}
+        reader = tensor_reader(checkpoint, files) if checkpoint.table else SpeltReader(files, files)
+        return {name: _seen(record, reader) for name, record in checkpoint.tensors.items()}
 
 
-def _seen(record: TensorRecord, files: FileSet) -> list[object]:
+def _seen(record: TensorRecord, reader: ByteReader) -> list[object]:
     """Return dtype, shape and checksum; ``None`` for the bytes of a view and of what is large."""
     if record.stride is not None or record.range.size > LARGEST:
         return [record.dtype, list(record.shape), None]
     buffer = bytearray(record.range.size)
-    SpeltReader(files, files).read_into(record.range, 0, memoryview(buffer))
+    reader.read_into(record.range, 0, memoryview(buffer))
     return [record.dtype, list(record.shape), zlib.crc32(buffer)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.opened import inspected, opened, refuse_far_graphs
+from tieconv.opened import inspected, opened, refuse_far_graphs, tensor_reader
 from tieconv.text import count, shown
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
 
     refuse_graphs(a, b)
     with opened(str(a)) as model_a, opened(str(b)) as model_b:
-        evidence_a = _comparable(inspected(model_a, Depth.CANDIDATES, embed, head))
-        evidence_b = _comparable(inspected(model_b, Depth.CANDIDATES, embed, head))
-        return compare(evidence_a, evidence_b, model_a[1], model_b[1])
+        evidence_a = _comparable(inspected(model_a, Depth.CANDIDATES, embed, head, bare=True))
+        evidence_b = _comparable(inspected(model_b, Depth.CANDIDATES, embed, head, bare=True))
+        readers = tensor_reader(evidence_a.checkpoint, model_a[1]), tensor_reader(evidence_b.checkpoint, model_b[1])
+        return compare(evidence_a, evidence_b, *readers)
 
 
 def _comparable(evidence: Inspection) -> Inspection:

@@ -23,6 +23,7 @@ def inspect(
     consumers: str | None = None,
     tick: Tick | None = None,
     ties_only: bool = False,
+    bare: bool = False,
 ) -> Inspection:
     """Report what MODEL stores, what it ties, what its config declares, and findings with the next command.
 
@@ -30,6 +31,7 @@ def inspect(
     proof needs. It calls ``tick(done, total)`` for each header. With ``ties_only`` it skips shards without a tied name:
     counts cover the other shards, and findings only ties and biases.
 
+    With ``bare`` the tensors of a training checkpoint have the model's names, without the training program's prefixes.
     ``embed`` and ``head`` are the names of the input embedding and the output head of an unknown architecture.
     ``consumers`` selects the loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises
     `UnreadableError` for missing or malformed input, and `UnknownConsumerError` for an unknown loader.
@@ -38,7 +40,7 @@ def inspect(
     with opened(str(path), tick) as model:
         if ties_only:
             return narrowly(model, Depth(depth), embed, head)
-        return inspected(model, Depth(depth), embed, head, chosen)
+        return inspected(model, Depth(depth), embed, head, chosen, bare=bare)
 
 
 def _consumers(spec: str | None) -> tuple[Consumer, ...]:

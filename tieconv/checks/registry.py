@@ -63,6 +63,7 @@ from tieconv.checks import (
     tie011_missing_copies,
     tie012_guessed,
     tie013_flag_type,
+    trn001_trained_tensor_not_saved,
     voc001_rows,
 )
 from tieconv.checks.interface import Rule
@@ -91,6 +92,7 @@ RULES: tuple[Rule, ...] = (
     sto004_partial_overlap.RULE,
     sto005_not_only_weights.RULE,
     num001_nan_in_tie.RULE,
+    trn001_trained_tensor_not_saved.RULE,
     voc001_rows.RULE,
     qnt001_quantised_head.RULE,
     qnt002_codes_without_scales.RULE,

@@ -10,9 +10,10 @@ from tieconv.checkpoint.files.model_files import Checkpoint, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import side_by_side
 from tieconv.formats.dcp.model import DCP
+from tieconv.formats.dcp.names import METADATA
 from tieconv.formats.gguf.model import GGUF
 from tieconv.formats.interface import Format
-from tieconv.formats.other_tools import WINDOW, by_content, by_name
+from tieconv.formats.other_tools import WINDOW, by_content, by_directory, by_name
 from tieconv.formats.peft.reader import PEFT
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.torch.model import TORCH, check_slices, is_trainer_state
@@ -36,6 +37,8 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
     if not claims and _is_torch(listing, files):
         claims = [TORCH]
+    if not listing.named and not side_by_side.holds_model(TORCH, listing) and set(claims) <= {TORCH}:
+        _check_trainer(listing)
     if not claims or (listing.named and is_trainer_state(listing.named)):
         raise _unclaimed(listing, files)
     chosen = side_by_side.preferred(claims, listing)
@@ -47,6 +50,21 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
         return checkpoint
     twins = side_by_side.twins(chosen, listing, files) if others else ()
     return replace(checkpoint, others=others, twins=twins, cautions=(*checkpoint.cautions, *cautions))
+
+
+def _check_trainer(listing: Listing) -> None:
+    """Raise the error of a directory in which a trainer keeps the model in parts, or below another directory."""
+    kind = by_directory(listing.entries)
+    if kind is not None:
+        raise UnreadableError(f"{shown(listing.source)} {kind.sentence_end}", kind.hint, "format.unsupported")
+    below = next((name for name in listing.entries if name.endswith(f"/{METADATA}")), None)
+    if below is not None:
+        folder = os.path.dirname(below)
+        raise UnreadableError(
+            f"{shown(listing.source)} holds a distributed checkpoint in {shown(folder)}",
+            f"give its directory: {path_word(os.path.join(listing.source, folder))}",
+            "format.below",
+        )
 
 
 def holds_weights(listing: Listing) -> bool:

@@ -1,4 +1,4 @@
-"""Recognise files of other tools by their first bytes, the names in a zip archive, or their suffix.
+"""Recognise files of other tools by their first bytes, the names in an archive or a directory, or their suffix.
 
 The patterns are in `data/other_tools.json`, each with its source.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -44,6 +45,11 @@ def by_name(name: str) -> OtherTool | None:
     return next((kind for ends, kind in _kinds()["ends"] if name.lower().endswith(ends)), None)
 
 
+def by_directory(paths: Iterable[str]) -> OtherTool | None:
+    """Return the kind of a directory with files at ``paths``."""
+    return _find("inside", "".join(f"{path}\n" for path in paths))
+
+
 def _find(key: str, text: str) -> OtherTool | None:
     search = re.Pattern.match if key == "start" else re.Pattern.search
     return next((kind for pattern, kind in _kinds()[key] if search(pattern, text)), None)
@@ -51,7 +57,7 @@ def _find(key: str, text: str) -> OtherTool | None:
 
 @cache
 def _kinds() -> dict[str, list[tuple[Any, OtherTool]]]:
-    patterns: dict[str, list[tuple[Any, OtherTool]]] = {"start": [], "entries": [], "ends": []}
+    patterns: dict[str, list[tuple[Any, OtherTool]]] = {"start": [], "entries": [], "inside": [], "ends": []}
     for entry in json.loads(data_text(__name__, "other_tools.json"))["kinds"]:
         kind = OtherTool(entry["code"], entry["what"], entry["hint"])
         for key in patterns.keys() & entry.keys():
@@ -62,4 +68,6 @@ def _kinds() -> dict[str, list[tuple[Any, OtherTool]]]:
 def _pattern(key: str, entry: dict[str, Any]) -> Any:
     if key == "ends":
         return tuple(map(str.lower, entry[key]))
+    if key == "inside":
+        return re.compile(entry[key], re.MULTILINE)
     return re.compile(entry[key], re.DOTALL | (re.IGNORECASE if entry["code"] == "html" else 0))

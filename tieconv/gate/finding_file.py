@@ -31,7 +31,9 @@ def file_of(inspection: Inspection, finding: Finding) -> str:
     if graph is not None:
         return graph
     tensors = checkpoint.tensors
-    stored = next((tensors[name].range.file for name in finding.tensors if name in tensors), None)
+    stored = next(
+        (weights if checkpoint.table else tensors[name].range.file for name in finding.tensors if name in tensors), None
+    )
     if stored is None and not finding.tensors and checkpoint.config and not finding.rule.startswith(("STO", "IDX")):
         return checkpoint.config.name
     return stored or weights

@@ -43,6 +43,10 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         from tieconv.architectures.named_by_user import with_names
 
         family = with_names(family, embed, head)
+    elif checkpoint.table:
+        from tieconv.architectures.name_prefix import in_training  # few models are training checkpoints
+
+        family = in_training(family, shapes, checkpoint.table.starts)
     return family, view_config(checkpoint.config_values, family)
 
 

@@ -58,6 +58,12 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
     Raises `UnreadableError` if the input table or a stored head is not a table of floats.
     """
     checkpoint = evidence.checkpoint
+    if checkpoint.table:
+        raise UnreadableError(
+            f"{shown(checkpoint.source)} is a training checkpoint, whose tensors are in chunks",
+            checkpoint.read_only,
+            "analyze.chunks",
+        )
     if checkpoint.headers_only:
         raise UnreadableError(
             f"{shown(checkpoint.source)}: tieconv does not read the tensor bytes of this format",

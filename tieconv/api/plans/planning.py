@@ -29,11 +29,13 @@ def planned_write(
     head: str | None,
     drop_other_formats: bool,
     fetch: bool,
+    *,
+    bare: bool = False,
 ) -> PlannedWrite:
     """Make a plan from the evidence with ``make``, and return it with everything that `execute` needs.
 
     For a model on the Hub, it reads headers and the bytes that a proof needs. The download happens at once with
-    ``fetch``, else in `execute`.
+    ``fetch``, else in `execute`. With ``bare`` the tensors of a training checkpoint have the names of the model.
     """
     from tieconv.planned import PlannedWrite
 
@@ -44,10 +46,13 @@ def planned_write(
     far = is_hub(str(path))
     if far and fetch:
         return local_write()
-    evidence = proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head)
+    evidence = (
+        proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head, bare=bare)
+    )
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:
         plan = make(evidence)
-    reinspect = partial(inspect, embed=embed, head=head)
+    written = (None, None) if evidence.checkpoint.table else (embed, head)
+    reinspect = partial(inspect, embed=written[0], head=written[1])
     return PlannedWrite(plan, reinspect, local_write if far else None, evidence.fetched)

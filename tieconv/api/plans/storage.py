@@ -48,4 +48,4 @@ def plan_convert(
     """
     limit = max_shard_size if isinstance(max_shard_size, int) else parse_size(max_shard_size)
     maker = partial(convert.plan_convert, to=convert.Format(to), max_shard_size=limit)
-    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch, bare=True)

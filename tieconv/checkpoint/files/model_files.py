@@ -15,6 +15,7 @@ from tieconv.text import count
 if TYPE_CHECKING:
     from tieconv.checkpoint.files.graph_structure import GraphRecord
 from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.chunks import ChunkTable
 from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 
 
@@ -123,7 +124,8 @@ class Checkpoint(_Tensors):
     ``others`` are the companions that hold a model in another format. ``twins`` are the weight files among those whose
     headers were read. ``read_only`` is the hint for a format that no command writes (empty: a command writes it).
     ``headers_only`` is true if tensor bytes cannot be read. ``graphs`` are those of an ONNX model. ``revision`` is the
-    commit of a model on the Hub. ``unread`` are the shards that were skipped because no name in them ties.
+    commit of a model on the Hub. ``unread`` are the shards that were skipped because no name in them ties. ``table``
+    has the chunks of a distributed checkpoint.
     """
 
     source: str
@@ -146,6 +148,7 @@ class Checkpoint(_Tensors):
     graphs: tuple[GraphRecord, ...] = ()
     revision: str = ""
     unread: tuple[str, ...] = ()
+    table: ChunkTable = ChunkTable()
 
     def __repr__(self) -> str:
         counts = count(len(self.files), "file"), count(len(self.tensors), "tensor")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tieconv.checkpoint.files.chunks import Chunk
 from tieconv.checkpoint.files.dtypes import nbytes
-from tieconv.checkpoint.files.weight_file import ByteRange, GgufHeader
+from tieconv.checkpoint.files.weight_file import ByteRange, GgufHeader, TensorRecord
 from tieconv.checkpoint.value_type import record
 
 
@@ -67,7 +68,25 @@ class Gathered:
         return nbytes(self.dtype, self.shape) or 0
 
 
-Content = ByteRange | Zeros | Scaled | Averaged | InlineBytes | Gathered
+@record
+class Assembled:
+    """A tensor's bytes, put together from its chunks. ``overlapping`` chunks must agree."""
+
+    tensor: TensorRecord
+    chunks: tuple[Chunk, ...]
+    overlapping: bool
+
+    @property
+    def range(self) -> ByteRange:
+        """The dense bytes, as the checkpoint counts them."""
+        return self.tensor.range
+
+    @property
+    def size(self) -> int:
+        return self.tensor.range.size
+
+
+Content = ByteRange | Zeros | Scaled | Averaged | InlineBytes | Gathered | Assembled
 
 
 @record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +13,7 @@ from tieconv.checkpoint.files.model_files import FileState
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.output import (
+    Assembled,
     Averaged,
     Gathered,
     InlineBytes,
@@ -23,10 +23,12 @@ from tieconv.checkpoint.write_plan.output import (
     Zeros,
 )
 from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute.contents.assembled_chunks import write_assembled
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full, write_zeros
 from tieconv.execute.contents.file_layout import file_layout
+from tieconv.execute.contents.hard_link_error import not_linkable
 from tieconv.execute.contents.mean import averaged_blocks
 from tieconv.execute.contents.power_of_two import scaled
 from tieconv.execute.contents.strided_write import write_gathered
@@ -37,7 +39,6 @@ from tieconv.text import shown
 
 SCALE_BLOCK = 1024 * 1024
 """Bytes scaled in one step: a multiple of every element's width."""
-_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
 
 
 @record
@@ -123,6 +124,10 @@ class Writer:
                     self.tick(len(data))
                 case Gathered() as view:
                     write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
+                case Assembled() as content:
+                    for name in {chunk.range.file for chunk in content.chunks}:
+                        self._open(files, name)
+                    write_assembled(files, descriptor, offset, content, self.tick)
                 case _:
                     assert_never(piece.content)
         for offset, literal in whole.literals(descriptor):
@@ -209,7 +214,7 @@ class Writer:
             self.record.add_source(name, file_state(source))
             self.syncer.add(source)
         except TieconvError as error:
-            raise _not_linkable(name, error) from error
+            raise not_linkable(name, error) from error
         finally:
             os.close(source)
         self.record.add_companion(name)
@@ -240,11 +245,3 @@ def created(directory: Path, name: str, like: Like | None, syncer: Syncer, writt
         syncer.add(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _not_linkable(name: str, error: TieconvError) -> TieconvError:
-    cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
-        reason = (cause.strerror or "").lower()
-        return RefusedError(f"tieconv cannot hard-link {shown(name)}: {reason}", "leave out --hardlink", "out.hardlink")
-    return error

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tieconv.checkpoint.files.weight_file import ByteRange, Storage, WeightFile
-from tieconv.checkpoint.write_plan.output import Averaged, InlineBytes, OutputWeights, Zeros
+from tieconv.checkpoint.write_plan.output import Assembled, Averaged, InlineBytes, OutputWeights, Zeros
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.execute.contents.file_layout import checksum
+from tieconv.inspection.chunks.chunk_reader import ChunkReader
 from tieconv.sources.local.files import open_files
 from tieconv.sources.sums import damaged
 
@@ -21,6 +22,18 @@ def check_source_sums(plan: Plan, root: Path, *, full: bool) -> None:
     """
     stored_spans = {span for output in plan.weights for span in _source_spans(output)}
     _check_files(plan, root, stored_spans, full)
+    if plan.checkpoint.table:
+        _check_chunks(plan, root)
+
+
+def _check_chunks(plan: Plan, root: Path) -> None:
+    """Check the archives of all chunks that go into the output."""
+    with open_files(root) as sources:
+        reader = ChunkReader(sources, (), plan.checkpoint.table)
+        for output in plan.weights:
+            for content in output.contents:
+                if isinstance(content, Assembled):
+                    reader.check_sums(content.tensor)
 
 
 def blame_source(plan: Plan, root: Path) -> None:

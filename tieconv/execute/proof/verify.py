@@ -11,6 +11,7 @@ from typing import NoReturn, assert_never
 
 from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
 from tieconv.checkpoint.write_plan.output import (
+    Assembled,
     Averaged,
     Gathered,
     InlineBytes,
@@ -21,6 +22,7 @@ from tieconv.checkpoint.write_plan.output import (
 )
 from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import tree
+from tieconv.execute.contents.assembled_chunks import assembled_blocks
 from tieconv.execute.contents.copy import Tick, read_full
 from tieconv.execute.contents.file_layout import checksum, file_layout, places
 from tieconv.execute.contents.layout import Piece
@@ -77,6 +79,8 @@ class Verifier:
                 offset = first_unlike_blocks(
                     blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick
                 )
+            case Assembled() as content:
+                offset = first_unlike_blocks(assembled_blocks(sources, content), descriptor, start, self.tick)
             case _:
                 assert_never(piece.content)
         if offset is not None:

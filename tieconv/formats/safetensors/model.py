@@ -51,6 +51,7 @@ SAFETENSORS = Model(
         single="model.safetensors",
         suffixes=(SUFFIX,),
         shard=r"-\d{5}-of-\d{5}\.safetensors$",
+        others=r"^shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$",  # chunks of one rank, read as DCP
     ),
     _read_one,
 )

@@ -17,7 +17,7 @@ from tieconv.formats.torch.disguise import check_disguise
 from tieconv.formats.torch.globals_ import ALLOWED
 from tieconv.formats.torch.pickle.machine import run
 from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
-from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, refuse
+from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, describe, refuse
 from tieconv.formats.torch.rebuild import storage_reference
 from tieconv.formats.torch.state_dict import find_state
 from tieconv.text import count, shown, size
@@ -57,6 +57,17 @@ def read_torch_file(
             return _read(pread, length, name, sparse)
     except PickleProblem as problem:
         raise problem.named(name) from None
+
+
+def read_one_tensor(pread: Pread, length: int, name: str) -> tuple[TensorRecord, Storage]:
+    """Return the tensor that an archive holds, and its storage. Raises `PickleProblem` if it holds anything else."""
+    if not pread(2, 0).startswith(b"PK"):
+        refuse("is not an archive of torch.save", "torch.no-archive")
+    value, content = _from_zip(pread, length, name, False)
+    if not isinstance(value, StoredTensor):
+        refuse(f"holds {describe(value)}, not a tensor", "torch.no-tensor")
+    used = _Used(name, content.storages)
+    return used.record(name, value), content.storages[value.storage.key]
 
 
 def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
@@ -225,7 +236,9 @@ def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
         yield Caution(
             REFUSED_BY_READER, f"torch.load with weights_only=True refuses {shown(file.name)}: it uses {reasons}"
         )
-    repeated = tuple(record.name for record in file.tensors if record.stride is not None and _repeats(record))
+    repeated = tuple(
+        record.name for record in file.tensors if record.stride is not None and record.nbytes > record.range.size
+    )
     if repeated:
         verb = "repeats" if len(repeated) == 1 else "repeat"
         yield Caution("torch.expanded", f"{count(len(repeated), 'tensor')} {verb} stored values (stride 0)", repeated)
@@ -233,7 +246,3 @@ def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
     unused = sum(storage.range.size for key, storage in content.storages.items() if key not in used)
     if unused >= _UNUSED:
         yield Caution("torch.unused", f"no tensor of the model uses {size(unused)} of the file")
-
-
-def _repeats(record: TensorRecord) -> bool:
-    return record.nbytes > record.range.size

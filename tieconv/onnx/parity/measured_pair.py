@@ -135,7 +135,7 @@ def check_model(checkpoint: Checkpoint) -> None:
             f"{shown(checkpoint.source)}: {blocking.message}", _way_out(blocking, checkpoint), blocking.code
         )
     lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
-    if lone or checkpoint.headers_only or checkpoint.config is None:
+    if lone or checkpoint.headers_only or checkpoint.table or checkpoint.config is None:
         raise UnreadableError(
             f"transformers cannot load {shown(checkpoint.source)} as a torch model",
             "give a model directory with config.json and safetensors or torch weights; merge an adapter first",

@@ -9,7 +9,7 @@ from typing import NoReturn
 from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.output import Assembled, OutputTensor, OutputText, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
@@ -76,5 +76,7 @@ def _record(output: OutputWeights, tensor: OutputTensor, before: TensorRecord | 
     content = tensor.content
     if before is not None and (before.range, before.dtype, before.shape) == (content, tensor.dtype, tensor.shape):
         return before
+    if isinstance(content, Assembled):
+        content = content.range
     span = content if isinstance(content, ByteRange) else ByteRange(f"{output.name}/{tensor.name}", 0, tensor.nbytes)
     return TensorRecord(tensor.name, tensor.dtype, tensor.shape, span, tensor.stride)

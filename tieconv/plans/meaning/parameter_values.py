@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.write_plan.output import Content, Gathered, OutputTensor, Padded, Scaled, Zeros
+from tieconv.checkpoint.write_plan.output import Assembled, Content, Gathered, OutputTensor, Padded, Scaled, Zeros
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.checkpoint.write_plan.proof import Equal
 from tieconv.loaders.loaded import Absence, Parameter
@@ -118,7 +118,7 @@ def _start(span: ByteRange) -> tuple[str, int]:
 
 def _span(content: Content | Padded) -> ByteRange | None:
     """Return the source bytes of a content, if it keeps their order. A strided view has the same elements."""
-    if isinstance(content, Gathered | Scaled):
+    if isinstance(content, Gathered | Scaled | Assembled):
         return content.range
     return content if isinstance(content, ByteRange) else None
 

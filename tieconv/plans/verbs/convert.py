@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -12,12 +13,13 @@ from tieconv.checkpoint.files.cautions import TRAINING
 from tieconv.checkpoint.files.model_files import WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import DropTensor, KeepTensor, LinkFile, Operation
+from tieconv.checkpoint.write_plan.operation import DropTensor, LinkFile, Operation
 from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.guards import guard_layout, refuse
 from tieconv.plans.meaning import judged
 from tieconv.plans.meaning.described import described
+from tieconv.plans.verbs import distributed
 from tieconv.plans.verbs.dedup import shared_groups
 from tieconv.plans.verbs.shard_split import Storages, dense, split_shards, widest_first
 from tieconv.text import count, shown, size
@@ -43,16 +45,23 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     other names. Otherwise each name becomes a separate tensor. Raises `RefusedError` if the layout is ambiguous.
     Also raises it if another file in the directory has the name of an output file.
     """
+    if inspection.checkpoint.table:
+        inspection = distributed.convertible(inspection, to)
     guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
     checkpoint = inspection.checkpoint
     dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
     shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
+    if checkpoint.table:
+        shape = partial(distributed.assembled, checkpoint.table)
     tensors = [shape(record) for record in checkpoint.tensors.values() if record.name not in dropped]
     whole = checkpoint.layout is Layout.FILE
     groups = [tensors] if whole else list(split_shards(tensors, max_shard_size)) or [[]]
     metadata, disagreeing = _metadata(checkpoint, to)
     weights = _weights(checkpoint, groups, to, metadata)
-    texts = () if len(weights) == 1 else (_index(checkpoint, weights, to),)
+    texts = (
+        *distributed.config_text(checkpoint),
+        *(() if len(weights) == 1 else (_index(checkpoint, weights, to),)),
+    )
     plan = _assemble(inspection, to, weights, texts, dropped)
     notes = (*_left_out(checkpoint), *notes, *disagreeing)
     return judged(plan, inspection, described(inspection, plan), notes, spared=dropped)
@@ -60,6 +69,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
 
 def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a note on the training state that `convert` does not write."""
+    yield from distributed.left_out(checkpoint)
     for caution in checkpoint.cautions:
         if caution.code == TRAINING:
             yield f"{caution.message}: convert writes only the model, not the training state"
@@ -112,9 +122,11 @@ def _index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...], to: Forma
 
 def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
     """Map each name that loaders restore to the stored name; return it with notes on the other shared names."""
-    tensors = inspection.checkpoint.tensors
+    tensors, table = inspection.checkpoint.tensors, inspection.checkpoint.table
     restored = {name: group.needed[0][0] for group in shared_groups(inspection) for name in group.restored}
-    dropped = {name: source for name, source in restored.items() if _same_bytes(tensors[name], tensors[source])}
+    dropped = {
+        name: source for name, source in restored.items() if table or _same_bytes(tensors[name], tensors[source])
+    }
     first_names: dict[object, str] = {}
     notes = []
     for record in tensors.values():
@@ -155,14 +167,14 @@ def _assemble(
     operations: tuple[Operation, ...] = tuple(
         DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
         if name in dropped
-        else KeepTensor(name)
+        else distributed.keep_tensor(checkpoint, name)
         for name in checkpoint.tensors
     )
     return Plan(
         command="convert",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
-        operations=operations,
+        operations=(*operations, *distributed.operations(checkpoint)),
         weights=changed,
         texts=rewritten,
         links=tuple(LinkFile(name, bytes_) for name, bytes_ in _links(checkpoint, before, used) if name not in written),
@@ -171,6 +183,7 @@ def _assemble(
         promises=_promises(inspection, dropped),
         summary=_summary(to, weights, changed),
         options={"to": str(to)},
+        proofs=distributed.proofs(checkpoint, dropped),
     )
 
 
@@ -215,9 +228,10 @@ def _check_named(checkpoint: Checkpoint, used: set[str]) -> None:
 
 def _links(checkpoint: Checkpoint, before: list[str], used: set[str]) -> Iterator[tuple[str, int]]:
     names = {name: checkpoint.states[name].size for name in before if name in used}
-    if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
+    if checkpoint.config is not None and checkpoint.layout is not Layout.FILE and not checkpoint.table:
         names[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size
-    yield from sorted({**names, **checkpoint.companions}.items())
+    companions = distributed.companions(checkpoint) if checkpoint.table else checkpoint.companions
+    yield from sorted({**names, **companions}.items())
 
 
 def _promises(inspection: Inspection, dropped: Mapping[str, str]) -> Promises:

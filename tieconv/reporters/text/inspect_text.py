@@ -76,6 +76,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "config", f"… and {count(len(declared) - _SHOWN_LEVELS, 'more level')} (--json lists them)"
     if inspection.checkpoint.config is None and not inspection.checkpoint.read_only:
         yield "config", "no config.json"
+    yield from _distributed(inspection)
     yield from _adapter(inspection)
     yield from _storage(inspection)
     yield from _graphs(inspection)
@@ -104,6 +105,19 @@ def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     if storage.unused:
         parts.append(f"{size(storage.unused)} used by no tensor")
     yield "storage", ", ".join(parts)
+
+
+def _distributed(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    """Yield which config a training checkpoint was read with, and what it holds beside the model."""
+    checkpoint = inspection.checkpoint
+    if not checkpoint.table:
+        return
+    if checkpoint.config is None:
+        yield "config", "no config.json in the checkpoint, in its parent, or in huggingface/ or hf_assets/"
+    elif checkpoint.config.name != "config.json":
+        yield "config file", shown(checkpoint.config.name)
+    if checkpoint.table.training:
+        yield "training", f"{count(len(checkpoint.table.training), 'tensor')} of training state, not part of the model"
 
 
 def _graphs(inspection: Inspection) -> Iterator[tuple[str, ...]]:

@@ -54,33 +54,40 @@ def render(
 
 
 def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
-    unchanged, moved = 0, _moved(plan)
+    unchanged, left, moved = 0, 0, _moved(plan)
     if moved:
-        yield (
-            "rename",
-            count(len(moved), "tensor"),
-            f"each name gets the prefix {shown(moved[0].to.removesuffix(moved[0].name))}, byte for byte",
-        )
+        yield "rename", count(len(moved), "tensor"), f"{_prefix_change(moved[0])}, byte for byte"
     for operation in plan.operations:
         if isinstance(operation, KeepTensor):
             unchanged += 1
-        elif operation not in moved:
+        elif isinstance(operation, DropTensor) and operation.name not in plan.checkpoint.tensors:
+            left += 1
+        elif not (moved and isinstance(operation, RenameTensor)):
             yield _row(plan, operation)
     if unchanged or not moved:
         yield "keep", count(unchanged, "tensor"), "byte for byte"
+    if left:
+        yield "leave out", count(left, "tensor"), "not part of the model"
     yield from _files(plan, hardlink, in_place)
 
 
+def _prefix_change(renamed: RenameTensor) -> str:
+    if renamed.to.endswith(renamed.name):
+        return f"each name gets the prefix {shown(renamed.to.removesuffix(renamed.name))}"
+    return f"each name loses the prefix {shown(renamed.name.removesuffix(renamed.to))}"
+
+
 def _moved(plan: Plan) -> list[RenameTensor]:
-    """Return the renamings if all add the same prefix and there are more than two, else an empty list."""
+    """Return the renamings if all add or remove one prefix and there are more than two, else an empty list."""
     renamed = [operation for operation in plan.operations if isinstance(operation, RenameTensor)]
-    starts = {
-        operation.to.removesuffix(operation.name) for operation in renamed if operation.to.endswith(operation.name)
-    }
-    is_common = (
-        len(renamed) > 2 and len(starts) == 1 and all(operation.to.endswith(operation.name) for operation in renamed)
-    )
-    return renamed if is_common else []
+    added = {to.removesuffix(name) if to.endswith(name) else None for name, to in _pairs(renamed)}
+    removed = {name.removesuffix(to) if name.endswith(to) else None for name, to in _pairs(renamed)}
+    is_common = any(len(prefixes) == 1 and None not in prefixes for prefixes in (added, removed))
+    return renamed if len(renamed) > 2 and is_common else []
+
+
+def _pairs(renamed: list[RenameTensor]) -> Iterator[tuple[str, str]]:
+    return ((operation.name, operation.to) for operation in renamed)
 
 
 def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Checkpoints of torch.distributed.checkpoint: their values, names, conversion and damage."""

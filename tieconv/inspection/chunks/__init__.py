@@ -1,0 +1,1 @@
+"""Read tensors that several files store in chunks."""
