@@ -93,6 +93,8 @@ def test_text_and_json() -> None:
     assert f"one parameter    {EMBED}, {HEAD}" in text
     assert "save_pretrained  writes 20 tensors" in text and f"leaves out {HEAD}" in text
     document = json.loads(str(inspection))
+    schema = json.loads(Path("tieconv/reporters/schemas/inspect.schema.json").read_text(encoding="utf-8"))
+    pytest.importorskip("jsonschema").validate(document, schema)
     assert document["model"]["format"] == "live"
     assert document["live"]["one_object"] == [[EMBED, HEAD]]
     assert document["live"]["save_pretrained"]["leaves_out"] == {HEAD: EMBED}

@@ -15,6 +15,7 @@ safetensors = pytest.importorskip("safetensors")
 
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
+from tieconv.reporters.text.inspect_text import render  # noqa: E402
 
 QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration", "BertForMaskedLM", "MarianMTModel")
 SLOW_STEP = 8
@@ -106,6 +107,25 @@ def test_shared_names_that_the_class_does_not_list(tmp_path: Path) -> None:
     live = tieconv.inspect(model).live
     assert live is not None and "share memory" in live.refusal
     with pytest.raises(RuntimeError, match="shared tensors"):
+        model.save_pretrained(tmp_path)
+
+
+def test_a_quantiser_leaves_the_names_open() -> None:
+    """It writes codes of its own making, so nothing is predicted."""
+    model = zoo.build("LlamaForCausalLM", tie=True)
+    model.hf_quantizer = object()
+    assert tieconv.inspect(model).to_dict()["live"]["save_pretrained"] is None
+
+
+def test_an_offloaded_model(tmp_path: Path) -> None:
+    """On the meta device the objects count, so both names stay, and safetensors refuses their one storage."""
+    accelerate = pytest.importorskip("accelerate")
+    model = zoo.build("LlamaForCausalLM", tie=True)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    model.hf_device_map = {"": "cpu"}
+    inspection = tieconv.inspect(model)
+    assert "share memory" in inspection.live.refusal and "save_pretrained  fails" in render(inspection)
+    with pytest.warns(UserWarning, match="offloaded"), pytest.raises(RuntimeError, match="share memory"):
         model.save_pretrained(tmp_path)
 
 

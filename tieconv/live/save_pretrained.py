@@ -7,7 +7,7 @@ Source: transformers 5.23, `PreTrainedModel.save_pretrained`, `remove_tied_weigh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -38,8 +38,10 @@ class FileTensor:
 
 
 def can_save(module: Any) -> bool:
-    """Return whether the module has the `save_pretrained` of transformers."""
-    return hasattr(module, "save_pretrained") and hasattr(getattr(module, "config", None), "to_diff_dict")
+    """Return whether the module has the `save_pretrained` of transformers, and no quantiser that changes the names."""
+    quantised = getattr(module, "hf_quantizer", None) is not None
+    has_method = hasattr(module, "save_pretrained") and hasattr(getattr(module, "config", None), "to_diff_dict")
+    return has_method and not quantised
 
 
 def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> Kept:
@@ -48,7 +50,7 @@ def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> Kept:
     left_out = [(tensor.name, "") for tensor in tensors if tensor.name in ignored]
     saved = [tensor for tensor in tensors if tensor.name not in ignored]
     tied_keys = tuple(_tied_keys(module))
-    for sharing in _by_storage(saved):
+    for sharing in _groups_by(saved, lambda tensor: tensor.saved_storage):
         droppable = _droppable(sharing, tied_keys)
         for cluster in _clusters(sharing):
             names = sorted(tensor.name for tensor in cluster)
@@ -58,7 +60,16 @@ def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> Kept:
                 return Kept(tuple(tensor.name for tensor in saved), tuple(left_out), reason)
             left_out += [(name, rest[0] if rest else "") for name in names if name in droppable]
     dropped = {name for name, _ in left_out}
-    return Kept(tuple(tensor.name for tensor in saved if tensor.name not in dropped), tuple(left_out))
+    written = [tensor for tensor in saved if tensor.name not in dropped]
+    offloaded = (tensor for tensor in written if tensor.on_meta and not tensor.unread)
+    return Kept(tuple(tensor.name for tensor in written), tuple(left_out), _refused_by_safetensors(offloaded))
+
+
+def _refused_by_safetensors(offloaded: Iterable[LiveTensor]) -> str:
+    """Return why safetensors refuses tensors that are separate on the meta device and one in the offload storage."""
+    for sharing in _groups_by(offloaded, lambda tensor: tensor.storage):
+        return f"{listed(sorted(tensor.name for tensor in sharing))} are offloaded and share memory"
+    return ""
 
 
 def _droppable(sharing: Sequence[LiveTensor], tied_keys: Iterable[str]) -> frozenset[str]:
@@ -75,12 +86,12 @@ def _tied_keys(module: Any) -> Iterator[str]:
             yield f"{path}.{key}" if path else key
 
 
-def _by_storage(tensors: Iterable[LiveTensor]) -> Iterator[list[LiveTensor]]:
-    """Yield the tensors of each storage with several names."""
-    storages: dict[str, list[LiveTensor]] = {}
+def _groups_by(tensors: Iterable[LiveTensor], key: Callable[[LiveTensor], str]) -> Iterator[list[LiveTensor]]:
+    """Yield the tensors with the same key: groups of two and more."""
+    groups: dict[str, list[LiveTensor]] = {}
     for tensor in tensors:
-        storages.setdefault(tensor.saved_storage, []).append(tensor)
-    return (sharing for sharing in storages.values() if len(sharing) > 1)
+        groups.setdefault(key(tensor), []).append(tensor)
+    return (sharing for sharing in groups.values() if len(sharing) > 1)
 
 
 def _clusters(sharing: Iterable[LiveTensor]) -> Iterator[list[LiveTensor]]:

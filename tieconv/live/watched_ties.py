@@ -10,7 +10,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.live_model import LiveModel
 from tieconv.checkpoint.value_type import record
-from tieconv.checks.evidence import listed
+from tieconv.checks.evidence import declared_tied, disputed, listed
 from tieconv.live import peft_module
 from tieconv.live.live_tensors import LiveTensor, capture, elements
 from tieconv.live.local_shards import equal_values
@@ -51,11 +51,13 @@ class TieWatch:
         """Return what is wrong with the model in memory now."""
         lost = tuple(self.lost())
         reported = {name for fault in lost for name in fault.names}
-        evidence = inspect_module(self.model)
-        findings = [*evidence.findings, *(evidence.base.findings if evidence.base else ())]
-        broken = (_fault(finding) for finding in findings if _counts(finding) and not reported & {*finding.tensors})
+        evidence = inspect_module(self.model, Depth.HEADER)
+        base = evidence.base or evidence
+        separate = [fault for fault in _separate(base, watched_tensors(self.model)) if reported.isdisjoint(fault.names)]
+        findings = [finding for finding in (*evidence.findings, *base.findings) if _counts(finding)]
+        broken = (_fault(finding) for finding in findings if reported.isdisjoint(finding.tensors))
         shared = _several(evidence.live) if evidence.live is not None else ()
-        return (*lost, *dict.fromkeys(broken), *shared)
+        return (*lost, *separate, *dict.fromkeys(broken), *shared)
 
     def lost(self) -> Iterator[TieFault]:
         """Yield the groups that are no longer one parameter. Compares identities only, unless a tie was lost."""
@@ -72,7 +74,9 @@ class TieWatch:
         """
         path = os.fspath(directory)
         with opened(path) as opened_model:
-            saved = inspected(opened_model, Depth.CANDIDATES, None, None)
+            saved = inspected(opened_model, Depth.HEADER, None, None)
+            if any(tie.declared and tie.consistent is None for tie in saved.ties):
+                saved = inspected(opened_model, Depth.CANDIDATES, None, None)
         if saved.checkpoint.adapter is not None:
             return ()
         missing = tuple(_left_out(saved, watched_tensors(self.model), path))
@@ -112,12 +116,18 @@ def _saved_fault(finding: Finding, path: str) -> TieFault:
 def _lost(members: list[LiveTensor]) -> TieFault:
     """Return the fault of names that were one parameter. Equal values mean that training has not changed them yet."""
     names = tuple(tensor.name for tensor in members)
+    start = f"{listed(names)} were one parameter. They are {len(names)} parameters now."
+    return _with_values(start, members, _RETIE)
+
+
+def _with_values(start: str, members: list[LiveTensor], hint: str) -> TieFault:
+    """Return the fault of names that are several parameters. Says whether their values are equal."""
     same = _same_values(members)
     return TieFault(
-        f"{listed(names)} were one parameter. They are {len(names)} parameters now. {_VALUES[same]}",
-        _RETIE if same else f"{_RETIE}, or set model.config.tie_word_embeddings = False",
-        "TIE002" if same else "TIE001",
-        names,
+        f"{start} {_VALUES[same]}",
+        f"{hint}, or set model.config.tie_word_embeddings = False" if same is False else hint,
+        "TIE001" if same is False else "TIE002",
+        tuple(member.name for member in members),
     )
 
 
@@ -126,6 +136,7 @@ _VALUES = {
     False: "Their values differ.",
     None: "tieconv did not read all their values.",
 }
+_TIE = "call model.tie_weights() before the model is trained, sharded or quantised"
 _RETIE = "call model.tie_weights() after the step that replaced one of them"
 
 
@@ -136,6 +147,23 @@ def _same_values(members: list[LiveTensor]) -> bool | None:
     if not all(equal_values(first, entry) for entry in rest):
         return False
     return None if any(entry.unread for entry in members) else True
+
+
+def _separate(evidence: Inspection, tensors: Iterable[LiveTensor]) -> Iterator[TieFault]:
+    """Yield the declared ties that are several parameters in memory.
+
+    Leaves out those on the meta device: accelerate moves the values of one parameter there under two identities.
+    """
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for tie in () if disputed(evidence) else declared_tied(evidence):
+        stored = [member.name for member in tie.members if member.state in (State.CANONICAL, State.UNREAD)]
+        members = [
+            by_name[name] for name in (_live_name(name, evidence, by_name) for name in stored) if name in by_name
+        ]
+        if len({elements(member) for member in members}) > 1 and not any(member.on_meta for member in members):
+            names = tuple(member.name for member in members)
+            start = f"{listed(names)} are {len(names)} parameters, but the config says tied."
+            yield _with_values(start, members, _TIE)
 
 
 def _several(live: LiveModel) -> Iterator[TieFault]:
