@@ -31,8 +31,8 @@ stores a redundant copy of its tied embedding. The config of `diverged` declares
 IN_MEMORY = """\
 ## Models in memory
 
-`tieconv.inspect` and `tieconv.check` also take a `torch.nn.Module`. They import torch only then. The functions below are
-not in `tieconv` itself: they belong to the program that calls them.
+`tieconv.inspect` and `tieconv.check` also take a `torch.nn.Module`. They import torch only then. The functions below
+are not in `tieconv` itself: they belong to the program that calls them.
 [Watch ties in training](guides/watch-ties-in-training.md) shows them.
 
 ::: tieconv.integrations.torch.watch_ties
