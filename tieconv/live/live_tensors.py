@@ -119,8 +119,6 @@ def _unreadable(value: Any) -> str:
         return "on the meta device, without values"
     if _shard(value) is not None:
         return "sharded over processes"
-    if kind.__module__.partition(".")[0] == "bitsandbytes":
-        return f"quantised ({kind.__name__})"
     if is_traceable_wrapper_subclass(value):
         return f"a tensor of the class {kind.__name__}"
     if value.is_quantized or value.layout is not torch.strided or value.is_conj() or value.is_neg():

@@ -19,7 +19,7 @@ from tieconv.inspection import inspect_checkpoint
 from tieconv.live.live_tensors import LiveTensor, capture, shared_elements, shared_objects
 from tieconv.live.local_shards import with_local_shards
 from tieconv.live.remedies_in_python import in_memory
-from tieconv.live.save_pretrained import FileTensor, Kept, can_save, file_names, keep_names
+from tieconv.live.save_pretrained import FileTensor, SavedNames, can_save, file_names, keep_names
 from tieconv.live.storage_reader import StorageReader, lay_out
 from tieconv.live.unwrap import is_peft, unwrapped
 
@@ -72,9 +72,9 @@ def inspect_tensors(
     by_name = {entry.name: entry for entry in tensors}
     in_memory_by_name = {entry.name: by_name[entry.source] for entry in in_file if entry.source}
     evidence = _inspected(checkpoint, reader, names, in_memory_by_name, _accessors(model, tensors))
-    kept = keep_names(model, tensors) if saves else Kept(tuple(by_name))
-    written = _written(model, tensors, kept) if saves and not kept.refusal else None
-    live = _live(model, tensors, kept, written)
+    saved_names = keep_names(model, tensors) if saves else SavedNames(tuple(by_name))
+    written = _written(model, tensors, saved_names) if saves and not saved_names.refusal else None
+    live = _live(model, tensors, saved_names, written)
     judged = evidence
     if written is not None:
         saved = replace(
@@ -169,12 +169,14 @@ def _dtype_name(tensor: FileTensor) -> str:
     return DTYPES[name].name if name in DTYPES else name.upper()
 
 
-def _written(model: Any, tensors: Sequence[LiveTensor], kept: Kept) -> tuple[FileTensor, ...]:
-    names = frozenset(kept.names)
+def _written(model: Any, tensors: Sequence[LiveTensor], saved_names: SavedNames) -> tuple[FileTensor, ...]:
+    names = frozenset(saved_names.names)
     return file_names(model, [entry for entry in tensors if entry.name in names])
 
 
-def _live(model: Any, tensors: tuple[LiveTensor, ...], kept: Kept, written: tuple[FileTensor, ...] | None) -> LiveModel:
+def _live(
+    model: Any, tensors: tuple[LiveTensor, ...], saved_names: SavedNames, written: tuple[FileTensor, ...] | None
+) -> LiveModel:
     return LiveModel(
         class_name=type(model).__name__,
         one_object=shared_objects(tensors),
@@ -182,8 +184,8 @@ def _live(model: Any, tensors: tuple[LiveTensor, ...], kept: Kept, written: tupl
         unread=tuple((entry.name, entry.unread) for entry in tensors if entry.unread),
         saves=can_save(model),
         written=tuple(sorted(entry.name for entry in written or ())),
-        left_out=kept.left_out,
-        refusal=kept.refusal,
+        left_out=saved_names.left_out,
+        refusal=saved_names.refusal,
     )
 
 

@@ -18,7 +18,7 @@ from tieconv.text import listed
 
 
 @record
-class Kept:
+class SavedNames:
     """The names that a save keeps, those that it drops with the name that stays, and why it would fail."""
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ def can_save(module: Any) -> bool:
     return has_method and not quantised
 
 
-def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> Kept:
+def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> SavedNames:
     """Return which of the names `save_pretrained` keeps: of names with one storage, one."""
     ignored = set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     left_out = [(tensor.name, "") for tensor in tensors if tensor.name in ignored]
@@ -57,12 +57,12 @@ def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> Kept:
             rest = [name for name in names if name not in droppable]
             if len({_area(tensor) for tensor in cluster}) > 1 or len(rest) > 1:
                 reason = f"{listed(names)} share memory, and the class does not list them as tied"
-                return Kept(tuple(tensor.name for tensor in saved), tuple(left_out), reason)
+                return SavedNames(tuple(tensor.name for tensor in saved), tuple(left_out), reason)
             left_out += [(name, rest[0] if rest else "") for name in names if name in droppable]
     dropped = {name for name, _ in left_out}
     written = [tensor for tensor in saved if tensor.name not in dropped]
     offloaded = (tensor for tensor in written if tensor.on_meta and not tensor.unread)
-    return Kept(tuple(tensor.name for tensor in written), tuple(left_out), _refused_by_safetensors(offloaded))
+    return SavedNames(tuple(tensor.name for tensor in written), tuple(left_out), _refused_by_safetensors(offloaded))
 
 
 def _refused_by_safetensors(offloaded: Iterable[LiveTensor]) -> str:
