@@ -28,6 +28,23 @@ tieconv.plan_untie("model/").execute("untied/")
 The package is typed: it ships `py.typed`, and `mypy --strict` checks a script that uses it. In the examples `model`
 stores a redundant copy of its tied embedding. The config of `diverged` declares it tied, but its tables differ.
 """
+IN_MEMORY = """\
+## Models in memory
+
+`tieconv.inspect` and `tieconv.check` also take a `torch.nn.Module`. They import torch only then. The functions below
+are not in `tieconv` itself: they belong to the program that calls them.
+[Watch ties in training](guides/watch-ties-in-training.md) shows them.
+
+::: tieconv.integrations.torch.watch_ties
+
+::: tieconv.integrations.torch.Watch
+
+::: tieconv.integrations.transformers.TieCallback
+
+::: tieconv.integrations.pytest.assert_ties
+
+::: tieconv.integrations.pytest.tied_model_check
+"""
 _SECTIONS = {
     "Read": lambda name, value: inspect.isfunction(value) and name.islower() and not _writes(name),
     "Write": lambda name, value: inspect.isfunction(value) and _writes(name),
@@ -37,7 +54,7 @@ _SECTIONS = {
 
 def page() -> str:
     """Return a directive for each name, by section."""
-    return "\n".join((INTRO, *_sections()))
+    return "\n".join((INTRO, *_sections(), IN_MEMORY))
 
 
 def _writes(name: str) -> bool:

@@ -20,6 +20,8 @@ FOLDERS = (
             "comparison",
             "gate",
             "inspection",
+            "integrations",
+            "live",
             "loaders",
             "onnx",
             "plans",

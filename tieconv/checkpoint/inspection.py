@@ -11,6 +11,7 @@ from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.head import Head
 from tieconv.checkpoint.json_values import Printed, plain, quoted
+from tieconv.checkpoint.live_model import LiveModel
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count, tally
@@ -108,7 +109,8 @@ class Inspection(Printed):
     predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
     the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
     a tokenizer file that is too large to read. ``quantised`` describes a quantised embedding and head.
-    ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts.
+    ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
+    is set for a module in memory.
     """
 
     checkpoint: Checkpoint
@@ -131,6 +133,7 @@ class Inspection(Printed):
     tokenizer_unread: str = ""
     fetched: Fetched | None = None
     quantised: QuantisedTables | None = None
+    live: LiveModel | None = None
 
     @property
     def word_tie(self) -> Tie | None:
@@ -162,6 +165,7 @@ class Inspection(Printed):
             **({"quantised": self.quantised.to_dict()} if self.quantised else {}),
             **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),
             **({"adapter": self._adapter(adapter)} if adapter else {}),
+            **({"live": self.live.to_dict()} if self.live else {}),
             "findings": [finding.to_dict() for finding in self.findings],
         }
 

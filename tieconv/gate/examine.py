@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from tieconv.checkpoint.inspection import Inspection, State
@@ -72,6 +73,17 @@ def check_models(
         tick(model)
     notes = tuple(policy.notes(models))
     return CheckReport(tuple(models.values()), policy.fail_on, notes, policy.selection.codes()), models
+
+
+def in_memory_too(report: CheckReport, policy: Policy, inspections: Iterable[Inspection]) -> CheckReport:
+    """Return the report with models in memory before its models. They have no path for a setting or a baseline."""
+    models = [_judged(policy, inspection) for inspection in inspections]
+    return replace(report, models=(*models, *report.models))
+
+
+def _judged(policy: Policy, inspection: Inspection) -> CheckedModel:
+    name = inspection.checkpoint.source
+    return policy.judge(examine(lambda _: inspection, name), name)
 
 
 def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None) -> Iterator[CheckedModel]:

@@ -7,10 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieconv.api.evidence import inspect
+from tieconv.live import is_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from torch.nn import Module
 
     from tieconv.checkpoint.inspection import Depth, Inspection
     from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    models: str | Path | Iterable[str | Path] = ".",
+    models: str | Path | Module | Iterable[str | Path | Module] = ".",
     *,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -37,6 +40,8 @@ def check(
     ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`; without it, no settings file is read. ``jobs`` is
     the number of processes. For a model that cannot be read, the row has the failure. Raises `SettingsError` for an
     unknown rule, and for an invalid settings file or baseline.
+
+    A model may also be a `torch.nn.Module`, which is checked in this process.
     """
     from tieconv.gate.assemble import load_settings, make_policy
     from tieconv.gate.settings import Settings
@@ -50,8 +55,22 @@ def check(
         consumers=consumers,
         baseline=str(baseline) if baseline else None,
     )
-    several = [models] if isinstance(models, str) or hasattr(models, "__fspath__") else list(models)
-    return run_gate(policy, expand(map(str, several)), embed=embed, head=head, jobs=jobs)[0]
+    single = isinstance(models, str) or hasattr(models, "__fspath__") or is_module(models)
+    several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
+    modules = [model for model in several if is_module(model)]
+    paths = expand(str(model) for model in several if not is_module(model))
+    report = run_gate(policy, paths, embed=embed, head=head, jobs=jobs)[0]
+    if not modules:
+        return report
+    from tieconv.gate.examine import in_memory_too
+
+    return in_memory_too(report, policy, [_of_module(policy, model, embed, head) for model in modules])
+
+
+def _of_module(policy: Policy, module: object, embed: str | None, head: str | None) -> Inspection:
+    from tieconv.api.evidence import inspect_in_memory
+
+    return inspect_in_memory(module, policy.depth, embed, head, policy.consumers)
 
 
 def find_policy(

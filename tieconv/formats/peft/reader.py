@@ -60,7 +60,7 @@ class PeftAdapter:
             special=listing.special,
             cautions=(*_two_formats(listing), *cautions),
             states={name: files.state(name) for name in used},
-            adapter=_adapter(value),
+            adapter=adapter_of(value),
             read_only=NEXT_STEP,
         )
 
@@ -102,7 +102,8 @@ def _read(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
     return read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name)
 
 
-def _adapter(value: Mapping[str, object]) -> Adapter:
+def adapter_of(value: Mapping[str, object]) -> Adapter:
+    """Return what the content of `adapter_config.json` says about the adapter."""
     mapping = value.get("auto_mapping")
     base_class = mapping.get("base_model_class") if isinstance(mapping, Mapping) else None
     return Adapter(

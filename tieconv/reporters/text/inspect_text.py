@@ -47,7 +47,7 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     checkpoint, config = inspection.checkpoint, inspection.config
     named = listed(config.architectures, 3) or shown(config.model_type)
     architecture = named or "no architecture declared"
-    files = count(len(checkpoint.files), "weight file")
+    files = count(len(checkpoint.files), "weight file") if inspection.live is None else "not saved"
     title = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
     first = "\n".join(wrapped(title, "", width))
     tensors = checkpoint.tensors
@@ -79,6 +79,10 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _distributed(inspection)
     yield from _adapter(inspection)
     yield from _storage(inspection)
+    if inspection.live is not None:
+        from tieconv.reporters.text.inspect_live import live_rows  # most models are files
+
+        yield from live_rows(inspection.live)
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         yield "commit", inspection.checkpoint.revision

@@ -1,0 +1,1 @@
+"""Checks of tied weights inside other programs: trainers, training loops and tests."""
