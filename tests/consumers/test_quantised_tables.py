@@ -44,6 +44,12 @@ def awq(seed: int) -> Parts:
     }
 
 
+def fp8(seed: int) -> Parts:
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 0x70, (ROWS, WIDTH)).astype("u1")
+    return {"weight": ("F8_E4M3", codes), "weight_scale": tensor(random.uniform(0.1, 1, (ROWS, 1)).astype("<f4"))}
+
+
 def mlx(seed: int) -> Parts:
     random = np.random.default_rng(seed)
     return {
@@ -64,6 +70,15 @@ def in_groups(method: str, **entries: Any) -> dict[str, Any]:
     return {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 32, "sym": True, **entries}}
 
 
+def in_floats(*targets: str) -> dict[str, Any]:
+    group = {
+        "targets": list(targets),
+        "weights": {"num_bits": 8, "symmetric": True, "strategy": "channel", "type": "float"},
+    }
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": []}
+    return {"quantization_config": {**settings, "config_groups": {"g": group}}}
+
+
 NAMED = compressed("re:.*lm_head$", "re:.*embed_tokens$")
 BY_CLASS = compressed("Linear", "Embedding")
 GPTQ, AWQ = in_groups("gptq", lm_head=True), in_groups("awq", lm_head=True)
@@ -82,6 +97,11 @@ CASES: tuple[tuple[Any, dict[str, Any], bool, str, str], ...] = (
     (packed, NAMED, False, "qq", "e e e u ?"),
     (packed, BY_CLASS, True, "fq", "e d e u ?"),
     (packed, BY_CLASS, False, "fq", "u e e u ?"),
+    (fp8, in_floats("re:.*lm_head$", "re:.*embed_tokens$"), True, "q0", "r ? ? t ?"),
+    (fp8, in_floats("re:.*embed_tokens$"), True, "q0", "e ? ? t ?"),
+    (fp8, in_floats("re:.*lm_head$", "re:.*embed_tokens$"), False, "q0", "e ? ? t ?"),
+    (fp8, in_floats("re:.*embed_tokens$"), False, "q0", "r ? ? t ?"),
+    (fp8, in_floats("re:.*lm_head$"), False, "fq", "u ? ? u ?"),
     (gptq, GPTQ, True, "fq", "d r u u ?"),
     (gptq, GPTQ, True, "q0", "r e e t ?"),
     (gptq, GPTQ, False, "fq", "r ? u u ?"),
@@ -150,6 +170,17 @@ def test_every_cell_can_be_the_answer() -> None:
     """No cell is hidden behind an earlier one with the same conditions."""
     for cells in CELLS.values():
         conditions = [
-            (cell.schemes, cell.tied, cell.tables, cell.named, cell.left_out, cell.classes, cell.bits) for cell in cells
+            (
+                cell.schemes,
+                cell.tied,
+                cell.tables,
+                cell.named,
+                cell.left_out,
+                cell.classes,
+                cell.bits,
+                cell.head_listed,
+                cell.symmetric,
+            )
+            for cell in cells
         ]
         assert len(set(conditions)) == len(conditions)

@@ -18,17 +18,20 @@ import torch
 import transformers as tr
 from safetensors.torch import save_file
 
+from tests.inspection.quantised.stored_models import values as dequantised
 from tests.oracles.runner import SCRIPTS, Runner
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD
-from tieconv.inspection.quantised.values.row_decoders import all_values
 from tieconv.sources.local.files import open_files
 
 ROWS, WIDTH, GROUP = 128, 64, 32
 NAMES = {EMBEDDING: "model.embed_tokens", HEAD: "lm_head"}
 LOADERS = {"transformers": ("transformers", "5.x"), "llama.cpp": ("llama.cpp", "2026")}
-PAIRS = (("float", "quantised"), ("quantised", "absent"), ("quantised", "quantised"), ("quantised", "float"))
+PAIRS = (("float", "quantised"), ("quantised", "absent"), ("quantised", "quantised"), ("quantised", "float"),
+         ("quantised", "dropped"))  # fmt: skip
+"""How embedding and head are stored; a head that was ``dropped`` is absent, and the config still lists it."""
+GONE = ("absent", "dropped")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -105,11 +108,11 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, Path, dict[str, str]]]:
                 name = f"{scheme} {'tied' if tied else 'untied'} {pair[0]}+{pair[1]}"
                 tensors = dict(body)
                 for seed, (role, form) in enumerate(stored.items()):
-                    parts = {"quantised": make(seed), "float": {"weight": tables[role]}, "absent": {}}[form]
+                    parts = {"quantised": make(seed), "float": {"weight": tables[role]}}.get(form, {})
                     tensors |= {f"{NAMES[role]}.{leaf}": value.contiguous() for leaf, value in parts.items()}
                 target = folder / name.replace(" ", "-")
                 config.tie_word_embeddings = tied
-                roles = [role for role, form in stored.items() if form == "quantised"]
+                roles = [role for role, form in stored.items() if form in ("quantised", "dropped")]
                 config.quantization_config = describe(roles)
                 config.architectures = ["LlamaForCausalLM"]
                 config.save_pretrained(target)
@@ -125,10 +128,7 @@ def reference(folder: Path, stored: dict[str, str], path: Path) -> None:
     with open_files(str(folder)) as files:
         for role, letter in ((EMBEDDING, "E"), (HEAD, "H")):
             if stored[role] == "quantised":
-                assert inspection.quantised is not None
-                matrix = inspection.quantised.of(role)
-                assert matrix is not None
-                values[f"table {letter}"] = all_values(matrix, inspection.checkpoint.tensors, files).astype("f4")
+                values[f"table {letter}"] = dequantised(folder, role).astype("f4")
             elif stored[role] == "float":
                 record = inspection.checkpoint.tensors[f"{NAMES[role]}.weight"]
                 raw = files.pread(record.range.file, record.range.size, record.range.start)
@@ -147,7 +147,7 @@ def main(loader: str, python: str) -> int:
             job = {
                 "id": name, "folder": str(folder), "class": "LlamaForCausalLM", "layout": "", "by tables": True,
                 "prompt": [3, 9, 27], "reference": str(path),
-                "stored": {"bias": "absent", "embedding": True, "head": "absent" if stored[HEAD] == "absent" else "H"},
+                "stored": {"bias": "absent", "embedding": True, "head": "absent" if stored[HEAD] in GONE else "H"},
             }  # fmt: skip
             seen = runner.observe(job)
             predicted = next(

@@ -209,13 +209,15 @@ class QuantisedTables:
     """The quantised embedding and head of a model, and the config that describes them.
 
     ``method`` is the quantisation method that the config names, ``path`` the place in the config; both may be empty.
-    ``relation`` is ``None`` if only one of the two matrices is stored.
+    ``relation`` is ``None`` if only one of the two matrices is stored. ``head_choice`` is what the config says about
+    the head, stored or not.
     """
 
     method: str
     path: str
     matrices: tuple[QuantisedMatrix, ...]
     relation: PairRelation | None
+    head_choice: ConfigChoice = ConfigChoice(Verdict.UNDECIDED)
 
     def of(self, role: str) -> QuantisedMatrix | None:
         """Return the quantised matrix in this role."""

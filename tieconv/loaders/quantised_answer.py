@@ -42,7 +42,9 @@ def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, st
     if matrix is None or (head and embedding and head.scheme != embedding.scheme):
         return None
     pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
-    return next((cell for cell in CELLS.get(loader, ()) if _fits(cell, inspection, matrix, pair)), None)
+    listed = tables.head_choice.verdict is Choice.QUANTISED
+    cells = (cell for cell in CELLS.get(loader, ()) if cell.head_listed in (None, listed))
+    return next((cell for cell in cells if _fits(cell, inspection, matrix, pair)), None)
 
 
 def _fits(cell: Cell, inspection: Inspection, matrix: QuantisedMatrix, pair: Tables) -> bool:

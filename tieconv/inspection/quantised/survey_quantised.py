@@ -31,7 +31,8 @@ def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTab
     if not matrices:
         return None
     relation = _relation(inspection, matrices, reader)
-    return QuantisedTables(settings.method, settings.path, matrices, relation)
+    head = settings.choice((inspection.family.output_head or "lm_head").removesuffix(".weight"), HEAD)
+    return QuantisedTables(settings.method, settings.path, matrices, relation, head)
 
 
 def _matrices(inspection: Inspection, settings: QuantisationSettings, content: Content) -> Iterator[QuantisedMatrix]:

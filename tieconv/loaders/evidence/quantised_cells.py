@@ -22,8 +22,9 @@ Tables = tuple[str, str]
 class Cell:
     """One measured combination. ``None`` fits every value.
 
-    ``named`` says whether the config lists the head by its own name, not by a class such as Linear. ``classes`` are the
-    architectures that were run; an empty tuple fits every class.
+    ``named`` says whether the config lists the head by its own name, not by a class such as Linear. ``head_listed``
+    says whether it lists the head at all, also if no codes are stored for it. ``classes`` are the architectures that
+    were run; an empty tuple fits every class.
     """
 
     loader: tuple[str, str]
@@ -33,6 +34,7 @@ class Cell:
     tied: bool | None = None
     tables: tuple[Tables, ...] = ()
     named: bool | None = None
+    head_listed: bool | None = None
     left_out: bool | None = None
     symmetric: bool | None = None
     bits: tuple[int, ...] = ()
@@ -66,12 +68,16 @@ def _transformers() -> Iterator[Cell]:
     yield Cell(here, packed, untied, _OWN_CODES, False, (_FQ,))
     yield Cell(here, _FLOAT8, untied, _OWN_CODES, False, (_FQ, _QQ))
     yield Cell(here, _FLOAT8, untied, "transformers uses both tables as they are stored", False, (_QF,))
-    yield Cell(here, _FLOAT8, random, "the head is not stored and starts with random numbers", False, (_Q0,))
+    absent = "the head is not stored and starts with random numbers"
+    yield Cell(here, _FLOAT8, random, absent, False, (_Q0,), head_listed=False)
+    no_draw = "transformers fails: it cannot draw random FP8 codes for the head, which is not stored"
+    yield Cell(here, _FLOAT8, error, no_draw, False, (_Q0,), head_listed=True)
     mixed = "transformers fails in the forward pass: it compares FP8 codes with floats"
     yield Cell(here, _FLOAT8, error, mixed, True, (_FQ, _QF))
     yield Cell(here, _FLOAT8, untied, _OWN_CODES, True, (_QQ,))
     lost = "transformers ties the codes but not lm_head.weight_scale, so the logits are wrong"
-    yield Cell(here, _FLOAT8, random, lost, True, (_Q0,))
+    yield Cell(here, _FLOAT8, random, lost, True, (_Q0,), head_listed=True)
+    yield Cell(here, _FLOAT8, error, mixed, True, (_Q0,), head_listed=False)
     looked_up = "transformers fails when it looks up a row of a tied int8 embedding"
     yield Cell(here, ("compressed-tensors int-quantized",), error, looked_up, True, (_Q0,))
     reads_blocks = "transformers reads GPTQ codes only inside the blocks"
