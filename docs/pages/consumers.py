@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.pages.quantised_answers import quantised_answers
 from tieconv import api
 from tieconv.checkpoint.files.model_files import OPENED
 from tieconv.checkpoint.prediction import Outcome, Prediction
@@ -169,7 +170,17 @@ _ROWS, _WIDTH = 8, 4
 def page() -> str:
     """Return the whole page."""
     opened = ", ".join(f"`{name}`" for name in OPENED)
-    parts = [INTRO, SOURCES, *_sources(), "", *_behaviour(), FILES.format(opened=opened), NOTES, *_agreement()]
+    parts = [
+        INTRO,
+        SOURCES,
+        *_sources(),
+        "",
+        *_behaviour(),
+        *quantised_answers(),
+        FILES.format(opened=opened),
+        NOTES,
+        *_agreement(),
+    ]
     return "\n".join(parts).rstrip() + "\n"
 
 
