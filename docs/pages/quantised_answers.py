@@ -48,9 +48,9 @@ def _config(cell: Cell) -> str:
         ("out", cell.left_out): {("out", True): "skips the head", ("out", False): "does not skip the head"},
         ("symmetric", cell.symmetric): {("symmetric", True): "symmetric", ("symmetric", False): "asymmetric"},
     }
-    said = [words[key] for key, words in facts.items() if key in words]
+    conditions = [words[key] for key, words in facts.items() if key in words]
     classes = [name.removesuffix("ForCausalLM") for name in cell.classes]
-    return "; ".join([*said, *([" and ".join(classes)] if classes else [])]) or "any"
+    return "; ".join([*conditions, *([" and ".join(classes)] if classes else [])]) or "any"
 
 
 def _tables(cell: Cell) -> str:

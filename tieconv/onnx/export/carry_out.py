@@ -27,11 +27,10 @@ from tieconv.onnx.export.embeds.attention_blocks import first_pass
 from tieconv.onnx.export.embeds.probes import probe
 from tieconv.onnx.export.embeds.two_graphs import separate
 from tieconv.onnx.export.encoder_decoder.trace_pair import trace_pair
+from tieconv.onnx.export.export_settings import Settings
 from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, arrange_pair, publish_names, published
 from tieconv.onnx.export.layouts.interface import STEM
-from tieconv.onnx.export.quantised import quantise_tied
 from tieconv.onnx.export.sample_inputs import kind_of, sample
-from tieconv.onnx.export.settings import Settings
 from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
 from tieconv.onnx.export.weight_promises import check_finite, check_once
@@ -41,6 +40,7 @@ from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
 from tieconv.onnx.quantise.prove_once import prove_once
+from tieconv.onnx.quantise.quantise_export import quantise_tied
 from tieconv.reference import Reference, load, load_config
 from tieconv.text import shown
 

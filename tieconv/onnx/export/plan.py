@@ -23,16 +23,16 @@ from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, run
 from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
+from tieconv.onnx.export.export_settings import Settings
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
-from tieconv.onnx.export.quantised import check_scheme, head_note
 from tieconv.onnx.export.sample_inputs import encoder_decoder_kind
-from tieconv.onnx.export.settings import Settings
 from tieconv.onnx.export.size_estimate import estimated_bytes
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
+from tieconv.onnx.quantise.quantise_export import check_scheme, head_note
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
@@ -168,6 +168,7 @@ def plan_export(
     layout_.check(model, kind, precision, quantise)
     copied = _companions(checkpoint, layout_.made)
     tied = tied_names(evidence)
+    shared = form if tied and not quantise else None
     plan = ExportPlan(
         source=checkpoint.source,
         architecture=name,
@@ -182,10 +183,7 @@ def plan_export(
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
         bytes_written=estimated_bytes(evidence, precision, quantise, parts.tensors if parts else ()),
-        notes=(
-            *_notes(precision, provider, form if tied and not quantise else None, parity=parity),
-            *layout_.notes(kind, precision),
-        ),
+        notes=(*_notes(precision, provider, shared, parity=parity), *layout_.notes(kind, precision)),
         fuse=fuse,
         layout=layout,
         quantise=str(quantise or ""),
