@@ -22,7 +22,7 @@ from tests.oracles.runner import SCRIPTS, Runner
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD
-from tieconv.inspection.quantised.values.row_decoders import all_values
+from tieconv.inspection.quantised.values.row_decoders import QuantisedRows, row_blocks
 from tieconv.sources.local.files import open_files
 
 ROWS, WIDTH, GROUP = 128, 64, 32
@@ -128,7 +128,9 @@ def reference(folder: Path, stored: dict[str, str], path: Path) -> None:
                 assert inspection.quantised is not None
                 matrix = inspection.quantised.of(role)
                 assert matrix is not None
-                values[f"table {letter}"] = all_values(matrix, inspection.checkpoint.tensors, files).astype("f4")
+                rows = QuantisedRows(matrix, inspection.checkpoint.tensors, files)
+                blocks = [rows.block(start, stop).values for start, stop in row_blocks(matrix.shape or (0, 0))]
+                values[f"table {letter}"] = (np.concatenate(blocks) / rows.divisor).astype("f4")
             elif stored[role] == "float":
                 record = inspection.checkpoint.tensors[f"{NAMES[role]}.weight"]
                 raw = files.pread(record.range.file, record.range.size, record.range.start)
