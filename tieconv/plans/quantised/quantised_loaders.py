@@ -1,6 +1,6 @@
 """Say which loaders load a quantised model after a plan, from the measured answers.
 
-transformers 5 decides, and for files of MLX mlx-lm. If it loads the model now and would not load the result, tieconv
+transformers 5 decides, and for files of MLX mlx-lm. If it loads the model and would not load the result, tieconv
 refuses. Every other answer is a note.
 """
 
@@ -16,11 +16,13 @@ from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix, Quantised
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.loaders.evidence.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
-from tieconv.plans.guards import again, refuse
+from tieconv.plans.guards import refuse
 from tieconv.plans.meaning.described import described
 from tieconv.text import listed
 
-_BAD = frozenset({Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED})
+_FAULTS = {Outcome.DISCARDED: 1, Outcome.RANDOM: 2, Outcome.ERROR: 2}
+"""Outcomes that lose the stored values of the head, the worse ones with the higher number."""
+
 _LABELS = {
     TRANSFORMERS: "transformers 5",
     VLLM: "vLLM 0.32",
@@ -34,11 +36,11 @@ Answers = dict[tuple[str, str], tuple[Prediction, Prediction]]
 """The predictions for the model and for the result, by loader. The first loader decides."""
 
 
-def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *, forced: bool, force: str) -> Plan:
+def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *, forced: bool, hint: str) -> Plan:
     """Return the plan with notes on the loaders of its result, whose quantised matrices are ``tables``.
 
-    Raises `RefusedError` if the loader that decides loads the model now but not the result, unless ``forced``.
-    ``force`` is the option that accepts this; it may be empty.
+    Raises `RefusedError`, with ``hint``, if the loader that decides makes less of the result than of the model. If the
+    user ``forced`` the plan, that is a note.
     """
     if plan.changes_nothing:
         return plan
@@ -46,9 +48,8 @@ def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *
     asked = (MLX,) if tables.matrices[0].scheme.startswith("MLX") else (TRANSFORMERS, VLLM, VLLM_028, LLAMA_CPP)
     answers = {loader: (_answer(before, loader), _answer(after, loader)) for loader in asked}
     was, comes = answers[asked[0]]
-    if comes.outcome in _BAD and was.outcome not in _BAD and not forced:
-        accept = f"accept it with: {again(before, plan.command, force)}" if force else "keep the model as it is"
-        refuse(f"{_LABELS[asked[0]]} would not load the result: {comes.detail}", accept, "meaning.refused")
+    if _fault(comes) > _fault(was) and not forced:
+        refuse(f"{_LABELS[asked[0]]} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
     return replace(plan, notes=(*plan.notes, *_notes(answers, tables)))
 
 
@@ -56,16 +57,20 @@ def _answer(inspection: Inspection, loader: tuple[str, str]) -> Prediction:
     return consumer(*loader).predict(inspection)
 
 
+def _fault(answer: Prediction) -> int:
+    return _FAULTS.get(answer.outcome, 0)
+
+
 def _notes(answers: Answers, tables: QuantisedTables) -> Iterator[str]:
     """Yield what loaders fail at, and which loaders were not measured."""
     grouped: dict[tuple[str, bool], list[str]] = {}
     for loader, (was, comes) in answers.items():
-        if comes.outcome in _BAD:
-            grouped.setdefault((comes.detail, was.outcome in _BAD), []).append(_LABELS[loader])
+        if _fault(comes):
+            grouped.setdefault((comes.detail, _fault(was) >= _fault(comes)), []).append(_LABELS[loader])
     for (detail, already), labels in grouped.items():
         yield f"{listed(labels)}: {detail}" + (". The model already has this fault" if already else f" {REVIEW_FIRST}")
     decides = next(iter(answers.values()))[1]
-    if decides.outcome in _BAD and tables.matrices[0].scheme.startswith("compressed-tensors"):
+    if _fault(decides) and tables.matrices[0].scheme.startswith("compressed-tensors"):
         yield _DEQUANTISED
     unknown = [_LABELS[loader] for loader, (_, comes) in answers.items() if comes.outcome is Outcome.UNKNOWN]
     if unknown:

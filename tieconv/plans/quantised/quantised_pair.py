@@ -76,6 +76,13 @@ def refuse_unequal(inspection: Inspection, embedding: QuantisedMatrix, head: Qua
     )
 
 
+def unequal_clause(tables: QuantisedTables) -> str:
+    """Return why the head is not a copy of the embedding, as a clause."""
+    if tables.relation is None:
+        return "only one of them is stored"
+    return _UNEQUAL.get(tables.relation.state) or shown(tables.relation.reason, 200)
+
+
 def separate_hint(inspection: Inspection) -> str:
     """Return what to do with two matrices that stay separate."""
     if inspection.config.effective:
@@ -91,10 +98,9 @@ def _scheme(matrix: QuantisedMatrix) -> str:
 def _refuse_float(inspection: Inspection, tables: QuantisedTables) -> NoReturn:
     head = tables.of(HEAD)
     assert head is not None  # one of the two matrices is quantised
-    relation = tables.relation
-    state = f" ({_UNEQUAL[relation.state]})" if relation and relation.state in _UNEQUAL else ""
     refuse(
-        f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices{state}",
+        f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices "
+        f"({unequal_clause(tables)})",
         separate_hint(inspection),
         "tie.quantised",
     )

@@ -10,7 +10,7 @@ from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, still_stored
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard_lone_config, refuse
+from tieconv.plans.guards import again, guard_lone_config, refuse
 from tieconv.plans.meaning import Note, Notes
 from tieconv.plans.quantised.quantised_config import Document, config_without_head
 from tieconv.plans.quantised.quantised_loaders import with_loader_notes, without_head
@@ -67,8 +67,8 @@ def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: boo
         spared=biases.dropped(edits),
         forced=force,
     )
-    force_option = "--from embed --force"
-    return with_loader_notes(plan, inspection, without_head(tables), forced=force, force=force_option)
+    hint = f"accept it with: {again(inspection, 'retie', '--from embed --force')}"
+    return with_loader_notes(plan, inspection, without_head(tables), forced=force, hint=hint)
 
 
 def _drop(edits: Edits, inspection: Inspection, embedding: QuantisedMatrix, head: QuantisedMatrix) -> Notes:

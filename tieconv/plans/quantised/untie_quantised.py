@@ -61,7 +61,7 @@ def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag:
         document=document,
         spared=biases.dropped(edits),
     )
-    return with_loader_notes(plan, inspection, tables, forced=False, force="")
+    return with_loader_notes(plan, inspection, tables, forced=False, hint="keep the model tied")
 
 
 def _copied(edits: Edits, embedding: QuantisedMatrix, head: str) -> QuantisedMatrix:
