@@ -142,6 +142,6 @@ def _quantised(inspection: Inspection, tied: bool) -> list[Loss]:
         return []
     sentence = (
         f"{shown(name)} is not a copy of the embedding ({unequal_clause(tables)}): with the flag true, loaders fail or "
-        "lose one of the two"
+        "lose a matrix"
     )
     return [Loss(sentence, separate_hint(inspection), "set-tie.discards", (name,))]
