@@ -54,3 +54,18 @@ def test_convert_keeps_all_parts(make: Any, entries: dict[str, Any], tied: bool,
         assert before is not None and after is not None and before.relation == after.relation
         assert [matrix.shape for matrix in before.matrices] == [matrix.shape for matrix in after.matrices]
         assert tieconv.diff(source, folder).same_function
+
+
+def test_diff_names_the_matrix(tmp_path: Path) -> None:
+    """Its parts are tensors of the diff, and a note joins them."""
+
+    def other_scales(number: int) -> Any:
+        return packed(number) | {"weight_scale": packed(number + 5)["weight_scale"]}
+
+    source = model(tmp_path / "a", packed, NAMED, False, "fq")
+    comparison = tieconv.diff(source, model(tmp_path / "b", other_scales, NAMED, False, "fq"))
+    assert not comparison.same_function
+    assert "lm_head.weight is one quantised matrix in 3 parts, and lm_head.weight_scale differs" in comparison.notes
+    tieconv.plan_untie(model(tmp_path / "tied", packed, NAMED, True, "q0")).execute(tmp_path / "untied")
+    notes = tieconv.diff(tmp_path / "tied", tmp_path / "untied").notes
+    assert any("lm_head.weight is one quantised matrix" in note and "weight_packed" in note for note in notes)
