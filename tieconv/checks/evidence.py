@@ -119,6 +119,13 @@ def is_quantised(inspection: Inspection, name: str) -> bool:
     return quantised_twin(name, inspection.checkpoint.tensors) is not None
 
 
+def in_parts(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    """Return whether a member or its reference is a quantised matrix. Its codes alone prove nothing."""
+    if inspection.quantised is None or inspection.checkpoint.format not in ("safetensors", "torch"):
+        return False
+    return not {member.name, reference(tie)}.isdisjoint(matrix.name for matrix in inspection.quantised.matrices)
+
+
 def is_missing(inspection: Inspection, member: Member) -> bool:
     """Return whether neither a tensor nor quantised codes are stored for a name."""
     return not member.stored and not is_quantised(inspection, member.name)

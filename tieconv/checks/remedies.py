@@ -49,6 +49,16 @@ def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
     return _remedy(inspection, "retie", *options, safe=safe)
 
 
+def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
+    """Return a command for a quantised embedding and head; ``None`` if it would refuse the files or the class."""
+    checkpoint, source = inspection.checkpoint, _source(inspection)
+    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
+    known = inspection.family.knowledge is Knowledge.TABLE and not inspection.family.unflippable
+    if source is None or blocked or not known or checkpoint.config is None or not flag_is_storage(inspection):
+        return None
+    return _over_formats(checkpoint, verb, source, safe=False)
+
+
 def _gguf_retie(inspection: Inspection, *, safe: bool) -> Remedy | None:
     checkpoint = inspection.checkpoint
     blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)

@@ -49,7 +49,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
     empty = evidence.is_empty(inspection, member.name) or evidence.is_empty(inspection, evidence.reference(tie))
-    if tie.role is Role.OUTPUT_BIAS or empty or evidence.shapes_differ(inspection, tie, member):
+    if evidence.in_parts(inspection, tie, member) or tie.role is Role.OUTPUT_BIAS or empty:
+        return False
+    if evidence.shapes_differ(inspection, tie, member):
         return False
     disputed = evidence.disputed(inspection) and evidence.head_member(inspection, tie) is member
     return member.state in evidence.UNEQUAL and not disputed

@@ -41,15 +41,15 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each tied group with identical copies. NUM001 reports those with a NaN."""
     wanted = marked(inspection.checkpoint.files)
     for tie in evidence.declared_tied(inspection):
-        copies = [member.name for member in tie.members if _is_copy(inspection, member)]
+        copies = [member.name for member in tie.members if _is_copy(inspection, tie, member)]
         if copies and tie.role is not Role.OUTPUT_BIAS:
             yield _report(inspection, tie, copies, is_wanted=wanted.issuperset(copies))
 
 
-def _is_copy(inspection: Inspection, member: Member) -> bool:
+def _is_copy(inspection: Inspection, tie: Tie, member: Member) -> bool:
     """Return whether transformers ties the copy. STO002 reports empty tensors, NUM001 copies with a NaN."""
     equal = member.state is State.IDENTICAL and not evidence.is_empty(inspection, member.name)
-    return equal and not member.relation.holds_nan
+    return equal and not member.relation.holds_nan and not evidence.in_parts(inspection, tie, member)
 
 
 def _report(inspection: Inspection, tie: Tie, copies: list[str], *, is_wanted: bool) -> Finding:

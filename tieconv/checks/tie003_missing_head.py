@@ -28,26 +28,38 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.tie_group import Tie
-from tieconv.checks import evidence, remedies
+from tieconv.checkpoint.quantised_matrix import EMBEDDING
+from tieconv.checks import evidence, quantised_pairs, remedies
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie."""
     head_tie = evidence.head_tie(inspection)
-    if head_tie is None or not evidence.is_missing(inspection, head_tie[1]):
+    if head_tie is None:
+        yield from _beside_codes(inspection)
+        return
+    if not evidence.is_missing(inspection, head_tie[1]):
         return
     tie, head = head_tie
     outcome = "transformers fills it with random values"
     if evidence.unheeded_false(inspection):
-        yield _report(inspection, tie, head.name, outcome.replace("transformers", "transformers 4"))
+        yield _report(inspection, evidence.reference(tie), head.name, outcome.replace("transformers", "transformers 4"))
     elif tie in evidence.declared_untied(inspection) and not evidence.disputed(inspection):
-        yield _report(inspection, tie, head.name, outcome)
+        yield _report(inspection, evidence.reference(tie), head.name, outcome)
 
 
-def _report(inspection: Inspection, tie: Tie, head: str, outcome: str) -> Finding:
-    embedding = evidence.reference(tie)
+def _beside_codes(inspection: Inspection) -> Iterator[Finding]:
+    """Yield the finding for a quantised embedding in parts, which no group holds."""
+    pair, head = quantised_pairs.tables(inspection), inspection.head.output_head
+    embedding = pair.of(EMBEDDING) if pair else None
+    if embedding is None or head is None or head.stored or inspection.config.effective:
+        return
+    if not evidence.is_quantised(inspection, head.name):
+        yield _report(inspection, embedding.name, head.name, "transformers fills it with random values")
+
+
+def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> Finding:
     return RULE.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}. Run retie if the "
         f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",

@@ -39,6 +39,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in inspection.ties:
         for member in tie.members:
             wrong = tie in tied or member.state is State.TRANSPOSED
+            wrong = wrong and not evidence.in_parts(inspection, tie, member)
             if wrong and tie.role is not Role.OUTPUT_BIAS and evidence.shapes_differ(inspection, tie, member):
                 yield _report(inspection, tie, member)
 

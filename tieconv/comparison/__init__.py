@@ -20,6 +20,7 @@ from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
 from tieconv.comparison.parameters import Source, parameters
+from tieconv.comparison.quantised_notes import matrix_notes
 from tieconv.comparison.views import HEAD_BIAS, View, loaded, untold
 from tieconv.inspection.stored_order import same_order, type_may_change
 from tieconv.text import count, shown
@@ -45,7 +46,7 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
         config=config,
         files=compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b),
         bytes_compared=reader.bytes_read,
-        notes=tuple(_notes(a, b, config)),
+        notes=(*_notes(a, b, config), *matrix_notes(a, b, tensors)),
     )
 
 

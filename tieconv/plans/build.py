@@ -11,6 +11,7 @@ from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.write_plan.operation import (
     AverageTensor,
     CopyTensor,
+    DropConfig,
     DropTensor,
     FillTensor,
     Operation,
@@ -50,13 +51,14 @@ def build(
     promises: Promises,
     options: Mapping[str, str | None],
     notes: Notes,
-    document: tuple[OutputText, tuple[SetConfig, ...]] | None = None,
+    document: tuple[OutputText | None, tuple[SetConfig | DropConfig, ...]] | None = None,
     spared: Collection[str] = (),
     forced: bool = False,
 ) -> Plan:
     """Return the plan of ``edits`` with the flag set to ``tied``, after `judged` has accepted it.
 
-    With ``tied`` ``None`` the flag does not change. Then ``document`` may hold the config with other changes.
+    With ``tied`` ``None`` the flag does not change. ``document`` is the config with all changes, if others than the
+    flag's are due.
     `judged` describes ``spared`` and ``forced``. Raises `RefusedError`.
     """
     checkpoint = inspection.checkpoint

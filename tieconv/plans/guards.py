@@ -30,12 +30,15 @@ def again(inspection: Inspection, verb: str, *options: str) -> str:
     return command(verb, inspection.checkpoint.source, *options)
 
 
-def guard(inspection: Inspection, verb: str) -> None:
-    """Refuse a model that tieconv must not tie or untie."""
+def guard(inspection: Inspection, verb: str, *, quantised: bool = False) -> None:
+    """Refuse a model that tieconv must not tie or untie. The planner handles ``quantised`` tables itself."""
     _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
     _guard_layout(inspection)
-    guard_class(inspection, verb)
+    _guard_knowledge(inspection, verb)
+    _guard_tying(inspection, verb)
+    if not quantised:
+        _guard_quantised(inspection)
 
 
 def guard_class(inspection: Inspection, verb: str) -> None:
@@ -135,7 +138,7 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
             inspect_hint(inspection),
             "tie.one-name",
         )
-    if inspection.word_tie is None:
+    if inspection.word_tie is None and inspection.quantised is None:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores neither the input nor the output embedding of {label}",
             inspect_hint(inspection),
@@ -147,9 +150,13 @@ def _guard_quantised(inspection: Inspection) -> None:
     """Refuse a quantised head or embedding: codes and scales cannot be compared with floats."""
     tensors = inspection.checkpoint.tensors
     tie = inspection.word_tie
-    if tie is None:
-        return
-    for member in tie.members:
+    if inspection.quantised is not None and inspection.checkpoint.format != "gguf" and tie is None:
+        refuse(
+            f"{shown(inspection.quantised.matrices[0].name)} is quantised, so it cannot be compared with floats",
+            "work on the unquantised checkpoint and quantise again",
+            "tie.quantised",
+        )
+    for member in tie.members if tie is not None else ():
         twin = quantised_twin(member.name, tensors)
         if twin:
             refuse(

@@ -20,8 +20,9 @@ from tieconv import api
 from tieconv.formats.safetensors.header import read_weight_file
 
 OF_THE_PAIR = ("TIE", "NUM", "VOC", "QNT", "HED", "CON", "STO002")
-STAYS = {"TIE012", "TIE013", "CON004", "CON005", "VOC001"}
-"""Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows."""
+STAYS = {"TIE012", "TIE013", "CON004", "CON005", "VOC001", "QNT006", "QNT007", "QNT008"}
+"""Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows, and
+codes that contradict the config or each other."""
 
 CLASS = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM")
 
@@ -100,7 +101,7 @@ def _reindexed(model: Path) -> None:
         index.write_text(json.dumps(value))
 
 
-_TYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4"}
+_TYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4", "I64": "<i8"}
 
 
 def _tensors(path: Path) -> dict[str, Array]:

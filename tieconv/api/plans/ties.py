@@ -13,12 +13,14 @@ from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.write_plan.proof import Digest, digest
+from tieconv.errors import RefusedError
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.view_reader import readable
 from tieconv.plans import BiasChoice, Survivor
 from tieconv.plans.verbs import set_tie
 from tieconv.sources.local.files import open_files
 from tieconv.sources.texts import read_text
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +69,9 @@ def plan_retie(
 
 
 def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
-    """Make a plan that moves a folded norm out of the head; with one table, make the ordinary plan."""
+    """Make a plan that moves a folded norm out of the head. One table, or codes, get the ordinary plan."""
+    if evidence.quantised is not None:
+        return make(evidence, fold=None)
     from tieconv.analysis.model.subject import open_subject
     from tieconv.analysis.retie_cost.fold import unfold
 
@@ -98,6 +102,12 @@ def _within(
     """Make the plan if its cost is at most ``max_kl``. Raises `RefusedError` otherwise."""
     from tieconv.analysis.retie_cost.kl_budget import check_kl_budget
 
+    if evidence.quantised is not None:
+        raise RefusedError(
+            f"{shown(evidence.checkpoint.source)} has a quantised embedding or head, and --max-kl compares floats",
+            "leave out --max-kl: tieconv retie ties quantised tables that are equal",
+            "tie.quantised",
+        )
     plan = make(evidence)  # raises first for models that no budget allows
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)

@@ -102,9 +102,17 @@ class SetConfig:
     """A value in config.json; ``before`` is ``None`` with ``present`` false if the key is new."""
 
     path: str
-    value: bool | int
+    value: object
     before: object
     present: bool
+
+
+@record
+class DropConfig:
+    """A key of config.json is removed; ``before`` is its value."""
+
+    path: str
+    before: object
 
 
 @record
@@ -145,6 +153,7 @@ Operation = (
     | ShareTensor
     | TrimStorage
     | SetConfig
+    | DropConfig
     | SetMetadata
     | DropFile
     | LinkFile

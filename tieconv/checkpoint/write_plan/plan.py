@@ -50,6 +50,7 @@ class Promises:
 
     effective: bool | None  # what the config then means; None without a config
     ties: tuple[TiePromise, ...]
+    quantised: tuple[str, ...] = ()  # the roles of the quantised matrices, if the plan changes them
 
 
 def plan_facts(command: str, source: str, output: str | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised_matrix import QuantisedTables
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.write_plan.plan import Promises, TiePromise
 from tieconv.errors import TieconvError, VerificationError
@@ -26,9 +27,20 @@ def check_promises(promises: Promises, staged: Path, reinspect: Callable[[Path],
     effective = inspection.config.effective
     if promises.effective is not None and effective != promises.effective:
         _fail(f"the written config means tied = {effective}, but the plan promised {promises.effective}")
+    if promises.quantised:
+        _check_quantised(promises.quantised, inspection.quantised)
     ties = {tie.canonical: tie for tie in inspection.ties}
     for promise in promises.ties:
         _check_tie(promise, ties.get(promise.canonical))
+
+
+def _check_quantised(roles: tuple[str, ...], tables: QuantisedTables | None) -> None:
+    matrices = tables.matrices if tables else ()
+    if sorted(matrix.role for matrix in matrices) != sorted(roles):
+        _fail(f"the written model does not hold exactly these quantised matrices: {', '.join(roles)}")
+    for matrix in matrices:
+        if matrix.faults:
+            _fail(f"the quantised {shown(matrix.name)} is broken: {matrix.faults[0].reason}")
 
 
 def _check_tie(promise: TiePromise, tie: Tie | None) -> None:

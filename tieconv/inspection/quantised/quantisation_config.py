@@ -39,16 +39,21 @@ class QuantisationSettings:
 
 def quantisation_settings(config: Values) -> QuantisationSettings:
     """Return the quantisation that the config declares, at the top or at one level below; empty if there is none."""
+    declared = declared_settings(config)
+    # MLX writes its settings a second time as quantization_config, without a method.
+    named = (settings for settings in declared if settings.method)
+    return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
+
+
+def declared_settings(config: Values) -> list[QuantisationSettings]:
+    """Return every description of the quantisation in the config, at the top and at one level below."""
     nested = ((f"{key}.", value) for key, value in config.items() if key not in _KEYS and isinstance(value, Mapping))
-    declared = [
+    return [
         QuantisationSettings(_method(key, values), start + key, values)
         for start, level in (("", config), *nested)
         for key in _KEYS
         if isinstance(values := level.get(key), Mapping) and values
     ]
-    # MLX writes its settings a second time as quantization_config, without a method.
-    named = (settings for settings in declared if settings.method)
-    return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
 
 
 def _method(key: str, values: Values) -> str:
@@ -62,13 +67,13 @@ def _method(key: str, values: Values) -> str:
 
 
 def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
-    left_out = _matched(_texts(values.get("ignore")), module, role)
+    left_out = matched_entry(texts(values.get("ignore")), module, role)
     groups = values.get("config_groups")
     pairs = list(groups.items())[:_MOST_ENTRIES] if isinstance(groups, Mapping) else []
     verdict, entry, settings = Verdict.LEFT_OUT, "config_groups", {}
     for name, group in pairs:
-        targets = _texts(group.get("targets")) if isinstance(group, Mapping) else ()
-        target = _matched(targets, module, role)
+        targets = texts(group.get("targets")) if isinstance(group, Mapping) else ()
+        target = matched_entry(targets, module, role)
         if target is not None:
             weights = group.get("weights")
             layout = group.get("format") or values.get("format")
@@ -101,7 +106,7 @@ def _gptq(values: Values, module: str, role: str) -> ConfigChoice:
 
 
 def _awq(values: Values, module: str, role: str) -> ConfigChoice:
-    skipped = next((key for key in _texts(values.get("modules_to_not_convert")) if key in module), None)
+    skipped = next((key for key in texts(values.get("modules_to_not_convert")) if key in module), None)
     zero_points = _truth(values.get("zero_point"))
     symmetric = None if zero_points is None else not zero_points
     if skipped is not None:
@@ -119,14 +124,14 @@ def _bitsandbytes(values: Values, module: str, role: str) -> ConfigChoice:
     skipped = values.get("llm_int8_skip_modules")
     if not isinstance(skipped, list):
         return ConfigChoice(Verdict.LEFT_OUT, "llm_int8_skip_modules: absent", bits)
-    key = _skipping(_texts(skipped), module)
+    key = _skipping(texts(skipped), module)
     verdict = Verdict.QUANTISED if key is None else Verdict.LEFT_OUT
     return ConfigChoice(verdict, f"llm_int8_skip_modules: {key or _written(skipped)}", bits)
 
 
 def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
     block = _block(values.get("weight_block_size"))
-    key = _skipping(_texts(values.get("modules_to_not_convert") or values.get("ignored_layers")), module)
+    key = _skipping(texts(values.get("modules_to_not_convert") or values.get("ignored_layers")), module)
     if key is not None:
         return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}", 8, symmetric=True, block=block)
     verdict = Verdict.UNDECIDED if role == EMBEDDING else Verdict.QUANTISED
@@ -134,7 +139,7 @@ def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
 
 
 def _torchao(values: Values, module: str, role: str) -> ConfigChoice:
-    key = _skipping(_texts(values.get("modules_to_not_convert")), module)
+    key = _skipping(texts(values.get("modules_to_not_convert")), module)
     if key is not None:
         return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}")
     both = values.get("include_input_output_embeddings") is True
@@ -142,7 +147,7 @@ def _torchao(values: Values, module: str, role: str) -> ConfigChoice:
 
 
 def _skip_lists(values: Values, module: str, role: str) -> ConfigChoice:
-    names = (*_texts(values.get("modules_to_not_convert")), *_texts(values.get("skip_modules")))
+    names = (*texts(values.get("modules_to_not_convert")), *texts(values.get("skip_modules")))
     key = _skipping(names, module)
     if key is not None:
         return ConfigChoice(Verdict.LEFT_OUT, f"modules to skip: {key}")
@@ -180,7 +185,7 @@ _READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
 # --- values of the config --------------------------------------------------------------------------------
 
 
-def _matched(patterns: tuple[str, ...], module: str, role: str) -> tuple[str, bool] | None:
+def matched_entry(patterns: tuple[str, ...], module: str, role: str) -> tuple[str, bool] | None:
     """Return the first entry that names the module, and whether that is certain."""
     for pattern in patterns:
         if pattern.startswith("re:"):
@@ -197,12 +202,13 @@ def _skipping(names: tuple[str, ...], module: str) -> str | None:
     return next((key for key in names if key and (module.endswith(key) or f"{module}.".startswith(f"{key}."))), None)
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def texts(value: object) -> tuple[str, ...]:
+    """Return the strings of a list; empty for any other value."""
     return tuple(entry for entry in value[:_MOST_ENTRIES] if isinstance(entry, str)) if isinstance(value, list) else ()
 
 
 def _written(value: list[object]) -> str:
-    return ", ".join(_texts(value)[:4]) or "empty"
+    return ", ".join(texts(value)[:4]) or "empty"
 
 
 def _text(value: object) -> str:

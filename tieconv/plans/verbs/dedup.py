@@ -133,6 +133,9 @@ def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
 def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) -> str:
     """Return why loaders would not restore the ``dropped`` members of the group; empty if they do."""
     label = inspection.family.architecture or "the architecture"
+    matrices = inspection.quantised.matrices if inspection.quantised else ()
+    if any(part.name in dropped for matrix in matrices for part in matrix.parts):
+        return "it is one part of a quantised matrix: tieconv retie drops all parts together"
     if not inspection.family.trusted:
         return f"tieconv does not know {shown(label)}, so a loader may need it"
     if not tie.canonical_stored:

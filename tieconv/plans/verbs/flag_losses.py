@@ -7,10 +7,18 @@ from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.quantised_matrix import HEAD, PairState
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, inspect_hint
+from tieconv.plans.quantised.quantised_pair import (
+    float_table,
+    head_name,
+    is_quantised,
+    separate_hint,
+    unequal_clause,
+)
 from tieconv.text import shown
 
 
@@ -26,6 +34,8 @@ class Loss:
 
 def losses(inspection: Inspection, tied: bool) -> list[Loss]:
     """Return what setting the flag to ``tied`` would lose; empty if nothing is lost."""
+    if is_quantised(inspection):
+        return [*(_never(inspection) if tied else ()), *_quantised(inspection, tied)]
     if tied:
         return [*_never(inspection), *(loss for tie in gated(inspection) for loss in _discarded(inspection, tie))]
     return [loss for tie in gated(inspection) for loss in _random(inspection, tie)] or _no_head(inspection)
@@ -114,3 +124,24 @@ def _no_head(inspection: Inspection) -> list[Loss]:
         return []
     sentence = f"{shown(head.name)} is not stored, and neither is a tensor that it could be tied to"
     return [Loss(sentence, inspect_hint(inspection), "set-tie.random", (head.name,))]
+
+
+def _quantised(inspection: Inspection, tied: bool) -> list[Loss]:
+    """Return what the flag loses if the embedding or the head is stored in parts."""
+    tables = inspection.quantised
+    assert tables is not None and inspection.family.output_head is not None
+    name = head_name(inspection)
+    for matrix in tables.matrices:
+        for fault in matrix.faults[:1]:
+            sentence = f"the quantised {shown(matrix.name)} is broken: {fault.reason}"
+            return [Loss(sentence, inspect_hint(inspection), "quantised.broken", fault.tensors)]
+    if tables.of(HEAD) is None and float_table(inspection, name) is None:
+        sentence = f"{shown(name)} is not stored: with the flag false, it would start random"
+        return [] if tied else [Loss(sentence, f"store it: {again(inspection, 'untie')}", "set-tie.random", (name,))]
+    if not tied or (tables.relation is not None and tables.relation.state is PairState.EQUAL):
+        return []
+    sentence = (
+        f"{shown(name)} is not a copy of the embedding ({unequal_clause(tables)}): with the flag true, loaders fail or "
+        "lose a matrix"
+    )
+    return [Loss(sentence, separate_hint(inspection), "set-tie.discards", (name,))]

@@ -9,6 +9,7 @@ from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
+from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
@@ -16,6 +17,8 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.quantised.quantised_loaders import with_loader_notes
+from tieconv.plans.quantised.quantised_pair import float_table, is_quantised
 from tieconv.plans.verbs.flag_losses import decided, gated, losses
 from tieconv.text import shown
 
@@ -49,7 +52,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
     promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
     options = {"flag": str(flag), "force": str(force).lower()}
-    return build(
+    plan = build(
         "set-tie",
         inspection,
         Edits(inspection.checkpoint),
@@ -59,6 +62,10 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
         notes=notes,
         forced=force,
     )
+    if not is_quantised(inspection) or inspection.quantised is None:
+        return plan
+    hint = f"accept it with: {again(inspection, f'set-tie {flag}', '--force')}"
+    return with_loader_notes(plan, inspection, inspection.quantised, forced=force, hint=hint)
 
 
 def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
@@ -100,6 +107,8 @@ def _auto(inspection: Inspection) -> bool:
     """Return true if all names have one tensor, and false if each name has a separate tensor."""
     if inspection.family.tying is Tying.NEVER:
         return False
+    if inspection.quantised is not None and is_quantised(inspection):
+        return _quantised_auto(inspection, inspection.quantised)
     tie = inspection.word_tie
     if tie is None:
         _open(inspection, "neither the input embedding nor the output head is stored")
@@ -114,6 +123,16 @@ def _auto(inspection: Inspection) -> bool:
     first = unclear[0]
     reason = "is absent, but another name is stored separately" if not first.stored else difference_clause(first)
     return _open(inspection, f"{shown(first.name)}: {reason}")
+
+
+def _quantised_auto(inspection: Inspection, tables: QuantisedTables) -> bool:
+    """Return true if no head is stored, or if all its parts equal the embedding's."""
+    if tables.of(HEAD) is None and float_table(inspection, inspection.family.output_head) is None:
+        return True
+    relation = tables.relation
+    if relation is None or relation.state is PairState.UNREAD:
+        _open(inspection, relation.reason if relation else "the embedding is not stored")
+    return relation.state is PairState.EQUAL
 
 
 def _plainly_apart(member: Member) -> bool:
@@ -131,6 +150,10 @@ def _open(inspection: Inspection, why: str) -> NoReturn:
 
 def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
     """Return notes on stored tensors that a loader ignored, or will ignore."""
+    if inspection.quantised is not None and is_quantised(inspection):
+        head = inspection.quantised.of(HEAD) if tied else None
+        name = shown(head.name) if head else ""
+        return (f"the parts of {name} stay stored although the model is tied: tieconv retie drops them",) * bool(head)
     if not tied:
         members = [(tie, member) for tie in gated(inspection) for member in decided(inspection, tie)]
         return tuple(

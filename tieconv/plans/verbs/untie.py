@@ -16,6 +16,8 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.quantised.quantised_pair import is_quantised
+from tieconv.plans.quantised.untie_quantised import plan_quantised_untie
 from tieconv.plans.verbs.gguf_head import plan_gguf_untie
 from tieconv.text import shown
 
@@ -33,6 +35,8 @@ def plan_untie(
     """
     if inspection.checkpoint.format == "gguf":
         return plan_gguf_untie(inspection, bias=bias, keep_flag=keep_flag)
+    if is_quantised(inspection):
+        return plan_quantised_untie(inspection, bias=bias, keep_flag=keep_flag)
     guard(inspection, "untie")
     edits = Edits(inspection.checkpoint)
     flips = not keep_flag and inspection.config.effective and not reads_false(inspection)

@@ -9,6 +9,7 @@ from tieconv.checkpoint import kept_copies
 from tieconv.checkpoint.write_plan.operation import (
     AverageTensor,
     CopyTensor,
+    DropConfig,
     DropFile,
     DropTensor,
     FillTensor,
@@ -119,6 +120,8 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
+        case DropConfig(path, before):
+            return "config", shown(path), f"removed; it was {_json(before)}"
         case SetMetadata(file, kept_copies.KEY, None):
             return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is no longer stored"
         case SetMetadata(file, key, None):
@@ -162,4 +165,6 @@ def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ..
 
 
 def _json(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_json, value))}]"
     return str(value).lower() if isinstance(value, bool) else shown(value)

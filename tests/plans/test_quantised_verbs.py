@@ -1,0 +1,266 @@
+"""Retie and untie of a quantised embedding and head, in each scheme."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tieconv
+from tests.inspection.quantised.stored_models import HEAD, config, save, tensor, under
+from tests.inspection.quantised.table_models import (
+    AWQ,
+    BNB,
+    BY_CLASS,
+    GPTQ,
+    MLX_CONFIG,
+    NAMED,
+    awq,
+    bitsandbytes,
+    compressed,
+    equal,
+    gptq,
+    mlx,
+    model,
+    packed,
+)
+from tieconv.checkpoint.quantised_matrix import PairState, Verdict
+
+HEAD_ENTRY = {
+    "quantization": {
+        "group_size": 64,
+        "bits": 8,
+        "lm_head": {"group_size": 64, "bits": 4},
+        "model.embed_tokens": {"group_size": 64, "bits": 4},
+    }
+}
+TWICE = HEAD_ENTRY | {"quantization_config": HEAD_ENTRY["quantization"]}
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    """The bytes of each stored tensor."""
+    inspection = tieconv.inspect(folder)
+    return {
+        name: (folder / record.range.file).read_bytes()[record.range.start : record.range.end]
+        for name, record in inspection.checkpoint.tensors.items()
+    }
+
+
+def values(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def refusal(plan: Any, *arguments: Any, **options: Any) -> tieconv.TieconvError:
+    with pytest.raises(tieconv.RefusedError) as caught:
+        plan(*arguments, **options)
+    return caught.value
+
+
+# Scheme, config, the part of the config that changes after a retie, and its value then.
+RETIED: tuple[tuple[Any, dict[str, Any], tuple[str, ...], Any], ...] = (
+    (packed, NAMED, ("quantization_config", "config_groups", "g", "targets"), ["re:.*embed_tokens$"]),
+    (packed, BY_CLASS, ("quantization_config", "ignore"), ["lm_head"]),
+    (gptq, GPTQ, ("quantization_config", "lm_head"), False),
+    (awq, AWQ, ("quantization_config", "lm_head"), False),
+    (bitsandbytes, BNB, ("quantization_config", "llm_int8_skip_modules"), ["none", "lm_head"]),
+    (mlx, MLX_CONFIG, ("quantization", "lm_head"), None),
+    (mlx, HEAD_ENTRY, ("quantization", "lm_head"), None),
+    (mlx, TWICE, ("quantization_config", "lm_head"), None),
+)
+
+
+@pytest.mark.parametrize(("make", "entries", "path", "expected"), RETIED)
+@pytest.mark.parametrize("tied", [True, False])
+def test_retie_drops_every_part(
+    make: Any, entries: dict[str, Any], path: tuple[str, ...], expected: Any, tied: bool, tmp_path: Path
+) -> None:
+    """The codes of the embedding stay byte for byte; flag and quantisation config change together."""
+    source = model(tmp_path / "m", equal(make), entries, tied, "qq")
+    before = tensors(source)
+    tieconv.plan_retie(source).execute(tmp_path / "out")
+    assert tensors(tmp_path / "out") == {name: data for name, data in before.items() if not name.startswith(HEAD)}
+    config = values(tmp_path / "out")
+    assert config["tie_word_embeddings"] is True
+    for key in path[:-1]:
+        config = config[key]
+    assert config.get(path[-1]) == expected
+    again = tieconv.plan_retie(tmp_path / "out").plan
+    assert again.changes_nothing and "already tied" in again.summary
+
+
+@pytest.mark.parametrize(
+    ("make", "entries"),
+    [(packed, NAMED), (packed, BY_CLASS), (gptq, GPTQ), (awq, AWQ), (bitsandbytes, BNB), (mlx, HEAD_ENTRY)],
+)
+def test_a_round_trip(make: Any, entries: dict[str, Any], tmp_path: Path) -> None:
+    """Untie of the re-tied model stores the same bytes under the head's names again, and lists the head."""
+    source = model(tmp_path / "m", equal(make), entries, False, "qq")
+    tieconv.plan_retie(source).execute(tmp_path / "tied")
+    tieconv.plan_untie(tmp_path / "tied").execute(tmp_path / "untied")
+    assert tensors(tmp_path / "untied") == tensors(source)
+    inspection = tieconv.inspect(tmp_path / "untied")
+    assert inspection.quantised is not None and inspection.quantised.relation is not None
+    assert inspection.quantised.relation.state is PairState.EQUAL
+    embedding, head = inspection.quantised.matrices
+    assert (head.config.bits, head.config.group) == (embedding.config.bits, embedding.config.group)
+    assert head.config.verdict is (Verdict.UNDECIDED if make is mlx else Verdict.QUANTISED)
+    assert values(tmp_path / "untied")["tie_word_embeddings"] is False
+
+
+def test_each_drop_is_proved_again(tmp_path: Path) -> None:
+    """A part that changes after the plan stops the write."""
+    source = model(tmp_path / "m", equal(packed), NAMED, False, "qq")
+    plan = tieconv.plan_retie(source)
+    assert {proof.tensor.name for proof in plan.plan.proofs} == {
+        "lm_head.weight_packed", "lm_head.weight_scale", "lm_head.weight_shape",
+    }  # fmt: skip
+    record = tieconv.inspect(source).checkpoint.tensors["lm_head.weight_scale"]
+    file = source / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[record.range.start] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(tieconv.TieconvError) as caught:
+        plan.execute(tmp_path / "out")
+    assert caught.value.code == "plan.stale" and not (tmp_path / "out").exists()
+
+
+def test_a_part_that_differs_is_named(tmp_path: Path) -> None:
+    """Equal codes with one other scale are not a copy."""
+
+    def other_scale(number: int) -> Any:
+        parts = packed(0)
+        scales = parts["weight_scale"][1].copy()
+        scales[-1, -1] += np.float32(number)
+        return parts | {"weight_scale": tensor(scales)}
+
+    source = model(tmp_path / "m", other_scale, NAMED, True, "qq")
+    error = refusal(tieconv.plan_retie, source)
+    assert error.code == "retie.not-equal"
+    assert "lm_head.weight_scale differs" in error.message and "set-tie false" in error.command_hint
+    assert refusal(tieconv.plan_retie, source, survivor="embed", force=True).code == "retie.not-equal"
+
+
+def test_two_schemes_of_one_matrix(tmp_path: Path) -> None:
+    """A Q4 embedding beside a Q8 head."""
+
+    def wider(number: int) -> Any:
+        if not number:
+            return mlx(0)
+        words = np.random.default_rng(0).integers(0, 2**32, (32, 16)).astype("<u4")
+        return mlx(0) | {"weight": tensor(words)}
+
+    error = refusal(tieconv.plan_retie, model(tmp_path / "m", wider, HEAD_8, False, "qq"))
+    assert error.code == "retie.not-equal" and "4 bits" in error.message and "8 bits" in error.message
+
+
+HEAD_8 = {"quantization": {"group_size": 64, "bits": 4, "lm_head": {"group_size": 64, "bits": 8}}}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("pair", ["fq", "qf"])
+def test_codes_and_floats_are_two_matrices(pair: str, tied: bool, tmp_path: Path) -> None:
+    source = model(tmp_path / "m", equal(packed), NAMED, tied, pair)
+    error = refusal(tieconv.plan_retie, source)
+    assert "two matrices" in error.message
+    assert ("set-tie false" in error.command_hint) is tied
+
+
+def test_unlike_floats_no_values_may_change(tmp_path: Path) -> None:
+    source = model(tmp_path / "m", equal(packed), NAMED, False, "qq")
+    assert tieconv.plan_retie(source, fold_norm=True).plan.proofs
+    assert refusal(tieconv.plan_retie, source, survivor="embed", max_kl=1.0).code == "tie.quantised"
+    assert refusal(tieconv.plan_retie, source, survivor="mean", force=True).code == "tie.quantised"
+    assert refusal(tieconv.plan_untie, model(tmp_path / "t", packed, NAMED, True, "q0"), keep_flag=True).code
+
+
+class TestLoaders:
+    """transformers 5 decides; mlx-lm for its own files."""
+
+    def fp8(self, folder: Path, tied: bool, pair: str) -> Path:
+        settings = compressed("re:.*lm_head$", "re:.*embed_tokens$")["quantization_config"]
+        group = settings["config_groups"]["g"]
+        group["weights"] = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+        entries = {"quantization_config": settings | {"format": "float-quantized"}}
+        random = np.random.default_rng(0)
+        parts = {
+            "weight": ("F8_E4M3", random.integers(0, 120, (32, 64)).astype("|u1")),
+            "weight_scale": tensor(random.uniform(0.1, 1, (32, 1)).astype("<f4")),
+        }
+        stored = under("model.embed_tokens", parts) | (under(HEAD, parts) if pair == "qq" else {})
+        return save(folder, config(32, 64, tied, **entries), stored)
+
+    def test_a_result_that_transformers_would_load_wrongly(self, tmp_path: Path) -> None:
+        """It ties FP8 codes and not their scales."""
+        source = self.fp8(tmp_path / "m", False, "qq")
+        error = refusal(tieconv.plan_retie, source)
+        assert error.code == "meaning.refused" and "lm_head.weight_scale" in error.message
+        plan = tieconv.plan_retie(source, survivor="embed", force=True)
+        assert any("weight_scale, so the logits are wrong" in note for note in plan.plan.notes)
+        plan.execute(tmp_path / "out")
+
+    def test_untie_helps(self, tmp_path: Path) -> None:
+        """The copy has its own scales, so transformers loads it."""
+        plan = tieconv.plan_untie(self.fp8(tmp_path / "m", True, "q0")).plan
+        assert not [note for note in plan.notes if "transformers" in note]
+
+    def test_a_fault_that_the_model_already_has(self, tmp_path: Path) -> None:
+        """transformers 5 fails at any packed embedding, so retie says so and goes on."""
+        plan = tieconv.plan_retie(model(tmp_path / "m", equal(packed), NAMED, False, "qq")).plan
+        assert any("transformers 5" in note and "already has this fault" in note for note in plan.notes)
+        assert any("dequantize=True" in note for note in plan.notes)
+
+    def test_mlx_is_safe(self, tmp_path: Path) -> None:
+        plan = tieconv.plan_retie(model(tmp_path / "m", equal(mlx), MLX_CONFIG, False, "qq")).plan
+        assert [note for note in plan.notes if "mlx-lm" in note or "transformers" in note] == []
+
+    def test_no_measurement(self, tmp_path: Path) -> None:
+        plan = tieconv.plan_retie(model(tmp_path / "m", equal(awq), AWQ, False, "qq")).plan
+        assert any("no measurement of how transformers 5" in note for note in plan.notes)
+
+
+class TestConfigs:
+    """What tieconv does not edit, it refuses."""
+
+    def refused(self, folder: Path, entries: dict[str, Any], verb: Any = tieconv.plan_retie, pair: str = "qq") -> str:
+        error = refusal(verb, model(folder, equal(packed), entries, verb is tieconv.plan_untie, pair))
+        assert error.code == "quantised.config"
+        return error.message
+
+    def test_two_descriptions(self, tmp_path: Path) -> None:
+        entries = NAMED | {"compression_config": {"quant_method": "compressed-tensors", "ignore": ["x"]}}
+        assert "twice" in self.refused(tmp_path, entries)
+
+    def test_a_pattern_that_also_excludes_others(self, tmp_path: Path) -> None:
+        settings = BY_CLASS["quantization_config"] | {"ignore": ["re:.*(lm_head|norm)$"]}
+        message = self.refused(tmp_path, {"quantization_config": settings}, tieconv.plan_untie, "q0")
+        assert "would not list the head" in message
+
+    def test_another_group_for_the_head(self, tmp_path: Path) -> None:
+        settings = compressed("re:.*embed_tokens$")["quantization_config"]
+        group = settings["config_groups"]["g"]
+        wide = group | {"targets": ["Linear"], "weights": group["weights"] | {"num_bits": 8}}
+        settings = settings | {"config_groups": {"a": wide, "g": group}}
+        message = self.refused(tmp_path, {"quantization_config": settings}, tieconv.plan_untie, "q0")
+        assert "other settings than the embedding" in message
+
+
+def test_a_tensor_beside_the_parts(tmp_path: Path) -> None:
+    """It would be lost or left alone."""
+
+    def with_input_scale(number: int) -> Any:
+        return packed(0) | {"input_scale": tensor(np.ones(1, "<f4"))}
+
+    error = refusal(tieconv.plan_retie, model(tmp_path / "m", with_input_scale, NAMED, False, "qq"))
+    assert "input_scale" in error.message
+
+
+def test_broken_matrices(tmp_path: Path) -> None:
+    def without_scales(number: int) -> Any:
+        return {leaf: part for leaf, part in packed(0).items() if leaf != "weight_scale"}
+
+    for verb in (tieconv.plan_retie, tieconv.plan_untie):
+        error = refusal(verb, model(tmp_path / verb.__name__, without_scales, NAMED, False, "qq"))
+        assert error.code == "quantised.broken"
