@@ -88,6 +88,12 @@ def test_what_was_not_measured_is_unknown(tmp_path: Path) -> None:
     assert str(consumer(*TRANSFORMERS).predict(other).outcome) == "error"
 
 
+def test_a_config_without_a_method_has_no_answer(tmp_path: Path) -> None:
+    """Every run had a config that names the quantiser."""
+    inspection = inspect(model(tmp_path, gptq, {}, False, "fq"))
+    assert str(consumer(*TRANSFORMERS).predict(inspection).outcome) == "unknown"
+
+
 def test_a_broken_matrix_has_no_answer(tmp_path: Path) -> None:
     """Codes without scales: nothing is said about what a loader makes of them."""
 

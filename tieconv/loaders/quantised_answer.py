@@ -39,7 +39,7 @@ def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Lo
 def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, str]) -> Cell | None:
     head, embedding = tables.of(HEAD), tables.of(EMBEDDING)
     matrix = head or embedding
-    if matrix is None or (head and embedding and head.scheme != embedding.scheme):
+    if matrix is None or not tables.method or (head and embedding and head.scheme != embedding.scheme):
         return None
     pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
     listed = tables.head_choice.verdict is Choice.QUANTISED
