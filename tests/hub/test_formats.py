@@ -157,8 +157,10 @@ def test_gguf(quantised: Path, hub: Hub, tieconv: Run) -> None:
         full = inspected(tieconv("inspect", "hf://org/m", "--depth", depth, "--json"))
         assert verdict(full) == verdict(local(quantised, depth=depth))
     assert states(full)["output.weight"][0] == "identical"
-    refused = tieconv("untie", "hf://org/m")
-    assert refused.returncode == 2 and "never writes" in refused.stderr
+    untied = tieconv("untie", "hf://org/m")
+    assert untied.returncode == 0 and "already untied: nothing to change" in untied.stdout
+    refused = tieconv("dedup", "hf://org/m")
+    assert refused.returncode == 2 and "only retie and untie change it" in refused.stderr
 
 
 def test_one_of_several_gguf_files(quantised: Path, hub: Hub, tieconv: Run) -> None:

@@ -205,4 +205,4 @@ def test_a_decoder_of_a_pair_is_not_run(name: str) -> None:
     found = json.loads(result.stdout)
     assert (result.exit_code, found["verdict"], found["structure"]) == (2, "not_run", None)
     assert "is the decoder of a pair: another graph computes its encoder_hidden_states" in found["reason"]
-    assert "tieconv export" in found["hint"]
+    assert "tieconv parity DIR MODEL" in found["hint"]
