@@ -93,7 +93,7 @@ def _shorter(values: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_cast, "the dtype of their mean is not clear"),
-        (_codes, "I8"),
+        (_codes, "tieconv does not know how lm_head.weight is quantised"),
         (_doubled, "no useful mean: lm_head.weight is 2.0 times as large"),
         (_shorter, "shape"),
     ],

@@ -32,7 +32,7 @@ REASONS: dict[str, tuple[Config | None, Tensors]] = {
         MARIAN,
         llama(),
     ),
-    f"unknown: {HEAD} is stored as quantised codes": (of("LlamaForCausalLM", "llama"), CODES),
+    f"unknown: {HEAD} is quantised, and tieconv has no measurement of that": (of("LlamaForCausalLM", "llama"), CODES),
 }
 APART_IN_5 = {
     "ReformerModelWithLMHead": ("reformer", "reformer.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),

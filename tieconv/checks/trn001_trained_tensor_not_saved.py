@@ -11,8 +11,8 @@ that the embedding restores it. A run that resumes then starts with another head
 ## Example
 `"tie_word_embeddings": true`, state for both names, and only the embedding stored:
 
-    error TRN001: The optimizer trained lm_head.weight, but the checkpoint does not
-    store it. A resumed run starts with other values.
+    error TRN001: The optimizer trained lm_head.weight, but the checkpoint does
+    not store it. A resumed run starts with other values.
 
 ## How to fix
 This checkpoint does not contain the trained values. Before the next run, call `model.tie_weights()` once the
@@ -38,6 +38,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding. Optimizers that number their parameters give no names to compare."""
     states = inspection.checkpoint.table.training
     trained = {parameter for name in states if (parameter := _parameter(name))}
+    if not trained:
+        return
     stored = {_module(name) for name in inspection.checkpoint.tensors}
     lost = [name for name in sorted(trained) if _module(name) not in stored]
     lost = [name for name in lost if not _shares_state(inspection, name, trained)]
