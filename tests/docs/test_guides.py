@@ -85,7 +85,7 @@ def test_commands_that_are_not_run_exist(command: str) -> None:
 def test_the_index_links_every_guide() -> None:
     """`guides/index.md` leads to each page."""
     assert all(f"({path.name})" in INDEX for path in PAGES)
-    assert len(PAGES) == 15
+    assert len(PAGES) == 16
 
 
 def test_a_changed_output_is_seen(tmp_path: Path) -> None:
