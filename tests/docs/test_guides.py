@@ -79,7 +79,7 @@ def test_commands_that_are_not_run_exist(command: str) -> None:
     assert isinstance(main, click.Group)
     chosen = main.get_command(click.Context(main), name)
     assert chosen is not None, command
-    chosen.make_parser(click.Context(chosen)).parse_args(arguments)
+    chosen.make_parser(click.Context(chosen, **main.context_settings)).parse_args(arguments)
 
 
 def test_the_index_links_every_guide() -> None:
