@@ -14,7 +14,7 @@ from tieconv.checkpoint.quantised import LEAVES
 from tieconv.inspection.declared import view_config
 
 _PART = re.compile(f"(?:{'|'.join(map(re.escape, LEAVES))})$", re.MULTILINE)
-"""Finds a part of a quantised matrix among names, one a line: one search, because a model may have 500,000 names."""
+"""Finds a part of a quantised matrix among names, one a line. A model may have 500,000 names, so it is one search."""
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
 
 
