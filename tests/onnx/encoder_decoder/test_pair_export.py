@@ -96,6 +96,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", FILES)
 def test_layouts(pairs: Pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """optimum gets one data file, transformers.js one a graph; parity measures the set as one model."""
