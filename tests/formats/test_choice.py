@@ -145,7 +145,7 @@ def test_each_format_is_seen_beside_safetensors() -> None:
 
 
 def test_each_format_is_in_the_schema() -> None:
-    """`inspect --json` may print the name of every format that is read."""
+    """`inspect --json` may print the name of every format that is read, and of a module in memory."""
     schema = json.loads((Path(tieconv.__file__).parent / "reporters/schemas/inspect.schema.json").read_text())
-    names = {candidate.name for candidate in FORMATS} | {"onnx"}
+    names = {candidate.name for candidate in FORMATS} | {"onnx", "live"}
     assert set(schema["properties"]["model"]["properties"]["format"]["enum"]) == names
