@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
-from tieconv.architectures.stored_names import locate, variants
+from tieconv.architectures.stored_names import locate, renamed, variants
 from tieconv.architectures.wrappers import INSIDE
 from tieconv.checkpoint.family import Family
 
@@ -56,17 +55,4 @@ def _prefixed(family: Family, stored: Mapping[str, str], prefix: str) -> Family:
     def in_file(name: str) -> str:
         return stored.get(locate(family, name, stored) or "", prefix + name)
 
-    groups = tuple(
-        replace(group, canonical=in_file(group.canonical), members=tuple(map(in_file, group.members)))
-        for group in family.groups
-    )
-    return replace(
-        family,
-        input_embedding=family.input_embedding and in_file(family.input_embedding),
-        output_head=family.output_head and in_file(family.output_head),
-        output_biases=tuple(map(in_file, family.output_biases)),
-        groups=groups,
-        pieces=tuple(map(in_file, family.pieces)),
-        prefix="",
-        renames=(),
-    )
+    return renamed(family, in_file)

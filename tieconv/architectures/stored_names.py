@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from tieconv.architectures.class_table import exceptions
 from tieconv.checkpoint.family import Family, Role
@@ -40,12 +41,30 @@ def variants(family: Family, name: str) -> Iterator[str]:
     yield from spellings
     start = family.prefix + "."
     # A renamed head is outside the base model only under its new name.
-    renamed = name == family.output_head and len(spellings) > 1
-    for spelling in spellings[1:] if renamed else spellings:
+    has_new_name = name == family.output_head and len(spellings) > 1
+    for spelling in spellings[1:] if has_new_name else spellings:
         yield spelling.removeprefix(start) if spelling.startswith(start) else start + spelling
     # transformers 5 removes the prefix once, whatever follows.
     yield from (start + spelling for spelling in spellings if family.prefix and spelling.startswith(start))
     yield from (spelling for known, spelling in exceptions("names").get(family.model_type, {}).items() if known == name)
+
+
+def renamed(family: Family, in_file: Callable[[str], str]) -> Family:
+    """Return ``family`` with ``in_file(name)`` for each name, and without the table's prefix and spellings."""
+    groups = tuple(
+        replace(group, canonical=in_file(group.canonical), members=tuple(map(in_file, group.members)))
+        for group in family.groups
+    )
+    return replace(
+        family,
+        input_embedding=family.input_embedding and in_file(family.input_embedding),
+        output_head=family.output_head and in_file(family.output_head),
+        output_biases=tuple(map(in_file, family.output_biases)),
+        groups=groups,
+        pieces=tuple(map(in_file, family.pieces)),
+        prefix="",
+        renames=(),
+    )
 
 
 def known_names(family: Family, *roles: Role) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
-from tieconv.architectures.stored_names import locate
+from tieconv.architectures.stored_names import locate, renamed
 from tieconv.checkpoint.family import Family
 
 INSIDE = {
@@ -58,19 +57,7 @@ def through_wrappers(family: Family, names: Collection[str]) -> Family | None:
     def wrapped(name: str) -> str:
         return stored.get(locate(family, name, stored) or "", name)
 
-    groups = tuple(
-        replace(group, canonical=wrapped(group.canonical), members=tuple(map(wrapped, group.members)))
-        for group in family.groups
-    )
-    return replace(
-        family,
-        input_embedding=family.input_embedding and wrapped(family.input_embedding),
-        output_head=family.output_head and wrapped(family.output_head),
-        output_biases=tuple(map(wrapped, family.output_biases)),
-        groups=groups,
-        prefix="",
-        renames=(),
-    )
+    return renamed(family, wrapped)
 
 
 def _is_adapted(name: str) -> bool:
