@@ -13,7 +13,7 @@ from dataclasses import replace
 from tieconv.architectures.flag_levels import FLAG, reading_v4, text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
-from tieconv.loaders.engines.gguf_architectures import EMBEDDING, NEEDS, head_rule
+from tieconv.loaders.engines.gguf_architectures import head_rule, load_error
 from tieconv.loaders.engines.llama_cpp_names import (
     Treatment,
     converted_class,
@@ -70,21 +70,14 @@ def _gguf(inspection: Inspection) -> Loaded:
     if not inspection.checkpoint.tensors:
         return stopped(_LOADER, unknown("the file holds no tensors"))
     architecture, pair = inspection.family.architecture, head_pair(inspection)
-    rule = head_rule(architecture)
-    if rule is None or pair is None:
+    if head_rule(architecture) is None or pair is None:
         return stopped(
             _LOADER, unknown(f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}")
         )
     model = PairModel(_LOADER, inspection, pair, has_bias=True)
-    if rule == NEEDS and not pair.has_head:
-        return stopped(
-            _LOADER, Refusal(Cause.NAMES, f"llama.cpp needs {pair.head} of the architecture {shown(architecture)}")
-        )
-    if rule == EMBEDDING and pair.has_head:
-        why = (
-            f"llama.cpp does not use {pair.head} of the architecture {shown(architecture)}, and refuses unused tensors"
-        )
-        return stopped(_LOADER, Refusal(Cause.NAMES, why))
+    error = load_error(architecture, pair.head, stored=pair.has_head)
+    if error is not None:
+        return stopped(_LOADER, Refusal(Cause.NAMES, error))
     return (
         model.untied()
         if pair.has_head

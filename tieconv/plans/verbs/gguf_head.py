@@ -7,7 +7,7 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
-from tieconv.loaders.engines.gguf_architectures import EMBEDDING, NEEDS, head_rule
+from tieconv.loaders.engines.gguf_architectures import head_rule, load_error
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
@@ -83,13 +83,8 @@ def _pair(inspection: Inspection) -> tuple[str, Member]:
 def _guard_architecture(inspection: Inspection, head: str, *, needed: bool = False) -> None:
     """Refuse an architecture whose loader needs ``head``, or never reads it if it is ``needed``."""
     architecture = inspection.family.architecture
-    rule = head_rule(architecture)
-    if rule is None:
+    why = load_error(architecture, head, stored=needed)
+    if head_rule(architecture) is None:
         why = f"tieconv does not know what llama.cpp does with {shown(head)} of the architecture {shown(architecture)}"
-    elif rule == NEEDS and not needed:
-        why = f"llama.cpp does not load the architecture {shown(architecture)} without {shown(head)}"
-    elif rule == EMBEDDING and needed:
-        why = f"llama.cpp does not load the architecture {shown(architecture)} with {shown(head)}"
-    else:
-        return
-    refuse(why, inspect_hint(inspection), "gguf.architecture")
+    if why is not None:
+        refuse(why, inspect_hint(inspection), "gguf.architecture")
