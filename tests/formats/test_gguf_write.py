@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.gguf_bytes import ALIGNMENT, F32, Q4_0, Tensor, entry, gguf, info
+from fixtures.gguf_bytes import F32, Q4_0, Tensor, gguf
 from tieconv import api
 from tieconv.errors import RefusedError
 from tieconv.formats.gguf.ggml_types import TYPES
@@ -99,7 +99,7 @@ def test_every_other_byte_stays(
     tensors.append(COPY)
     metadata = {"general.architecture": "llama", "general.alignment": alignment, **entries}
     folder = tmp_path_factory.mktemp("gguf")
-    path = write(folder, aligned(tensors, metadata, alignment))
+    path = write(folder, gguf(tensors, metadata, alignment=alignment))
     api.plan_retie(path).execute(folder / "out.gguf")
     before, after = gguf_package.GGUFReader(path), gguf_package.GGUFReader(folder / "out.gguf")
     assert [field.name for field in before.fields.values()][3:] == [field.name for field in after.fields.values()][3:]
@@ -111,20 +111,6 @@ def test_every_other_byte_stays(
     for tensor in after.tensors:
         assert tensor.data.tobytes() == stored[tensor.name].data.tobytes()
         assert (tensor.data_offset - after.data_offset) % alignment == 0
-
-
-def aligned(tensors: list[Tensor], metadata: dict[str, Any], alignment: int) -> bytes:
-    """A file with an alignment of its own."""
-    if alignment == ALIGNMENT:
-        return gguf(tensors, metadata)
-    infos, data = b"", b""
-    for tensor in tensors:
-        infos += info(tensor, len(data))
-        data += tensor[3] + bytes(-len(tensor[3]) % alignment)
-    entries = b"".join(entry(key, value) for key, value in metadata.items())
-    counts = np.array([len(tensors), len(metadata)], "<u8").tobytes()
-    head = b"GGUF" + np.array([3], "<u4").tobytes() + counts + entries + infos
-    return head + bytes(-len(head) % alignment) + data
 
 
 def test_refusals(tmp_path: Path) -> None:
