@@ -51,8 +51,8 @@ def inspect_module(
 ) -> Inspection:
     """Return the evidence about a module in memory. Reads no values on the meta device, and gathers no shards.
 
-    Findings and predictions are about the file that `save_pretrained` would write. If there is no such file, they are
-    about the tensors in memory. Raises `RefusedError` for a module whose parameters FSDP1 flattened.
+    Findings and predictions are about the file that `save_pretrained` would write. For a module that it cannot save,
+    they are about the tensors in memory. Raises `RefusedError` for a module whose parameters FSDP1 flattened.
     """
     model = unwrapped(module)
     names = Names(depth, embed, head)

@@ -41,12 +41,12 @@ Editor = Callable[[Mapping[str, object], Modules], Entries]
 
 
 def left_out(method: str) -> Editor | None:
-    """Return the function for the entries of a head that is no longer quantised, ``None`` for an unknown method."""
+    """Return the function that leaves the head out of the entries of ``method``; ``None`` for an unknown method."""
     return _LEFT_OUT.get(method)
 
 
 def listed(method: str) -> Editor | None:
-    """Return the function for the entries of a head that is quantised as the embedding is."""
+    """Return the function that lists the head as the embedding is listed; ``None`` for an unknown method."""
     return _LISTED.get(method)
 
 
