@@ -140,6 +140,11 @@ class Inspection(Printed):
         """The group with the input and the output embedding, if there is one."""
         return next((tie for tie in self.ties if tie.role is Role.WORD_EMBEDDING), None)
 
+    @property
+    def quantised_tables(self) -> QuantisedTables | None:
+        """The quantised embedding and head of a model whose parts a plan can write; ``None`` for GGUF and graphs."""
+        return self.quantised if self.checkpoint.format in ("safetensors", "torch") else None
+
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.inspect/1`."""
         adapter = self.checkpoint.adapter

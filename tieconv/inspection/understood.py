@@ -13,7 +13,7 @@ from tieconv.checkpoint.inspection import ConfigView
 from tieconv.checkpoint.quantised import LEAVES
 from tieconv.inspection.declared import view_config
 
-_PART = re.compile(f"(?:{'|'.join(map(re.escape, LEAVES))})$", re.MULTILINE)
+_PART = f"(?:{'|'.join(map(re.escape, LEAVES))})$"
 """Finds a part of a quantised matrix among names, one a line. A model may have 500,000 names, so it is one search."""
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
 
@@ -38,7 +38,7 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         return _draft(checkpoint)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
-    if family.knowledge is not Knowledge.TABLE and _PART.search("\n".join(shapes)):
+    if family.knowledge is not Knowledge.TABLE and re.search(_PART, "\n".join(shapes), re.MULTILINE):
         from tieconv.inspection.quantised.logical_shapes import logical_shapes  # most models are not quantised
 
         family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))

@@ -10,8 +10,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.loaders.basis import basis
 from tieconv.loaders.evidence.table_rows import wrong_rows
 from tieconv.loaders.loaded import Loaded, stopped
-from tieconv.loaders.outcome import verdict
-from tieconv.loaders.quantised_answer import quantised_answer
+from tieconv.loaders.outcome import Verdict, verdict
 
 Version = tuple[int, ...]
 
@@ -42,8 +41,7 @@ class Consumer:
         rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
         if rows is not None:
             loaded = stopped(loaded.loader, rows)
-        quantised = quantised_answer(inspection, (self.name, self.version), loaded)
-        answer = quantised or verdict(inspection, loaded)
+        answer = self._of_quantised(inspection, loaded) or verdict(inspection, loaded)
         return Prediction(
             name=self.name,
             version=self.version,
@@ -55,3 +53,12 @@ class Consumer:
             tensors=answer.tensors,
             dropped=answer.dropped,
         )
+
+    def _of_quantised(self, inspection: Inspection, loaded: Loaded) -> Verdict | None:
+        """Return the answer about quantised tables, ``None`` if the model has none."""
+        tables = inspection.quantised_tables
+        if tables is None:
+            return None
+        from tieconv.loaders.quantised_answer import quantised_answer  # most models are not quantised
+
+        return quantised_answer(inspection, tables, (self.name, self.version), loaded)

@@ -13,15 +13,14 @@ from tieconv.loaders.outcome import Verdict
 from tieconv.text import shown
 
 
-def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Loaded) -> Verdict | None:
-    """Return the answer for a model with a quantised embedding or head; ``None`` for any other model.
+def quantised_answer(
+    inspection: Inspection, tables: QuantisedTables, loader: tuple[str, str], loaded: Loaded
+) -> Verdict | None:
+    """Return the answer for a model with quantised ``tables``.
 
-    A reason why the loader fails before it reads the tables stays the answer. Without a measured cell, the answer is
-    unknown.
+    Return ``None`` if the loader fails before it reads the tables: that reason stays the answer. Without a measured
+    cell, the answer is unknown.
     """
-    tables = inspection.quantised
-    if tables is None or inspection.checkpoint.format not in ("safetensors", "torch"):
-        return None
     if any(refusal.cause is not Cause.UNKNOWN for refusal in loaded.refusals[:1]):
         return None
     names = tuple(part.name for matrix in tables.matrices for part in matrix.parts)

@@ -20,16 +20,11 @@ _UNEQUAL = {
 }
 
 
-def is_quantised(inspection: Inspection) -> bool:
-    """Return whether the embedding or the head of the model is quantised, in a format that a plan can write."""
-    return inspection.quantised is not None and inspection.checkpoint.format in ("safetensors", "torch")
-
-
 def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     """Return the quantised embedding of a model that ``verb`` may change. Raises `RefusedError` for any other."""
     guard(inspection, verb, quantised=True)
     tables = inspection.quantised
-    assert tables is not None  # the caller has asked `is_quantised`
+    assert tables is not None  # the caller has asked for `quantised_tables`
     _guard_matrices(inspection, tables)
     _guard_flag(inspection, verb)
     _guard_groups(inspection)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.quantised_matrix import HEAD, PairState
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, inspect_hint
-from tieconv.plans.quantised.quantised_pair import (
-    float_table,
-    head_name,
-    is_quantised,
-    separate_hint,
-    unequal_clause,
-)
 from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.quantised_matrix import QuantisedTables
 
 
 @record
@@ -34,8 +31,9 @@ class Loss:
 
 def losses(inspection: Inspection, tied: bool) -> list[Loss]:
     """Return what setting the flag to ``tied`` would lose; empty if nothing is lost."""
-    if is_quantised(inspection):
-        return [*(_never(inspection) if tied else ()), *_quantised(inspection, tied)]
+    tables = inspection.quantised_tables
+    if tables is not None:
+        return [*(_never(inspection) if tied else ()), *_quantised(inspection, tables, tied)]
     if tied:
         return [*_never(inspection), *(loss for tie in gated(inspection) for loss in _discarded(inspection, tie))]
     return [loss for tie in gated(inspection) for loss in _random(inspection, tie)] or _no_head(inspection)
@@ -126,10 +124,11 @@ def _no_head(inspection: Inspection) -> list[Loss]:
     return [Loss(sentence, inspect_hint(inspection), "set-tie.random", (head.name,))]
 
 
-def _quantised(inspection: Inspection, tied: bool) -> list[Loss]:
+def _quantised(inspection: Inspection, tables: QuantisedTables, tied: bool) -> list[Loss]:
     """Return what the flag loses if the embedding or the head is stored in parts."""
-    tables = inspection.quantised
-    assert tables is not None and inspection.family.output_head is not None
+    from tieconv.checkpoint.quantised_matrix import HEAD, PairState  # most models are not quantised
+    from tieconv.plans.quantised.quantised_pair import float_table, head_name, separate_hint, unequal_clause
+
     name = head_name(inspection)
     for matrix in tables.matrices:
         for fault in matrix.faults[:1]:

@@ -22,8 +22,6 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
-from tieconv.plans.quantised.quantised_pair import is_quantised
-from tieconv.plans.quantised.retie_quantised import plan_quantised_retie
 from tieconv.plans.verbs import average, folding
 from tieconv.plans.verbs.gguf_head import plan_gguf_retie
 from tieconv.text import shown
@@ -55,7 +53,9 @@ def plan_retie(
     """
     if inspection.checkpoint.format == "gguf":
         return plan_gguf_retie(inspection, bias=bias, forced=force or survivor is not None)
-    if is_quantised(inspection):
+    if inspection.quantised_tables is not None:
+        from tieconv.plans.quantised.retie_quantised import plan_quantised_retie  # most models are not quantised
+
         return plan_quantised_retie(inspection, bias=bias, force=force, inexact=survivor is Survivor.MEAN)
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)

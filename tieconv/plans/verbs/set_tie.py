@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
-from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
@@ -17,10 +16,11 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
-from tieconv.plans.quantised.quantised_loaders import with_loader_notes
-from tieconv.plans.quantised.quantised_pair import float_table, is_quantised
 from tieconv.plans.verbs.flag_losses import decided, gated, losses
 from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.quantised_matrix import QuantisedTables
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
 
@@ -62,10 +62,13 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
         notes=notes,
         forced=force,
     )
-    if not is_quantised(inspection) or inspection.quantised is None:
+    tables = inspection.quantised_tables
+    if tables is None:
         return plan
+    from tieconv.plans.quantised.quantised_loaders import with_loader_notes  # most models are not quantised
+
     hint = f"accept it with: {again(inspection, f'set-tie {flag}', '--force')}"
-    return with_loader_notes(plan, inspection, inspection.quantised, forced=force, hint=hint)
+    return with_loader_notes(plan, inspection, tables, forced=force, hint=hint)
 
 
 def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
@@ -107,8 +110,8 @@ def _auto(inspection: Inspection) -> bool:
     """Return true if all names have one tensor, and false if each name has a separate tensor."""
     if inspection.family.tying is Tying.NEVER:
         return False
-    if inspection.quantised is not None and is_quantised(inspection):
-        return _quantised_auto(inspection, inspection.quantised)
+    if inspection.quantised_tables is not None:
+        return _quantised_auto(inspection, inspection.quantised_tables)
     tie = inspection.word_tie
     if tie is None:
         _open(inspection, "neither the input embedding nor the output head is stored")
@@ -127,6 +130,9 @@ def _auto(inspection: Inspection) -> bool:
 
 def _quantised_auto(inspection: Inspection, tables: QuantisedTables) -> bool:
     """Return true if no head is stored, or if all its parts equal the embedding's."""
+    from tieconv.checkpoint.quantised_matrix import HEAD, PairState  # most models are not quantised
+    from tieconv.plans.quantised.quantised_pair import float_table
+
     if tables.of(HEAD) is None and float_table(inspection, inspection.family.output_head) is None:
         return True
     relation = tables.relation
@@ -150,8 +156,10 @@ def _open(inspection: Inspection, why: str) -> NoReturn:
 
 def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
     """Return notes on stored tensors that a loader ignored, or will ignore."""
-    if inspection.quantised is not None and is_quantised(inspection):
-        head = inspection.quantised.of(HEAD) if tied else None
+    if inspection.quantised_tables is not None:
+        from tieconv.checkpoint.quantised_matrix import HEAD  # most models are not quantised
+
+        head = inspection.quantised_tables.of(HEAD) if tied else None
         name = shown(head.name) if head else ""
         return (f"the parts of {name} stay stored although the model is tied: tieconv retie drops them",) * bool(head)
     if not tied:

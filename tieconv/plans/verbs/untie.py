@@ -16,8 +16,6 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
 from tieconv.plans.meaning import Note
-from tieconv.plans.quantised.quantised_pair import is_quantised
-from tieconv.plans.quantised.untie_quantised import plan_quantised_untie
 from tieconv.plans.verbs.gguf_head import plan_gguf_untie
 from tieconv.text import shown
 
@@ -35,7 +33,9 @@ def plan_untie(
     """
     if inspection.checkpoint.format == "gguf":
         return plan_gguf_untie(inspection, bias=bias, keep_flag=keep_flag)
-    if is_quantised(inspection):
+    if inspection.quantised_tables is not None:
+        from tieconv.plans.quantised.untie_quantised import plan_quantised_untie  # most models are not quantised
+
         return plan_quantised_untie(inspection, bias=bias, keep_flag=keep_flag)
     guard(inspection, "untie")
     edits = Edits(inspection.checkpoint)
