@@ -30,7 +30,7 @@ def page() -> str:
             *_architectures(measured),
             "",
             *_forms(measured["forms"]),
-            *_whole_model(measured.get("whole", [])),
+            *_whole_model(measured),
             *_memory(measured),
             *_layouts(json.loads(LAYOUTS.read_text(encoding="utf-8"))),
             "",
@@ -106,14 +106,15 @@ def _forms(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "`session.disable_prepacking` = `1` turns it off. With `gemm` and `fused`, the matrix is then in memory once."
 
 
-def _whole_model(rows: list[dict[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
+def _whole_model(measured: dict[str, Any]) -> Iterator[str]:
+    rows, sizes = measured["whole"], measured["whole_model"]
     yield ""
     yield "## One Llama, by each exporter"
     yield ""
-    yield "V = 64000, H = 768, 8 layers, fp32, tied, one thread on the CPU. *export* is the CPU time of the whole"
-    yield "command, and *peak* its resident memory in MiB. *own* and *file* are MiB of a session after a run, as above."
+    yield f"V = {sizes['V']:,}, H = {sizes['H']:,}, {sizes['layers']} layers, fp32, tied, one thread on the CPU."
+    yield "*export* is the CPU time of the whole command, and *peak* its resident memory in MiB."
+    yield "The row *transformers* is torch's exporter, as transformers calls it. *own* and *file* are MiB of a session"
+    yield "after a run, as above."
     yield "The last columns are milliseconds of CPU time: one token after 64 in the cache, and prompts of 8, 64 and 256"
     yield "tokens."
     yield ""

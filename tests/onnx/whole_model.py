@@ -1,9 +1,10 @@
 """Disk, memory, latency and cost of one Llama in each form and by other exporters, for docs/export.md.
 
-python -m tests.onnx.whole_model --write [--optimum PYTHON] [--genai PYTHON] [--olive PYTHON]
+python -m tests.onnx.whole_model --write [--optimum PYTHON] [--genai PYTHON] [--olive PYTHON] [--only ROW ...]
 
 ``--optimum``, ``--genai`` and ``--olive`` name interpreters that have optimum-onnx, onnxruntime-genai and olive-ai.
-Without them, these rows keep the figures of an earlier run. Everything runs with one thread, alone on the machine.
+Without them, and with ``--only``, the missing rows keep the figures of an earlier run. Everything runs with one
+thread, alone on the machine.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 1024,
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+SIZES = {"V": CONFIG["vocab_size"], "H": CONFIG["hidden_size"], "layers": CONFIG["num_hidden_layers"]}
 WIDTH = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
 """Of an attention head; onnxruntime-genai's graphs leave that axis open."""
 LENGTHS = (1, 8, 64, 256)
@@ -164,13 +166,15 @@ def graph_of(folder: Path) -> Path:
     return graph
 
 
-def measure(optimum: str | None = None, genai: str | None = None, olive: str | None = None) -> list[dict[str, Any]]:
+def measure(programs: dict[str, str | None], only: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each exporter: bytes of graph and data, cost of the export, memory and latency of a session."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make(folder / "model")
-        for row, command in commands(model, folder, optimum, genai, olive).items():
+        for row, command in commands(model, folder, **programs).items():
+            if only and row not in only:
+                continue
             spent = cost(command, folder)
             graph = graph_of(folder / row)
             disk = sum(path.stat().st_size for path in graph.parent.iterdir() if ".onnx" in path.name)
@@ -186,11 +190,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     for program in ("optimum", "genai", "olive"):
         parser.add_argument(f"--{program}")
+    parser.add_argument("--only", nargs="*", default=())
     given = parser.parse_args()
-    rows = measure(given.optimum, given.genai, given.olive)
+    programs = {"optimum": given.optimum, "genai": given.genai, "olive": given.olive}
+    fresh = {row["name"]: row for row in measure(programs, given.only)}
     if given.write:
-        fresh = {row["name"] for row in rows}
-        write(whole=[*rows, *(row for row in committed().get("whole", ()) if row["name"] not in fresh)])
+        known = [row["name"] for row in committed().get("whole", ())]
+        rows = {row["name"]: row for row in committed().get("whole", ())} | fresh
+        write(whole=[rows[name] for name in dict.fromkeys((*known, *fresh))], whole_model=SIZES)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tests.onnx.quantised import gptq
 from tieconv import api
 from tieconv.checkpoint.results.parity import Gate, Verdict
 from tieconv.errors import RefusedError
-from tieconv.onnx.parity.quantised.known_good import round_to_nearest, worst_group
+from tieconv.onnx.parity.quantised.known_good import Rounding, round_to_nearest, worst_quotient
 from tieconv.onnx.parity.quantised.loss_gates import BLOCK_LIMIT
 from tieconv.onnx.parity.quantised.measure_quantised import stored_quantised_gates
 from tieconv.reference import load
@@ -131,11 +131,15 @@ def test_a_healthy_int4_graph_passes_as_a_whole(tmp_path: Path) -> None:
 def test_zero_points_off_by_one_everywhere_fail() -> None:
     """A median above that of every correct quantiser is no allowance."""
     weight = np.random.default_rng(0).normal(size=(64, 32))
-    good = round_to_nearest(weight, 4, 32, symmetric=False)
+    good = round_to_nearest(weight, Rounding(4, 32, symmetric=False)) - weight
     step = (weight.max(1) - weight.min(1))[:, None] / 15
-    assert worst_group(weight, good + step, good, 32) > BLOCK_LIMIT
-    assert worst_group(weight, weight + 1.5 * (good - weight), good, 32) == pytest.approx(1)
-    assert worst_group(weight[:16], weight[:16] + 1.5 * (good - weight)[:16], good[:16], 32) == pytest.approx(1.5)
+
+    def rms(error: np.ndarray) -> np.ndarray:
+        return np.sqrt(np.square(error).mean(1))
+
+    assert worst_quotient(rms(good + step), rms(good)) > BLOCK_LIMIT
+    assert worst_quotient(rms(1.5 * good), rms(good)) == pytest.approx(1)
+    assert worst_quotient(rms(1.5 * good)[:16], rms(good)[:16]) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("quantise", [gptq.by_onnxruntime, gptq.with_zero_points])

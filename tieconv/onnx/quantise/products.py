@@ -8,6 +8,7 @@ import ml_dtypes  # noqa: F401 - registers bfloat16, which an initializer may ha
 import numpy as np
 import onnx_ir as ir
 
+from tieconv.onnx.graph.model import sides
 from tieconv.onnx.share.patterns.interface import Names, replace
 from tieconv.onnx.share.uses import MATRIX, Use, integer, is_standard, remove_unread, uses_of
 
@@ -20,7 +21,7 @@ def as_matmuls(model: ir.Model) -> dict[str, str]:
     names = Names(model)
     turned: dict[str, ir.Value] = {}
     for graph in model.graphs():
-        for value in [value for value in graph.initializers.values() if _is_matrix(value)]:
+        for value in [value for value in graph.initializers.values() if is_matrix(value)]:
             for use in list(uses_of(value)):
                 if _is_product(use):
                     _rewrite(use, value, turned, names)
@@ -36,7 +37,8 @@ def lookups(model: ir.Model, name: str) -> Iterator[ir.Node]:
             yield node
 
 
-def _is_matrix(value: ir.Value) -> bool:
+def is_matrix(value: ir.Value) -> bool:
+    """Return whether the value is a stored float matrix."""
     tensor = value.const_value
     return tensor is not None and len(tensor.shape) == MATRIX and tensor.dtype.is_floating_point()
 
@@ -76,7 +78,13 @@ def _turned(value: ir.Value, turned: dict[str, ir.Value], names: Names) -> ir.Va
         tensor = value.const_value
         assert tensor is not None and isinstance(value.graph, ir.Graph)
         own = names.free(f"{name}_head")
-        matrix = ir.Tensor(np.ascontiguousarray(tensor.numpy().T), dtype=tensor.dtype, name=own)
+        rows, columns = sides(tensor.shape)
+
+        def transposed() -> ir.TensorProtocol:
+            return ir.Tensor(np.ascontiguousarray(tensor.numpy().T), dtype=tensor.dtype, name=own)
+
+        # Transposed when it is read, so that only one is in memory.
+        matrix = ir.LazyTensor(transposed, dtype=tensor.dtype, shape=ir.Shape([columns, rows]), name=own)
         made = ir.Value(name=own, shape=matrix.shape, type=ir.TensorType(tensor.dtype), const_value=matrix)
         value.graph.register_initializer(made)
         turned[name] = made

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
@@ -18,9 +16,11 @@ from tieconv.errors import RefusedError
 from tieconv.install import install_command
 from tieconv.onnx.graph.model import sides
 from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.quantise.blocks import quantise_blocks
 from tieconv.onnx.quantise.embedding import read_blocks, read_columns
 from tieconv.onnx.quantise.products import as_matmuls
-from tieconv.onnx.quantise.scheme import BLOCK, Scheme
+from tieconv.onnx.quantise.quantiser_logs import quiet
+from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.share.uses import is_standard
 from tieconv.text import shown
 
@@ -52,16 +52,12 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
     if not has_onnxruntime():
         raise RefusedError("--quantise needs onnxruntime's quantiser", install_command("onnx"), "onnx.not-installed")
     os.mkdir(new)
-    plain = raw / "plain.onnx"
-    try:
-        model = ir.load(raw / "model.onnx")
-        turned = as_matmuls(model)
-        ir.save(model, plain, external_data="plain.onnx.data")
-        del model
-        made = _dynamic(plain, raw / "dynamic.onnx") if scheme is Scheme.DYNAMIC else _blocks(plain, scheme.bits)
-    finally:
-        for left in (plain, raw / "plain.onnx.data", raw / "dynamic.onnx", raw / "dynamic.onnx.data"):
-            left.unlink(missing_ok=True)
+    made = ir.load(raw / "model.onnx")
+    turned = as_matmuls(made)
+    if scheme is Scheme.DYNAMIC:
+        made = _dynamic(made, raw)
+    else:
+        quantise_blocks(made, scheme.bits)
     read = read_columns if scheme is Scheme.DYNAMIC else read_blocks
     tied = tuple(codes for name, head in turned.items() if (codes := read(made, name, head)))
     _remove_unread(made)
@@ -76,30 +72,27 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
     return Quantisation(products, tied, tuple(_float_matrices(made)))
 
 
-def _blocks(plain: Path, bits: int) -> ir.Model:
-    """Return the graph with MatMulNBits nodes."""
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-    with _quiet():
-        quantizer = MatMulNBitsQuantizer(str(plain), bits=bits, block_size=BLOCK, is_symmetric=True)
-        quantizer.process()
-    return _model(quantizer.model.model)
-
-
-def _dynamic(plain: Path, to: Path) -> ir.Model:
-    """Return the graph with MatMulInteger nodes."""
+def _dynamic(model: ir.Model, directory: Path) -> ir.Model:
+    """Return the graph with MatMulInteger nodes. ``directory`` gets temporary files."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with _quiet():
-        quantize_dynamic(
-            plain,
-            to,
-            op_types_to_quantize=["MatMul"],
-            weight_type=QuantType.QUInt8,
-            use_external_data_format=True,
-            extra_options={"MatMulConstBOnly": True},
-        )
-    return _model(onnx.load(str(to)))
+    plain, to = directory / "plain.onnx", directory / "dynamic.onnx"
+    try:
+        ir.save(model, plain, external_data=f"{plain.name}.data")
+        with quiet():
+            quantize_dynamic(
+                plain,
+                to,
+                op_types_to_quantize=["MatMul"],
+                weight_type=QuantType.QUInt8,
+                use_external_data_format=True,
+                extra_options={"MatMulConstBOnly": True},
+            )
+        return _model(onnx.load(str(to)))
+    finally:
+        for path in (plain, to):
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.data").unlink(missing_ok=True)
 
 
 def _model(proto: onnx.ModelProto) -> ir.Model:
@@ -110,17 +103,6 @@ def _model(proto: onnx.ModelProto) -> ir.Model:
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(stored)
     return ir.from_proto(proto)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what the quantisers log: hints to prepare the model, which does not help here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _remove_unread(model: ir.Model) -> None:

@@ -15,7 +15,7 @@ from tieconv.reference import Reference
 def float_identity(subject: Subject, model: Reference, compared: Compared) -> Identity:
     """Compare the float weights bit for bit. Quantised tensors and their scales are left out."""
     identity = identity_of(subject, model.unused, model)
-    quantised = {name for weight in compared.weights for name in weight.parameters}
+    quantised = compared.parameters
     sides = {id(parameter): name for name, parameter in model.model.named_parameters(remove_duplicate=False)}
     tied = {
         name

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.quantised.known_good import Floats
-from tieconv.onnx.parity.quantised.matrices import Matrix
 
+Floats = npt.NDArray[np.float32]
 SIMILAR = 0.5
 """Largest relative RMS error of a matrix against its parameter. Other matrices of a model have about 1.4."""
 _ROWS = 64
@@ -30,12 +31,12 @@ class Piece:
         return rows.T if self.turned else rows
 
 
-def match(matrix: Matrix, parameters: Mapping[str, Floats]) -> tuple[Piece, ...]:
-    """Return the parameters that the rows of ``matrix`` hold, in order; empty if some rows hold none."""
+def match(values: Floats, parameters: Mapping[str, torch.Tensor]) -> tuple[Piece, ...]:
+    """Return the parameters that the rows of ``values`` hold, in order; empty if some rows hold none."""
     pieces: list[Piece] = []
     start = 0
-    while start < len(matrix.values):
-        piece = min(_candidates(matrix, parameters, start), default=None, key=lambda candidate: candidate[0])
+    while start < len(values):
+        piece = min(_candidates(values, parameters, start), default=None, key=lambda candidate: candidate[0])
         if piece is None:
             return ()
         pieces.append(piece[1])
@@ -43,19 +44,20 @@ def match(matrix: Matrix, parameters: Mapping[str, Floats]) -> tuple[Piece, ...]
     return tuple(pieces)
 
 
-def _candidates(matrix: Matrix, parameters: Mapping[str, Floats], start: int) -> Iterator[tuple[float, Piece]]:
-    left, columns = len(matrix.values) - start, matrix.values.shape[1]
+def _candidates(values: Floats, parameters: Mapping[str, torch.Tensor], start: int) -> Iterator[tuple[float, Piece]]:
+    left, columns = len(values) - start, values.shape[1]
     for name, parameter in parameters.items():
         for turned in (False, True):
             weight = parameter.T if turned else parameter
             if weight.shape[1] != columns or len(weight) > left:
                 continue
-            error = _sampled_error(weight, matrix.values[start : start + len(weight)].astype(np.float64))
+            error = _sampled_error(weight, values[start : start + len(weight)])
             if error <= SIMILAR:
                 yield error, Piece(name, start, start + len(weight), turned)
 
 
-def _sampled_error(weight: Floats, values: Floats) -> float:
+def _sampled_error(weight: torch.Tensor, values: Floats) -> float:
     rows = np.linspace(0, len(weight) - 1, min(_ROWS, len(weight))).astype(int)
-    size = np.square(weight[rows]).sum()
-    return float(np.sqrt(np.square(values[rows] - weight[rows]).sum() / size)) if size else float("inf")
+    sample = weight[rows].double().numpy()
+    size = np.square(sample).sum()
+    return float(np.sqrt(np.square(values[rows] - sample).sum() / size)) if size else float("inf")

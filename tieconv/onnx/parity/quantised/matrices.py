@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,21 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tieconv.checkpoint.value_type import record
+from tieconv.onnx.graph.model import sides
 from tieconv.onnx.share.quantised.block_tables import Table, heads, lookups
 from tieconv.onnx.share.uses import integer, is_standard
 
 _MATRIX = 2
+_STEP = 1 << 22
+"""Elements that are dequantised at a time."""
 _CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4})
 
 
 @record
 class Matrix:
-    """A quantised matrix. ``values`` (R × C, float32) is what the graph computes with.
+    """A quantised matrix of ``shape`` (R, C). ``values`` returns what the graph computes with, in float32.
 
+    Each call of ``values`` dequantises again, so that only one float matrix is in memory.
     ``group`` elements of a row, one after another, share a scale; more than C if rows share it. ``looked_up`` and
     ``multiplied`` say how the graph uses the matrix.
     """
@@ -30,7 +34,8 @@ class Matrix:
 
     name: str
     operator: str
-    values: npt.NDArray[np.float32]
+    shape: tuple[int, int]
+    values: Callable[[], npt.NDArray[np.float32]]
     bits: int
     group: int
     symmetric: bool
@@ -77,23 +82,38 @@ _UNKNOWN = frozenset({
 
 
 def _of_blocks(table: Table, looked_up: set[int]) -> Matrix:
-    codes = _unpacked(_numbers(table.codes), table.bits).reshape(table.rows, -1)[:, : table.blocks * table.block]
+    width = integer(table.node, "K", table.blocks * table.block)
+    multiplied = table.node.op_type == "MatMulNBits"
+    gathered = id(table.codes) in looked_up or _gathered(table.codes)
+
+    def values() -> npt.NDArray[np.float32]:
+        made = np.empty((table.rows, width), np.float32)
+        step = max(1, _STEP // (table.blocks * table.block))
+        packed = _numbers(table.codes).reshape(table.rows, -1)
+        scales, zeros = _grid(table)
+        for start in range(0, table.rows, step):
+            part = slice(start, start + step)
+            codes = _unpacked(packed[part], table.bits)[:, : table.blocks * table.block]
+            blocks = codes.reshape(-1, table.blocks, table.block).astype(np.float32)
+            made[part] = ((blocks - zeros[part]) * scales[part]).reshape(len(blocks), -1)[:, :width]
+        return made
+
+    return Matrix(
+        str(table.codes.name), table.node.op_type, (table.rows, width), values, table.bits, table.block,
+        table.zeros is None, gathered, multiplied,
+    )  # fmt: skip
+
+
+def _grid(table: Table) -> tuple[Any, Any]:
+    """Return scales and zero points, each R × blocks × 1."""
     scales = _numbers(table.scales).astype(np.float32).reshape(table.rows, table.blocks, 1)
-    zeros: Any = 1 << (table.bits - 1)
+    zeros: Any = np.full_like(scales, 1 << (table.bits - 1))
     if table.zeros is not None and not _is_integer(table.zeros):
         zeros = _numbers(table.zeros).astype(np.float32).reshape(table.rows, table.blocks, 1)
     elif table.zeros is not None:
         packed = _unpacked(_numbers(table.zeros).reshape(table.rows, -1), table.bits)
         zeros = packed.reshape(table.rows, -1)[:, : table.blocks, None].astype(np.float32)
-    blocks = codes.reshape(table.rows, table.blocks, table.block).astype(np.float32)
-    values = ((blocks - zeros) * scales).reshape(table.rows, -1)
-    width = integer(table.node, "K", values.shape[1])
-    multiplied = table.node.op_type == "MatMulNBits"
-    gathered = id(table.codes) in looked_up or _gathered(table.codes)
-    return Matrix(
-        str(table.codes.name), table.node.op_type, values[:, :width], table.bits, table.block, table.zeros is None,
-        gathered, multiplied,
-    )  # fmt: skip
+    return scales, zeros
 
 
 def _is_integer(value: ir.Value) -> bool:
@@ -115,29 +135,48 @@ def _of_dequantised(node: ir.Node) -> Matrix | None:
     if not _is_codes(codes):
         return None
     assert codes is not None
+    stored = codes
+    scale = _floats(node.inputs[1])
     zeros = node.inputs[_MATRIX] if len(node.inputs) > _MATRIX else None
-    values, scale, zero, group = _by_groups(node, _numbers(codes).astype(np.float32), _floats(node.inputs[1]), zeros)
+    zero = np.zeros_like(scale) if zeros is None else _floats(zeros)
+    shape, group = _layout(node, sides(stored.const_value.shape), scale.size)  # type: ignore[union-attr]
+
+    def values() -> npt.NDArray[np.float32]:
+        numbers, scales, shift = _by_groups(node, _numbers(stored).astype(np.float32), scale, zero)
+        made: npt.NDArray[np.float32] = (numbers - shift) * scales
+        return made
+
     users = [user for user, _ in node.outputs[0].uses()]
     looked_up = gathers or any(is_standard(user, "Gather") for user in users)
     multiplied = not gathers and any(not is_standard(user, "Gather") for user in users)
     bits = 4 if codes.dtype in (ir.DataType.INT4, ir.DataType.UINT4) else 8
     symmetric = not zero.any()
     name = str(codes.name)
-    return Matrix(name, "DequantizeLinear", (values - zero) * scale, bits, group, symmetric, looked_up, multiplied)
+    return Matrix(name, "DequantizeLinear", shape, values, bits, group, symmetric, looked_up, multiplied)
 
 
-def _by_groups(node: ir.Node, values: Any, scale: Any, zeros: ir.Value | None) -> tuple[Any, Any, Any, int]:
-    """Return values, scales and zero points that can be combined, with each group in a row, and the group's size."""
-    zero = np.zeros_like(scale) if zeros is None else _floats(zeros)
+def _layout(node: ir.Node, shape: tuple[int, ...], scales: int) -> tuple[tuple[int, int], int]:
+    """Return the shape of the matrix with each group in a row, and the group's size."""
+    rows, columns = shape
+    if scales == 1:
+        return (rows, columns), rows * columns
+    block = integer(node, "block_size", 0)
+    last = integer(node, "axis", 1) % _MATRIX == 1
+    moved = (columns, rows) if last != bool(block) else (rows, columns)
+    return moved, block or moved[1]
+
+
+def _by_groups(node: ir.Node, values: Any, scale: Any, zero: Any) -> tuple[Any, Any, Any]:
+    """Return values, scales and zero points that can be combined, with each group in a row."""
     if scale.size == 1:
-        return values, scale, zero, values.size
+        return values, scale, zero
     axis, block = integer(node, "axis", 1) % values.ndim, integer(node, "block_size", 0)
     if not block:
         values = np.moveaxis(values, axis, 0)
-        return values, scale.reshape(-1, 1), zero.reshape(-1, 1), values.shape[1]
+        return values, scale.reshape(-1, 1), zero.reshape(-1, 1)
     values = np.moveaxis(values, axis, -1)
     scale, zero = (np.repeat(np.moveaxis(array, axis, -1), block, -1) for array in (scale, zero))
-    return values, scale[..., : values.shape[-1]], zero[..., : values.shape[-1]], block
+    return values, scale[..., : values.shape[-1]], zero[..., : values.shape[-1]]
 
 
 def _of_integers(node: ir.Node) -> Matrix | None:
@@ -147,10 +186,21 @@ def _of_integers(node: ir.Node) -> Matrix | None:
         return None
     assert codes is not None
     zero = _floats(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else np.zeros(1, np.float32)
-    values = (_numbers(codes).astype(np.float32) - zero) * _floats(scale)
-    group = values.shape[0] if _floats(scale).size > 1 else values.size
-    name = str(codes.name)
-    return Matrix(name, "MatMulInteger", values.T, 8, group, not zero.any(), _gathered(codes), multiplied=True)
+    stored, factor = codes, _floats(scale)
+    inputs, outputs = sides(stored.const_value.shape)  # type: ignore[union-attr]
+
+    def values() -> npt.NDArray[np.float32]:
+        made = _numbers(stored).astype(np.float32)
+        made -= zero
+        made *= factor
+        turned: npt.NDArray[np.float32] = made.T
+        return turned
+
+    group = inputs if factor.size > 1 else inputs * outputs
+    return Matrix(
+        str(stored.name), "MatMulInteger", (outputs, inputs), values, 8, group, not zero.any(), _gathered(stored),
+        multiplied=True,
+    )  # fmt: skip
 
 
 def b_scale(node: ir.Node) -> ir.Value | None:

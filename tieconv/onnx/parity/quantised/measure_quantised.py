@@ -161,7 +161,7 @@ class _Job:
         self._store(model, "float")
         put(model, compared.replaced, good=True)
         forms = activation_forms(self.subject.graph.path)
-        with rounded_activations(model.model, {entry.name for entry in compared.replaced}, forms):
+        with rounded_activations(model.model, compared.parameters, forms):
             loss["good"] = self._nats(model.logits)
             self._store(model, "good")
         return identity, compared, loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from tieconv.checkpoint.results.quantised import QuantisedWeight
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.quantised.known_good import Floats, relative_error, round_to_nearest, worst_group
+from tieconv.onnx.parity.quantised.known_good import Rounding, compare_errors, round_to_nearest
 from tieconv.onnx.parity.quantised.matching import Piece, match
 from tieconv.onnx.parity.quantised.matrices import Matrix
 from tieconv.reference import Reference
@@ -18,21 +18,15 @@ from tieconv.reference import Reference
 
 @record
 class Replaced:
-    """A parameter and its dequantised values: of the graph, and of the known-good quantiser."""
+    """A quantised matrix of the graph, and the parameters that its rows are."""
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    name: str
-    graph: Floats
-    good: Floats
-    looked_up: bool
-    multiplied: bool
+    matrix: Matrix
+    pieces: tuple[Piece, ...]
 
 
 @record
 class Compared:
-    """Every quantised matrix beside the known-good quantiser, and the values for the torch model.
+    """Every quantised matrix beside the known-good quantiser, and what it replaces in the torch model.
 
     ``unmatched`` are the matrices that are similar to no parameter.
     """
@@ -41,36 +35,64 @@ class Compared:
     replaced: tuple[Replaced, ...]
     unmatched: tuple[str, ...]
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of the quantised parameters."""
+        return frozenset(name for weight in self.weights for name in weight.parameters)
+
 
 def compare(dequantised: Sequence[Matrix], reference: Reference) -> Compared:
-    """Compare each quantised matrix with the parameter that it quantises. ``reference`` is the float model."""
-    parameters = {
-        name: parameter.detach().double().numpy()
-        for name, parameter in reference.model.named_parameters()
-        if parameter.ndim == 2
-    }
+    """Compare each quantised matrix with the parameter that it quantises. ``reference`` is the float model.
+
+    One matrix at a time is in memory.
+    """
+    parameters = _matrices(reference)
     weights, replaced, unmatched = [], [], []
     for matrix in dequantised:
-        pieces = match(matrix, parameters)
+        values = matrix.values()
+        pieces = match(values, parameters)
         if not pieces:
             unmatched.append(matrix.name)
             continue
-        weight = np.concatenate([_rows(parameters[piece.name], piece) for piece in pieces])
-        graph = matrix.values.astype(np.float64)
-        good = round_to_nearest(weight, matrix.bits, matrix.group, symmetric=matrix.symmetric)
-        weights.append(_figures(matrix, pieces, weight, graph, good))
-        replaced += [
-            Replaced(piece.name, piece.part(graph), piece.part(good), matrix.looked_up, matrix.multiplied)
-            for piece in pieces
-        ]
+        weights.append(_figures(matrix, pieces, _weight(pieces, parameters), values))
+        replaced.append(Replaced(matrix, pieces))
     return Compared(tuple(weights), tuple(replaced), tuple(unmatched))
 
 
-def _rows(parameter: Floats, piece: Piece) -> Floats:
-    return parameter.T if piece.turned else parameter
+def put(reference: Reference, replaced: Sequence[Replaced], *, good: bool = False) -> None:
+    """Put the values of the graph, or of the known-good quantiser, into the torch model.
+
+    A tied matrix that is quantised for one use only becomes two parameters. ``good`` needs the model of `compare`.
+    """
+    model = reference.model
+    parameters, owners = _matrices(reference), _owners(model)
+    inputs = {id(module) for module in model.modules() if hasattr(module, "embedding_dim")}
+    for entry in replaced:
+        matrix = entry.matrix
+        values = round_to_nearest(_weight(entry.pieces, parameters), _rounding(matrix)) if good else matrix.values()
+        for piece in entry.pieces:
+            for module in owners.get(piece.name, ()):
+                if matrix.looked_up if id(module) in inputs else matrix.multiplied:
+                    part = torch.from_numpy(np.ascontiguousarray(piece.part(values)))
+                    module.weight = torch.nn.Parameter(part.to(module.weight.dtype), requires_grad=False)
 
 
-def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Floats, graph: Floats, good: Floats) -> QuantisedWeight:
+def _matrices(reference: Reference) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in reference.model.named_parameters() if tensor.ndim == 2}
+
+
+def _weight(pieces: Sequence[Piece], parameters: Mapping[str, torch.Tensor]) -> Any:
+    """Return the parameters in the rows of the matrix, in float32 if their type is narrower."""
+    parts = [parameters[piece.name].T if piece.turned else parameters[piece.name] for piece in pieces]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).float().numpy()
+
+
+def _rounding(matrix: Matrix) -> Rounding:
+    return Rounding(matrix.bits, matrix.group, matrix.symmetric)
+
+
+def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Any, values: Any) -> QuantisedWeight:
+    errors = compare_errors(weight, values, _rounding(matrix))
     return QuantisedWeight(
         name=matrix.name,
         parameters=tuple(piece.name for piece in pieces),
@@ -78,25 +100,10 @@ def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Floats, graph: Flo
         bits=matrix.bits,
         block=matrix.group,
         symmetric=matrix.symmetric,
-        error=relative_error(weight, graph),
-        known_good_error=relative_error(weight, good),
-        worst_block=worst_group(weight, graph, good, matrix.group),
+        error=errors.graph,
+        known_good_error=errors.known_good,
+        worst_block=errors.worst,
     )
-
-
-def put(reference: Reference, replaced: Sequence[Replaced], *, good: bool = False) -> None:
-    """Put the values of the graph, or of the known-good quantiser, into the torch model.
-
-    A tied matrix that is quantised for one use only becomes two parameters.
-    """
-    model = reference.model
-    owners = _owners(model)
-    inputs = {id(module) for module in model.modules() if hasattr(module, "embedding_dim")}
-    for entry in replaced:
-        for module in owners.get(entry.name, ()):
-            if entry.looked_up if id(module) in inputs else entry.multiplied:
-                values = torch.from_numpy(np.ascontiguousarray(entry.good if good else entry.graph))
-                module.weight = torch.nn.Parameter(values.to(module.weight.dtype), requires_grad=False)
 
 
 def _owners(model: Any) -> dict[str, list[Any]]:
