@@ -31,8 +31,10 @@ _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
 """Metadata of the tracer: stack traces with source lines of the modelling code, as large as a small graph."""
 
 
-def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse: str | None = None) -> Any:
-    """Trace the model with ``inputs``, with every axis dynamic.
+def export_graph(
+    model: Any, inputs: Mapping[str, Any], opset: int | None, fuse: str | None = None, *, batch_only: bool = False
+) -> Any:
+    """Trace the model with ``inputs``, with every axis dynamic; with ``batch_only`` only the first axis of each.
 
     ``fuse`` is the provider of ONNX Runtime for whose operators the exporter fuses attention, norms and activations.
 
@@ -43,6 +45,8 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse:
     torch = need("torch", "onnx,torch", "exporting")
     with quiet(transformers), _silence(), torch.no_grad():
         exporter, config = _exporter(dict(inputs), opset, fuse)
+        if batch_only:
+            config.dynamic_shapes = {name: {0: torch.export.Dim.AUTO} for name in inputs}
         try:
             made = exporter.export(model, dict(inputs), config)
         except Exception as error:

@@ -23,6 +23,7 @@ from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, run
 from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
+from tieconv.onnx.export.encoder_decoder.planned_inputs import pair_inputs
 from tieconv.onnx.export.export_settings import Settings
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
@@ -57,13 +58,6 @@ _AXES = {
         "input_ids [batch, sequence]",
         "attention_mask [batch, sequence]",
         "decoder_input_ids [batch, decoder sequence]",
-    ),
-    Kind.PAIR: (
-        "encoder: input_ids and attention_mask [batch, encoder sequence]",
-        "decoder: input_ids [batch, sequence]",
-        "decoder: encoder_hidden_states [batch, encoder sequence, width], encoder_attention_mask",
-        "decoder: past_key_values [batch, heads, past, width] of each layer, for decoder and encoder",
-        "decoder: use_cache_branch [1], false for the first tokens",
     ),
 }
 
@@ -166,6 +160,7 @@ def plan_export(
     if parts is not None:
         check_options(layout, quantise)
     layout_.check(model, kind, precision, quantise)
+    inputs = pair_inputs(name, checkpoint.root) if kind is Kind.PAIR else AXES if parts else _AXES.get(kind, ())
     copied = _companions(checkpoint, layout_.made)
     tied = tied_names(evidence)
     shared = form if tied and not quantise else None
@@ -178,7 +173,7 @@ def plan_export(
         opset=opset,
         provider=provider,
         parity=parity,
-        inputs=_AXES.get(kind, ()) if parts is None else AXES,
+        inputs=inputs,
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),

@@ -14,6 +14,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.onnx.parity.encoder_decoder.feature_axes import with_fixed_features
 from tieconv.onnx.parity.encoder_decoder.pair_files import pair_files
 from tieconv.onnx.parity.encoder_decoder.pair_roles import Pair, pair_faults, read_pair
 from tieconv.onnx.parity.encoder_decoder.pair_weights import as_one_graph
@@ -95,7 +96,7 @@ def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
     check_model(checkpoint)
     files = pair_files(path) if graph_file(path) == path else None
     if files is not None:
-        pair = read_pair(files)
+        pair = with_fixed_features(read_pair(files), checkpoint)
         graph = as_one_graph(path, pair)
         precision = _precision(graph, pair.graphs)
         return Subject(graph, evidence, provider, precision, pair.bindings, load_config(checkpoint.root), pair)
