@@ -164,3 +164,23 @@ def test_families(tmp_path: Path, name: str) -> None:
     assert result.parity.verdict is Verdict.PASSED
     assert result.parity.identity is not None
     assert result.parity.identity.copies == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "provider"), [("t5", "cpu"), ("bart", "cuda"), ("whisper", "cuda")])
+def test_fused_operators(tmp_path: Path, name: str, provider: str) -> None:
+    """Both graphs are fused, parity passes, the head reads the embedding's matrix, and a session holds it once."""
+    from tests.onnx.export_table import optimised
+    from tests.onnx.layouts.measure import make
+
+    model = make(name)
+    model.save_pretrained(tmp_path / "model")
+    result = tieconv.export(tmp_path / "model", tmp_path / "out", fuse=provider, provider="cpu")
+    assert result.parity is not None
+    assert result.parity.verdict is Verdict.PASSED
+    for graph in GRAPHS:
+        nodes = onnx.load(tmp_path / "out" / graph, load_external_data=False).graph.node
+        assert any(node.domain == "com.microsoft" for node in nodes), graph
+    (head,) = [node for node in nodes if "logits" in node.output]
+    assert head.op_type == "FusedMatMul"
+    assert optimised(tmp_path / "out" / GRAPHS[1], model.get_input_embeddings().weight.detach().numpy()) == 1

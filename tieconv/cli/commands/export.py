@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -88,16 +88,9 @@ def command(
     output: str | None,
     overwrite: bool,
     dry_run: bool,
-    precision: str,
-    head_form: str,
-    fuse: str,
-    layout: str,
-    quantise: str | None,
-    inputs_embeds: bool,
-    opset: int | None,
-    provider: str,
     no_parity: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
 
@@ -111,18 +104,7 @@ def command(
 
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
-    planned = plan_export(
-        model,
-        precision=precision,
-        head_form=head_form,
-        opset=opset,
-        provider=provider,
-        parity=not no_parity,
-        fuse=fuse,
-        layout=layout,
-        quantise=quantise,
-        inputs_embeds=inputs_embeds,
-    )
+    planned = plan_export(model, parity=not no_parity, **options)
     before = planned.outcome()
     if output is not None:
         if not dry_run:
