@@ -17,7 +17,10 @@ _IDS = "input_ids"
 
 @record
 class EncoderInput:
-    """The argument of the forward pass, and the axes of one row: channels and sides, or mel bins and frames."""
+    """The argument of the forward pass, and the axes of one row.
+
+    These are channels and sides of an image, or mel bins and time steps of sound.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -51,9 +54,9 @@ def planned_encoder_input(cls: Any, directory: str) -> EncoderInput | None:
 def encoder_input(model: Any) -> EncoderInput | None:
     """Return the features that the encoder of ``model`` reads; ``None`` for token ids.
 
-    Images have the `num_channels` and the `image_size` of the encoder's config. Sound has its `num_mel_bins`, and as
-    many frames as the encoder's convolutions make `max_source_positions` of. Raises `RefusedError` if the config has
-    neither.
+    Images have the `num_channels` and the `image_size` of the encoder's config. Sound has its `num_mel_bins`, and so
+    many time steps that the encoder's convolutions make `max_source_positions` of them. Raises `RefusedError` if the
+    config has neither.
     """
     name = feature_argument(type(model))
     if not name:
@@ -69,8 +72,7 @@ def encoder_input(model: Any) -> EncoderInput | None:
         strides = (module.stride[0] for module in encoder.children() if hasattr(module, "stride"))
         return EncoderInput(name, (bins, positions * prod(strides)))
     raise RefusedError(
-        f"{shown(type(model).__name__)} reads {shown(name)}, and its config does not fix their shape: export supports "
-        "only encoders of token ids, of images of one size, or of mel spectrograms of one length",
+        f"{shown(type(model).__name__)} reads {shown(name)}, and its config does not fix their shape, as export needs",
         _HINT,
         "export.kind",
     )

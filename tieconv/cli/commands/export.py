@@ -67,8 +67,8 @@ _STAGES = {
 @click.option(
     "--inputs-embeds",
     is_flag=True,
-    help="Write the decoder as a graph of inputs_embeds, and its embedding as a second graph. Always so for a model of "
-    "images or sound.",
+    help="Write the decoder as a graph of inputs_embeds, and its embedding as a second graph. Always so for a decoder "
+    "of images or sound.",
 )
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
@@ -95,7 +95,7 @@ def command(
     """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
 
     Writes one graph for a decoder with its key-value cache, or for a masked language model. Writes two graphs with
-    caches for an encoder-decoder. Of a model of images or sound it writes the language model: a decoder that reads
+    caches for an encoder-decoder. Of a decoder of images or sound it writes the language model: a decoder that reads
     inputs_embeds. The graph embed_tokens.onnx computes them from token ids. Exits with 0 if parity passed and with 1
     if it failed. Exits with 2 if MODEL could not be exported or parity could not be run. Writes OUT only if parity
     passed, or with --no-parity.

@@ -128,8 +128,8 @@ class PlannedExport(Printed):
 def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
-    With ``options.inputs_embeds``, the graphs are an embedding and a decoder of its rows, as always for images and
-    sound of a decoder.
+    With ``options.inputs_embeds``, the graphs are an embedding and a decoder of its rows. A decoder of images or sound
+    is always exported so.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and

@@ -146,8 +146,7 @@ def check_model(checkpoint: Checkpoint) -> None:
 
 _FLOATS = "measure the loss of a quantised graph with --quantised, or give the graph before quantization"
 _FLOAT_PAIR = (
-    "give the pair before quantization; as one graph it can be quantised and measured: "
-    "tieconv export MODEL -o OUT --quantise int8"
+    "give the pair before quantization, or quantise the model as one graph: tieconv export MODEL -o OUT --quantise int8"
 )
 _QUANTISED = "parity.quantised"
 
