@@ -18,7 +18,8 @@ Each program generated 24 greedy tokens for each of two prompts, and torch gener
 tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. For an encoder-decoder it
 ends with them. genai makes the attention mask itself, so it got that prompt without the padding. A masked language
 model predicted each token. *same* means that all tokens were torch's, and that a session held the matrix once. For an
-encoder-decoder that is the decoder's session. The models are tiny, in fp32, on the CPU."""
+encoder-decoder that is the decoder's session. An encoder of sound or images got two rows of random features.
+transformers.js got them one by one. The models are tiny, in fp32, on the CPU."""
 
 
 def page() -> str:

@@ -53,6 +53,7 @@ ALLOWED = {
     ("tieconv/reference/batch.py", "Batch", "decoder_mask"): MODULE,
     ("tieconv/reference/batch.py", "Batch", "given_positions"): MODULE,
     ("tieconv/reference/batch.py", "Batch", "embeds"): MODULE,
+    ("tieconv/reference/features.py", "Features", "values"): MODULE,
     ("tieconv/reference/batch.py", "Batch", "blocks"): MODULE,
     ("tieconv/reference/model.py", "Reference", "model"): MODULE,
     ("tieconv/reference/two_tables.py", "Apart", "embed"): MODULE,

@@ -10,7 +10,7 @@ from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.opened import on_disk
-from tieconv.text import shown
+from tieconv.text import command, path_word, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,41 +44,37 @@ def plan_export(
     such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
     graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
     matrix. ``quantise`` needs the other two at their defaults. With ``inputs_embeds``, one graph is the input embedding
-    and the other a decoder of its rows. A model of images or sound is always exported so. Raises `RefusedError` for a
+    and the other a decoder of its rows. A decoder of images or sound is always exported so. Raises `RefusedError` for a
     model with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
-    from tieconv.checkpoint.results.exported import PRECISIONS
-    from tieconv.checkpoint.write_plan.graph import HeadForm
-
-    _check_choice("precision", precision, tuple(PRECISIONS))
+    _check_choice("precision", precision, ("fp32", "fp16", "bf16"))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
     _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
     _check_choice("layout", layout, LAYOUT_NAMES)
+    if quantise is not None:
+        _check_choice("quantise", quantise, ("int8", "int4", "dynamic-int8"))
+    from tieconv.checkpoint.write_plan.export_options import ExportOptions
+    from tieconv.checkpoint.write_plan.graph import HeadForm
+
+    options = ExportOptions(
+        precision=precision,
+        head_form=HeadForm(head_form),
+        opset=opset,
+        provider=provider,
+        parity=parity,
+        fuse=None if fuse == "none" else fuse,
+        layout=layout,
+        quantise=quantise,
+        inputs_embeds=inputs_embeds,
+    )
     from tieconv.reference.packages import require
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export.plan import plan_export as make
-    from tieconv.onnx.quantise.scheme import Scheme
 
-    form, fused = HeadForm(head_form), None if fuse == "none" else fuse
-    if quantise is not None:
-        _check_choice("quantise", quantise, tuple(Scheme))
-    scheme = None if quantise is None else Scheme(quantise)
-    evidence = inspect(on_disk(path))
-    return make(
-        evidence,
-        precision,
-        form,
-        opset,
-        provider,
-        parity=parity,
-        fuse=fused,
-        layout=layout,
-        quantise=scheme,
-        inputs_embeds=inputs_embeds,
-    )
+    return make(inspect(on_disk(path)), options)
 
 
 def export(
@@ -157,9 +153,11 @@ def parity(
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
     if quantised and os.path.isdir(graph_file(str(onnx))):
+        again = command("parity", str(onnx), path_word(str(model)))
+        one_graph = command("export", str(model), "-o", "OUT", "--quantise", "int8")
         raise RefusedError(
             f"{shown(str(onnx))}: --quantised measures one graph, not an encoder and a decoder",
-            "measure it without --quantised, or give one graph",
+            f"measure the float pair: {again}; quantise the model as one graph: {one_graph}",
             "parity.quantised",
         )
     if quantised:

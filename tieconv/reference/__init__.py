@@ -5,8 +5,21 @@ only this one imports torch and transformers.
 """
 
 from tieconv.reference.batch import Batch
+from tieconv.reference.encoder_input import EncoderInput
+from tieconv.reference.features import Features
 from tieconv.reference.model import Reference, architecture, load, load_config
 from tieconv.reference.two_tables import Apart, load_apart
 from tieconv.reference.windows import position_limit
 
-__all__ = ["Apart", "Batch", "Reference", "architecture", "load", "load_apart", "load_config", "position_limit"]
+__all__ = [
+    "Apart",
+    "Batch",
+    "EncoderInput",
+    "Features",
+    "Reference",
+    "architecture",
+    "load",
+    "load_apart",
+    "load_config",
+    "position_limit",
+]

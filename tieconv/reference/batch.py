@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tieconv.checkpoint.value_type import record
+from tieconv.reference.features import Features
 
 
 @record
@@ -15,7 +16,7 @@ class Batch:
     ``decoder_ids`` are set for an encoder-decoder, ``decoder_mask`` if some of them are padding. ``types`` are set for
     a model with token types. Without ``placed`` the model numbers the positions itself. ``embeds`` are rows (batch ×
     sequence × width) that a decoder reads in place of the ids. ``blocks`` are token types that change what a token
-    attends to.
+    attends to. ``features`` are what an encoder reads in place of the ids, which then have no columns.
     """
 
     ids: Any
@@ -27,6 +28,7 @@ class Batch:
     given_positions: Any = None
     embeds: Any = None
     blocks: Any = None
+    features: Features | None = None
 
     @property
     def positions(self) -> Any:

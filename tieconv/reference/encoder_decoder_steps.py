@@ -14,7 +14,6 @@ def encoder_decoder_steps(
     ``call`` is the model's forward pass, and ``inputs`` its keyword arguments for the whole sequence.
     """
     from transformers import DynamicCache, EncoderDecoderCache
-    from transformers.modeling_outputs import BaseModelOutput
 
     tokens = inputs["decoder_input_ids"]
     cache, start = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0
@@ -24,6 +23,13 @@ def encoder_decoder_steps(
         piece = tokens[:, start:end]
         made = call(**arguments, decoder_input_ids=piece, past_key_values=cache, use_cache=True)
         arguments.pop("input_ids", None)
-        arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=made.encoder_last_hidden_state)
+        arguments["encoder_outputs"] = encoder_outputs(made.encoder_last_hidden_state)
         yield made.logits
         start = end
+
+
+def encoder_outputs(states: Any) -> Any:
+    """Return the encoder's last hidden states as the argument `encoder_outputs` of a forward pass."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=states)

@@ -37,11 +37,11 @@ def stored_outside(model: Any, stored: Iterable[str]) -> tuple[str, ...]:
     parts = tuple(left_out(model))
     if not parts:
         return ()
-    loads = _loaded_names(model, tuple(stored))
+    loads = loaded_names(model, tuple(stored))
     return tuple(name for name, loaded in loads.items() if any(f"{loaded}.".startswith(f"{part}.") for part in parts))
 
 
-def _loaded_names(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
+def loaded_names(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
     """Return for each stored name the parameter that it is loaded into, or the first of several."""
     parameters = model.state_dict()
     try:

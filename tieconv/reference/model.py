@@ -12,7 +12,8 @@ from typing import Any
 
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.batch import Batch
-from tieconv.reference.encoder_decoder_steps import encoder_decoder_steps
+from tieconv.reference.encoder_decoder_steps import encoder_decoder_steps, encoder_outputs
+from tieconv.reference.features import Features
 from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
 from tieconv.text import command, shown
@@ -66,6 +67,9 @@ class Reference:
 
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """Return the keyword arguments of the forward pass from position ``start``. The mask covers all positions."""
+        if batch.features is not None:
+            states = batch.features.for_rows(self._states(batch.features), len(batch.decoder_ids))
+            return {"encoder_outputs": encoder_outputs(states), "decoder_input_ids": batch.decoder_ids}
         if batch.decoder_ids is not None:
             masked = {} if batch.decoder_mask is None else {"decoder_attention_mask": batch.decoder_mask}
             ids = {"input_ids": batch.ids, "decoder_input_ids": batch.decoder_ids}
@@ -83,6 +87,19 @@ class Reference:
         if batch.placed and "position_ids" in self._accepts:
             arguments["position_ids"] = batch.positions[..., start:]
         return arguments
+
+    def _states(self, features: Features) -> Any:
+        """Return the encoder's last hidden states of ``features``, computed once by the class's forward pass."""
+        if features not in self._encoded:
+            values = features.values.to(self.model.dtype)
+            token = values.new_zeros((len(values), 1)).long()
+            made = self.call(**{features.name: values}, decoder_input_ids=token, use_cache=False)
+            self._encoded[features] = made.encoder_last_hidden_state
+        return self._encoded[features]
+
+    @cached_property
+    def _encoded(self) -> dict[Features, Any]:
+        return {}
 
     def logits(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache.

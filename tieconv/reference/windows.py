@@ -17,6 +17,8 @@ EVERY = 7
 _FROM_PADDING = ("roberta", "roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer", "esm", "ibert")
 """Ends of model types that number positions from the padding token's id on."""
 
+_POSITIONS = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings")
+
 EXTRA, PURPOSE = "torch", "--text, which runs the model,"
 """The extra that `--text` needs, and the purpose for the error message."""
 
@@ -144,9 +146,13 @@ def positions(directory: str) -> int | None:
 
 
 def position_limit(config: Any) -> int | None:
-    """Return how many positions a model with this config has, or ``None`` if the config does not say."""
-    number = getattr(config, "max_position_embeddings", None)
-    if not isinstance(number, int) or number < 1:
+    """Return how many positions a model with this config has, or ``None`` if the config does not say.
+
+    Of an encoder-decoder with two numbers, it is that of the decoder.
+    """
+    numbers = (getattr(config, name, None) for name in _POSITIONS)
+    number = next((value for value in numbers if isinstance(value, int) and value > 0), None)
+    if number is None:
         return None
     padding = getattr(config, "pad_token_id", None)
     counted = str(getattr(config, "model_type", "")).endswith(_FROM_PADDING)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import tieconv
-from tests.onnx.exported import Exported, cache_directory, make
+from tests.onnx.exported import Exported, cache_directory
+from tests.onnx.layouts.measure import make
 
 Pairs = Callable[[str], Exported]
 

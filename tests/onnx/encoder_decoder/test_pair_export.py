@@ -164,3 +164,24 @@ def test_families(tmp_path: Path, name: str) -> None:
     assert result.parity.verdict is Verdict.PASSED
     assert result.parity.identity is not None
     assert result.parity.identity.copies == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "provider"), [("t5", "cpu"), ("bart", "cuda"), ("whisper", "cuda")])
+def test_fused_operators(tmp_path: Path, name: str, provider: str) -> None:
+    """Both graphs are fused, parity passes, the head reads the embedding's matrix, and a session holds it once."""
+    from tests.onnx.export_table import optimised
+    from tests.onnx.layouts.measure import make
+
+    model = make(name)
+    model.save_pretrained(tmp_path / "model")
+    result = tieconv.export(tmp_path / "model", tmp_path / "out", fuse=provider, provider="cpu")
+    assert result.parity is not None
+    assert result.parity.verdict is Verdict.PASSED
+    for name_of_file in GRAPHS:
+        graph = onnx.load(tmp_path / "out" / name_of_file, load_external_data=False).graph
+        assert any(node.domain == "com.microsoft" for node in graph.node), name_of_file
+    (words,) = [tensor.name for tensor in graph.initializer if list(tensor.dims) == [1021, 32]]
+    (head,) = [node for node in graph.node if node.op_type != "Gather" and words in node.input]
+    assert head.op_type == "FusedMatMul"
+    assert optimised(tmp_path / "out" / GRAPHS[1], model.get_input_embeddings().weight.detach().numpy()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 
 import tieconv
-from tests.cli.run import refused
+from tests.cli.run import refused, run
 from tests.onnx import faults
 from tests.onnx.encoder_decoder.conftest import Pairs
 from tieconv.checkpoint.results.parity import Parity, Verdict
@@ -158,6 +160,26 @@ def test_a_quantised_pair_is_refused(pairs: Pairs) -> None:
     made = pairs("t5")
     sentence = refused("parity --quantised", made.graph, made.model)
     assert "--quantised measures one graph, not an encoder and a decoder" in sentence
+    hint = run("parity --quantised", made.graph, made.model).stderr.splitlines()[1]
+    assert f"tieconv parity {made.graph} {made.model}" in hint
+    assert f"tieconv export {made.model} -o OUT --quantise int8" in hint
+
+
+@pytest.mark.parametrize("file", [ENCODER, DECODER])
+def test_a_pair_that_was_quantised_is_refused(pairs: Pairs, tmp_path: Path, file: str) -> None:
+    """Without `--quantised` the sentence says what is quantised, and the hint does not lead back to it."""
+    made = pairs("t5")
+    out = shutil.copytree(made.graph, tmp_path / "out")
+    logging.disable(logging.WARNING)
+    try:
+        quantize_dynamic(str(made.graph / file), str(out / file))
+    finally:
+        logging.disable(logging.NOTSET)
+    sentence = refused("parity", out, made.model)
+    assert "parity cannot measure" in sentence
+    hint = run("parity", out, made.model).stderr.splitlines()[1]
+    assert hint.startswith("hint: give the pair before quantization")
+    assert "--quantised" not in hint
 
 
 def test_half_a_pair_is_not_measured(pairs: Pairs, tmp_path: Path) -> None:

@@ -43,6 +43,51 @@ ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
 }
 """Encoder-decoders besides t5 and bart."""
 
+_VIT = tr.ViTConfig(
+    hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4,
+    initializer_range=STD,
+).to_dict()  # fmt: skip
+_ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 2}
+
+
+def _of_images(encoder: dict[str, Any], decoder: Any) -> Any:
+    """A `VisionEncoderDecoderModel` of these two configs. The encoder's width is projected to the decoder's."""
+    config = tr.VisionEncoderDecoderConfig(encoder=encoder, decoder=decoder.to_dict(), **_ENDS)
+    return tr.VisionEncoderDecoderModel(config)
+
+
+OF_FEATURES: dict[str, Callable[[], Any]] = {
+    "whisper": lambda: tr.WhisperForConditionalGeneration(
+        tr.WhisperConfig(
+            **{key: value for key, value in _HALVES.items() if key not in ("max_position_embeddings", "init_std")},
+            init_std=0.6, num_mel_bins=8, max_source_positions=20, max_target_positions=128, suppress_tokens=None,
+            begin_suppress_tokens=None,
+        )
+    ),
+    "trocr": lambda: _of_images(
+        _VIT,
+        tr.TrOCRConfig(
+            vocab_size=ROWS, d_model=WIDTH, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
+            max_position_embeddings=128, init_std=STD, cross_attention_hidden_size=24, **_ENDS,
+        ),
+    ),
+    "vit-gpt2": lambda: _of_images(
+        _VIT,
+        tr.GPT2Config(
+            vocab_size=ROWS, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=128, initializer_range=STD,
+            add_cross_attention=True, is_decoder=True, **_ENDS,
+        ),
+    ),
+    "donut": lambda: _of_images(
+        tr.DonutSwinConfig(
+            image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4,
+            initializer_range=STD,
+        ).to_dict(),
+        tr.MBartConfig(**_HALVES, is_decoder=True, add_cross_attention=True),
+    ),
+}  # fmt: skip
+"""Encoder-decoders whose encoder reads sound or images."""
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     **ARCHITECTURES,
     "gemma3": lambda: tr.Gemma3ForCausalLM(
@@ -56,6 +101,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: tr.SmolLM3ForCausalLM(tr.SmolLM3Config(**_SIZES, pad_token_id=0)),
     "phi3": lambda: tr.Phi3ForCausalLM(tr.Phi3Config(**_SIZES, pad_token_id=0)),
     **ENCODER_DECODERS,
+    **OF_FEATURES,
     "olmo": lambda: tr.OlmoForCausalLM(tr.OlmoConfig(**_SIZES)),
     "stablelm": lambda: tr.StableLmForCausalLM(tr.StableLmConfig(**_SIZES)),
 }

@@ -34,7 +34,8 @@ from tieconv.onnx.parity.graph.bindings import bind
 from tieconv.onnx.parity.graph.file import read_graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.session.open_ import open_session
-from tieconv.reference import Batch
+from tieconv.reference import Batch, Features
+from tieconv.reference.encoder_input import encoder_input
 
 FILE = Path(__file__).parents[3] / "docs" / "measured" / "layouts.json"
 HERE = Path(__file__).parent
@@ -95,17 +96,30 @@ def prompts(*, masked: bool, encodes: bool = False) -> tuple[torch.Tensor, torch
     return ids, mask
 
 
-def wanted(model: Any, ids: torch.Tensor, mask: torch.Tensor, *, masked: bool) -> list[list[int]]:
+def drawn_features(model: Any) -> Features | None:
+    """Two rows of random features for the encoder; `None` for one of token ids."""
+    reads = encoder_input(model)
+    if reads is None:
+        return None
+    return Features(reads.name, torch.randn((2, *reads.shape), generator=torch.Generator().manual_seed(12)))
+
+
+def wanted(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, features: Features | None, *, masked: bool
+) -> list[list[int]]:
     """The greedy tokens of torch, or each position's best token of a masked model."""
     with torch.no_grad():
         if masked:
             best: list[list[int]] = model(input_ids=ids, attention_mask=mask).logits.argmax(-1).tolist()
             return best
         start = {"decoder_start_token_id": first} if (first := start_of(model)) is not None else {}
-        made = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, num_beams=1, **start
-        )
-    tokens: list[list[int]] = made[:, 1 if start else ids.shape[1] :].tolist()
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if features is not None:
+            inputs = {features.name: features.values.to(model.dtype)}
+        made = model.generate(**inputs, max_new_tokens=STEPS, do_sample=False, num_beams=1, **start)
+    # Whisper's own `generate` does not return the decoder's first token.
+    begin = int(bool((made[:, 0] == first).all())) if start else ids.shape[1]
+    tokens: list[list[int]] = made[:, begin:].tolist()
     return tokens
 
 
@@ -180,7 +194,7 @@ def traced_once(folder: Path) -> Iterator[None]:
         stored_pair(folder)(reference, raw, data_of)
 
     carry_out.trace_pair = pair_once
-    adapter.export_graph = lambda *given: None if documents else trace(*given)
+    adapter.export_graph = lambda *inputs, **more: None if documents else trace(*inputs, **more)
     adapter.save = save_once
     try:
         yield
@@ -200,6 +214,7 @@ def rows_of(
     matrix = model.get_input_embeddings().weight.detach().numpy()
     start = start_of(model)
     ids, mask = prompts(masked=masked, encodes=start is not None)
+    features = drawn_features(model)
     want: list[list[int]] = []
     with traced_once(folder / "traced"):
         for layout, program in layouts.items():
@@ -221,9 +236,12 @@ def rows_of(
                         (row[real.bool()][None], real[real.bool()][None]) for row, real in zip(ids, mask, strict=True)
                     ]
                 want = [tokens for row, real in rows for tokens in tokens_of(graph, row, real, masked=masked)]
-            want = want or wanted(model, ids, mask, masked=masked)
+            want = want or wanted(model, ids, mask, features, masked=masked)
             job = {"folder": str(out), "ids": ids.tolist(), "mask": mask.tolist(), "steps": STEPS, "masked": masked}
             job |= {} if start is None else {"start": start}
+            if features is not None:
+                values = features.values
+                job |= {"features": features.name, "shape": list(values.shape), "values": values.flatten().tolist()}
             answer = program.ask(job)
             got = answer.get("tokens", [])
             same = bool(got) and [cut(row, model) for row in got] == [cut(row, model) for row in want]

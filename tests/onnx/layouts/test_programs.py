@@ -12,7 +12,11 @@ torch = pytest.importorskip("torch")
 from tests.onnx.layouts.families import FAMILIES  # noqa: E402
 from tests.onnx.layouts.measure import FILE, VARIABLES, Program, command, rows_of  # noqa: E402
 
-TRIED = {"optimum": ["llama", "gpt2"], "genai": ["llama", "gemma2"], "transformers.js": ["llama", "bert"]}
+TRIED = {
+    "optimum": ["llama", "gpt2", "whisper"],
+    "genai": ["llama", "gemma2"],
+    "transformers.js": ["llama", "bert", "whisper"],
+}
 """Families that the slow test generates with. The committed figures have them all."""
 
 

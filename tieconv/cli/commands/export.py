@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,8 +67,8 @@ _STAGES = {
 @click.option(
     "--inputs-embeds",
     is_flag=True,
-    help="Write the decoder as a graph of inputs_embeds, and its embedding as a second graph. Always so for a model of "
-    "images or sound.",
+    help="Write the decoder as a graph of inputs_embeds, and its embedding as a second graph. Always so for a decoder "
+    "of images or sound.",
 )
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
@@ -88,21 +88,14 @@ def command(
     output: str | None,
     overwrite: bool,
     dry_run: bool,
-    precision: str,
-    head_form: str,
-    fuse: str,
-    layout: str,
-    quantise: str | None,
-    inputs_embeds: bool,
-    opset: int | None,
-    provider: str,
     no_parity: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
 
     Writes one graph for a decoder with its key-value cache, or for a masked language model. Writes two graphs with
-    caches for an encoder-decoder. Of a model of images or sound it writes the language model: a decoder that reads
+    caches for an encoder-decoder. Of a decoder of images or sound it writes the language model: a decoder that reads
     inputs_embeds. The graph embed_tokens.onnx computes them from token ids. Exits with 0 if parity passed and with 1
     if it failed. Exits with 2 if MODEL could not be exported or parity could not be run. Writes OUT only if parity
     passed, or with --no-parity.
@@ -111,18 +104,7 @@ def command(
 
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
-    planned = plan_export(
-        model,
-        precision=precision,
-        head_form=head_form,
-        opset=opset,
-        provider=provider,
-        parity=not no_parity,
-        fuse=fuse,
-        layout=layout,
-        quantise=quantise,
-        inputs_embeds=inputs_embeds,
-    )
+    planned = plan_export(model, parity=not no_parity, **options)
     before = planned.outcome()
     if output is not None:
         if not dry_run:

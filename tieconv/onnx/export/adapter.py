@@ -31,8 +31,10 @@ _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
 """Metadata of the tracer: stack traces with source lines of the modelling code, as large as a small graph."""
 
 
-def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse: str | None = None) -> Any:
-    """Trace the model with ``inputs``, with every axis dynamic.
+def export_graph(
+    model: Any, inputs: Mapping[str, Any], opset: int | None, fuse: str | None = None, *, batch_only: bool = False
+) -> Any:
+    """Trace the model with ``inputs``, with every axis dynamic; with ``batch_only`` only the first axis of each.
 
     ``fuse`` is the provider of ONNX Runtime for whose operators the exporter fuses attention, norms and activations.
 
@@ -42,7 +44,8 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None, fuse:
     transformers = need("transformers", "onnx,torch", "exporting")
     torch = need("torch", "onnx,torch", "exporting")
     with quiet(transformers), _silence(), torch.no_grad():
-        exporter, config = _exporter(dict(inputs), opset, fuse)
+        shapes = {name: {0: torch.export.Dim.AUTO} for name in inputs} if batch_only else None
+        exporter, config = _exporter(dict(inputs), opset, fuse, shapes)
         try:
             made = exporter.export(model, dict(inputs), config)
         except Exception as error:
@@ -108,14 +111,17 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
     return document
 
 
-def _exporter(inputs: dict[str, Any], opset: int | None, fuse: str | None) -> tuple[Any, Any]:
+def _exporter(
+    inputs: dict[str, Any], opset: int | None, fuse: str | None, shapes: Mapping[str, Any] | None
+) -> tuple[Any, Any]:
     try:
         module = importlib.import_module("transformers.exporters")
         exporter, make = module.OnnxExporter, module.OnnxConfig
     except (ImportError, AttributeError) as error:
         raise _moved(f"it has no exporters.OnnxExporter ({shown(error, 200)})") from error
     try:
-        config = make(dynamic=True, opset_version=opset, **({"ort_fusions": fuse} if fuse else {}))
+        more = ({"ort_fusions": fuse} if fuse else {}) | ({"dynamic_shapes": shapes} if shapes else {})
+        config = make(dynamic=True, opset_version=opset, **more)
         inspect.signature(exporter.export).bind(None, None, inputs, config)
     except TypeError as error:
         raise _moved(f"its arguments differ ({shown(error, 200)})") from error

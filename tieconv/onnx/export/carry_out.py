@@ -113,18 +113,18 @@ class _Job:
 
     def _shared(self, raw: Path) -> Shared:
         """Store every matrix once. A quantised export is quantised before."""
-        if self.settings.quantise is None:
+        if self.settings.scheme is None:
             shared = share(raw, self.staging.new, self.settings.form)
             if not self.plan.inputs_embeds:
                 return shared
             return replace(shared, proofs=separate(self.staging.new, GRAPH, shared.matrices))
-        made = quantise_tied(raw, self.staging.held / "quantised", self.settings.quantise, self.plan, self._data())
+        made = quantise_tied(raw, self.staging.held / "quantised", self.settings.scheme, self.plan, self._data())
         shared = share(self.staging.held / "quantised", self.staging.new, self.settings.form)
         proof = prove_once(self.staging.new, GRAPH, made.tied)
         return replace(shared, proofs=(proof,), notes=(*shared.notes, *made.notes))
 
     def _begin(self, stage: str) -> None:
-        stages = 5 + self.settings.parity
+        stages = 5 + self.settings.options.parity
         self.progress(stage, self.stage, stages)
         self.stage += 1
 
@@ -138,13 +138,13 @@ class _Job:
 
     def _paths(self) -> dict[str, Path]:
         """Return the paths in OUT of the graphs and their data, by their names until then."""
-        return published(self.settings.layout, self.plan.precision, self.stems, self.settings.quantise)
+        return published(self.settings.layout, self.plan.precision, self.stems, self.settings.scheme)
 
     def _graphs(self) -> list[Path]:
         return [self.staging.new / f"{stem}.onnx" for stem in self.stems]
 
     def _data(self, stem: str = STEM) -> str:
-        return self.settings.layout.data_of(self.plan.precision, stem, self.settings.quantise)
+        return self.settings.layout.data_of(self.plan.precision, stem, self.settings.scheme)
 
     @property
     def _measured(self) -> str:
@@ -159,40 +159,42 @@ class _Job:
         self._begin("load")
         checkpoint = self.evidence.checkpoint
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
-        embeds, one_graph = self.plan.inputs_embeds, self.settings.quantise is not None
+        embeds, one_graph = self.plan.inputs_embeds, self.settings.scheme is not None
         kind = kind_of(reference.model, embeds=embeds, one_graph=one_graph)
-        self.settings.layout.check(self.settings.model, kind, self.plan.precision, self.settings.quantise)
+        self.settings.layout.check(self.settings.model, kind, self.plan.precision, self.settings.scheme)
         check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
         if kind is Kind.PAIR:
             self._trace_pair(reference, raw)
-            return {}, None if self.settings.parity else reference
+            return {}, None if self.settings.options.parity else reference
         config = load_config(checkpoint.root)
         reads = probe(reference, int(config.vocab_size)) if embeds else None
         inputs = sample(reference, kind, config, reads)
         self._begin("trace")
         with always_clamped(reference.model), first_pass(reads is not None and bool(reads.blocks)):
-            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset, self.settings.fuse)
+            made = export_adapter.export_graph(
+                reference.model, inputs, self.settings.options.opset, self.settings.options.fuse
+            )
         if reads is not None:
-            embedding = export_adapter.embedding_graph(reference.model, self.settings.opset)
+            embedding = export_adapter.embedding_graph(reference.model, self.settings.options.opset)
             export_adapter.read_rows(made, embedding, reads.causal if reads.blocks else None)
         document = export_adapter.save(made, raw)
         arrange(raw, self.settings.layout, self.settings.model, self._data())
         if self.settings.layout.renames:
             document = {}  # transformers finds the tensors by the exporter's names
         del made, inputs
-        return document, None if self.settings.parity else reference
+        return document, None if self.settings.options.parity else reference
 
     def _trace_pair(self, reference: Reference, raw: Path) -> None:
         self._begin("trace")
         layout, settings = self.settings.layout, self.settings
         self.stems = (ENCODER, DECODER)
         with always_clamped(reference.model):
-            trace_pair(reference, raw, self._data, settings.opset, settings.fuse)
+            trace_pair(reference, raw, self._data, settings.options.opset, settings.options.fuse)
         arrange_pair(raw / f"{DECODER}.onnx", layout, settings.model)
 
     def _proved(self, reference: Reference) -> Identity:
-        stored = stored_gates if self.settings.quantise is None else stored_quantised_gates
+        stored = stored_gates if self.settings.scheme is None else stored_quantised_gates
         identity, gates = stored(self._measured, self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
@@ -204,16 +206,16 @@ class _Job:
         return identity
 
     def _measure(self) -> Parity | None:
-        if not self.settings.parity:
+        if not self.settings.options.parity:
             return None
         self._begin("parity")
-        measure = run_parity if self.settings.quantise is None else run_quantised_parity
-        report = measure(self._measured, self.evidence, self.settings.provider)
-        path = self.settings.layout.graph(self.plan.precision, self.stems[-1], self.settings.quantise)
+        measure = run_parity if self.settings.scheme is None else run_quantised_parity
+        report = measure(self._measured, self.evidence, self.settings.options.provider)
+        path = self.settings.layout.graph(self.plan.precision, self.stems[-1], self.settings.scheme)
         return replace(report, graph=path)
 
     def _documents(self) -> dict[str, str]:
-        kind, scheme = Kind(self.plan.kind), self.settings.quantise
+        kind, scheme = Kind(self.plan.kind), self.settings.scheme
         return self.settings.layout.documents(self.settings.model, self.plan.precision, kind, scheme)
 
     def _publish(self, outcome: ExportOutcome, document: str) -> None:

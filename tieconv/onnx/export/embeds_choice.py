@@ -5,10 +5,11 @@ from __future__ import annotations
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.errors import RefusedError
 from tieconv.onnx.export.embeds.text_part import LeftOut, left_out_parts, reads_embeddings, refused
-from tieconv.onnx.export.sample_inputs import check_inputs, modality_input
+from tieconv.onnx.export.sample_inputs import check_inputs, encoder_decoder_kind, modality_input, reads_features
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.reference.packages import need
+from tieconv.text import shown
 
 AXES = (
     "embed_tokens.onnx: input_ids [batch, sequence]",
@@ -29,8 +30,14 @@ def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) ->
     if cls is None or not hasattr(cls, "forward"):
         return None
     images = bool(modality_input(cls))
-    if not images and not wanted:
+    if not wanted and (not images or reads_features(cls, kind)):
         return None
+    if kind is Kind.SEQ2SEQ and reads_features(cls, encoder_decoder_kind(cls, one_graph=False)):
+        raise RefusedError(
+            f"{shown(name)} reads {modality_input(cls)}: --quantise supports only encoder-decoders of token ids",
+            "export without --quantise",
+            "export.quantise",
+        )
     if kind is not Kind.CACHED or not reads_embeddings(cls):
         check_inputs(cls)
         raise refused(name, "is not a decoder that takes inputs_embeds")

@@ -10,8 +10,9 @@ from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.json_values import Printed, quoted
-from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
+from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.export_options import ExportOptions
 from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.checkpoint.write_plan.operation import LinkFile
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, plan_rows
@@ -23,6 +24,7 @@ from tieconv.execute.target import Target, destination
 from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, run
 from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
+from tieconv.onnx.export.encoder_decoder.planned_inputs import pair_inputs
 from tieconv.onnx.export.export_settings import Settings
 from tieconv.onnx.export.layouts.read import read_model
 from tieconv.onnx.export.layouts.registry import LAYOUTS
@@ -33,7 +35,6 @@ from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise.quantise_export import check_scheme, head_note
-from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.reference.packages import need
@@ -57,13 +58,6 @@ _AXES = {
         "input_ids [batch, sequence]",
         "attention_mask [batch, sequence]",
         "decoder_input_ids [batch, decoder sequence]",
-    ),
-    Kind.PAIR: (
-        "encoder: input_ids and attention_mask [batch, encoder sequence]",
-        "decoder: input_ids [batch, sequence]",
-        "decoder: encoder_hidden_states [batch, encoder sequence, width], encoder_attention_mask",
-        "decoder: past_key_values [batch, heads, past, width] of each layer, for decoder and encoder",
-        "decoder: use_cache_branch [1], false for the first tokens",
     ),
 }
 
@@ -131,78 +125,67 @@ class PlannedExport(Printed):
         return plan_rows(self.plan.summary, self.plan.notes)
 
 
-def plan_export(
-    evidence: Inspection,
-    precision: str,
-    form: HeadForm,
-    opset: int | None,
-    provider: str,
-    *,
-    parity: bool,
-    fuse: str | None = None,
-    layout: str = "plain",
-    quantise: Scheme | None = None,
-    inputs_embeds: bool = False,
-) -> PlannedExport:
+def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     """Return the plan that exports the model of ``evidence``.
 
-    With ``inputs_embeds``, the graphs are an embedding and a decoder of its rows, as always for images and sound.
-    The operators fused for the provider ``fuse`` include the head's FusedMatMul, so that is then its form.
+    With ``options.inputs_embeds``, the graphs are an embedding and a decoder of its rows. A decoder of images or sound
+    is always exported so.
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
-    values. Raises `RefusedError` if the program of ``layout`` cannot load the graph.
+    values. Raises `RefusedError` if the program of ``options.layout`` cannot load the graph.
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
-    form = HeadForm.FUSED if fuse else form
     name = architecture(checkpoint.config_values, checkpoint.source)
-    kind = _kind(name, checkpoint.config_values, one_graph=quantise is not None)
-    parts = rows_only(name, checkpoint, kind, wanted=inputs_embeds)
+    kind = _kind(name, checkpoint.config_values, one_graph=options.quantise is not None)
+    parts = rows_only(name, checkpoint, kind, wanted=options.inputs_embeds)
     check_cache(name, checkpoint.root, checkpoint.source)
-    layout_ = LAYOUTS[layout]
-    model = read_model(checkpoint, name, layout_)
+    layout = LAYOUTS[options.layout]
+    settings = Settings(options, layout, read_model(checkpoint, name, layout))
+    precision, scheme = options.precision, settings.scheme
     if parts is not None:
-        check_options(layout, quantise)
-    layout_.check(model, kind, precision, quantise)
-    copied = _companions(checkpoint, layout_.made)
+        check_options(options.layout, scheme)
+    layout.check(settings.model, kind, precision, scheme)
+    inputs = pair_inputs(name, checkpoint.root) if kind is Kind.PAIR else AXES if parts else _AXES.get(kind, ())
+    copied = _companions(checkpoint, layout.made)
     tied = tied_names(evidence)
-    shared = form if tied and not quantise else None
+    shared = settings.form if tied and not scheme else None
+    notes = [*_notes(options, shared), *layout.notes(kind, precision)]
+    if scheme is not None:
+        check_scheme(scheme, precision, options.fuse, checkpoint.source)
+        notes.append(head_note(scheme))
     plan = ExportPlan(
         source=checkpoint.source,
         architecture=name,
         kind=str(kind),
         precision=precision,
-        form=form,
-        opset=opset,
-        provider=provider,
-        parity=parity,
-        inputs=_AXES.get(kind, ()) if parts is None else AXES,
+        form=settings.form,
+        opset=options.opset,
+        provider=options.provider,
+        parity=options.parity,
+        inputs=inputs,
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
-        bytes_written=estimated_bytes(evidence, precision, quantise, parts.tensors if parts else ()),
-        notes=(*_notes(precision, provider, shared, parity=parity), *layout_.notes(kind, precision)),
-        fuse=fuse,
-        layout=layout,
-        quantise=str(quantise or ""),
+        bytes_written=estimated_bytes(evidence, precision, scheme, parts.tensors if parts else ()),
+        notes=tuple(notes),
+        fuse=options.fuse,
+        layout=options.layout,
+        quantise=options.quantise or "",
         inputs_embeds=parts is not None,
         left_out=parts.modules if parts else (),
     )
-    if quantise is not None:
-        check_scheme(quantise, precision, fuse, checkpoint.source)
-        plan = replace(plan, notes=(*plan.notes, head_note(quantise)))
-    settings = Settings(PRECISIONS[precision], form, opset, provider, parity, fuse, layout_, model, quantise)
     return PlannedExport(plan, evidence, settings)
 
 
-def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
+def _notes(options: ExportOptions, shared: HeadForm | None) -> list[str]:
     """Return what the user should know before the export. ``shared`` is the form of a tied head."""
     notes = [HELD_TWICE] if shared is HeadForm.TRANSPOSE else []
-    if precision == "bf16" and parity and provider != "cuda":
+    if options.precision == "bf16" and options.parity and options.provider != "cuda":
         notes.append("ONNX Runtime's CPU provider cannot run bf16: without a GPU use --no-parity")
-    if not parity:
+    if not options.parity:
         notes.append("the logits will not be measured; the weights are still compared bit for bit")
     return notes
 

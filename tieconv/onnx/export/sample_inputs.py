@@ -14,6 +14,7 @@ from tieconv.onnx.export.embeds.probes import Reads, embedded
 from tieconv.onnx.export.embeds.text_part import EMBEDS
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.reference import Batch, Reference
+from tieconv.reference.encoder_input import feature_argument
 from tieconv.text import shown
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
@@ -28,12 +29,13 @@ def kind_of(model: Any, *, embeds: bool = False, one_graph: bool = False) -> Kin
     """
     name = type(model).__name__
     accepts = _accepts(model)
-    if not embeds:
+    pair = encoder_decoder_kind(type(model), one_graph=one_graph) if model.config.is_encoder_decoder else None
+    if not embeds and not reads_features(type(model), pair):
         check_inputs(type(model))
     if model.get_output_embeddings() is None:
         raise _other_model(name, "has no head")
-    if model.config.is_encoder_decoder:
-        return encoder_decoder_kind(type(model), one_graph=one_graph)
+    if pair is not None:
+        return pair
     if "MaskedLM" in name:
         return Kind.MASKED
     return Kind.CACHED if "past_key_values" in accepts else Kind.PLAIN
@@ -43,6 +45,11 @@ def encoder_decoder_kind(cls: Any, *, one_graph: bool) -> Kind:
     """Return whether the encoder-decoder class can run its two parts alone, with a cache between them."""
     parts = {"encoder_outputs", "decoder_input_ids", "past_key_values"} <= _accepts(cls)
     return Kind.PAIR if parts and not one_graph else Kind.SEQ2SEQ
+
+
+def reads_features(cls: Any, kind: Kind | None) -> bool:
+    """Return whether the class is exported as two graphs, of which the encoder reads images or sound."""
+    return kind is Kind.PAIR and bool(feature_argument(cls))
 
 
 def check_inputs(cls: Any) -> None:
@@ -56,8 +63,7 @@ def modality_input(cls: Any) -> str:
     """Return the argument of the class for images or sound; empty if it takes only tokens."""
     accepts = _accepts(cls)
     input_name = next((name for name in _MODALITY_INPUTS if name in accepts), "")
-    main = str(getattr(cls, "main_input_name", "input_ids"))
-    return input_name or (main if main != "input_ids" else "")
+    return input_name or feature_argument(cls)
 
 
 def _other_model(name: str, why: str) -> RefusedError:

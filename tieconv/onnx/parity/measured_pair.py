@@ -14,6 +14,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.onnx.parity.encoder_decoder.feature_axes import with_fixed_features
 from tieconv.onnx.parity.encoder_decoder.pair_files import pair_files
 from tieconv.onnx.parity.encoder_decoder.pair_roles import Pair, pair_faults, read_pair
 from tieconv.onnx.parity.encoder_decoder.pair_weights import as_one_graph
@@ -95,9 +96,9 @@ def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
     check_model(checkpoint)
     files = pair_files(path) if graph_file(path) == path else None
     if files is not None:
-        pair = read_pair(files)
+        pair = with_fixed_features(read_pair(files), checkpoint)
         graph = as_one_graph(path, pair)
-        precision = _precision(graph, pair.graphs)
+        precision = _precision(graph, pair.graphs, _FLOAT_PAIR)
         return Subject(graph, evidence, provider, precision, pair.bindings, load_config(checkpoint.root), pair)
     graph = read_graphs(graph_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
@@ -144,14 +145,17 @@ def check_model(checkpoint: Checkpoint) -> None:
 
 
 _FLOATS = "measure the loss of a quantised graph with --quantised, or give the graph before quantization"
+_FLOAT_PAIR = (
+    "give the pair before quantization, or quantise the model as one graph: tieconv export MODEL -o OUT --quantise int8"
+)
 _QUANTISED = "parity.quantised"
 
 
-def _precision(graph: Graph, graphs: Iterable[Graph]) -> str:
+def _precision(graph: Graph, graphs: Iterable[Graph], hint: str = _FLOATS) -> str:
     """Return the float type of most weights, as torch names it. Raises `RefusedError` for a quantized graph."""
     quantised = next((clause for part in graphs for clause in quantised_weights(part)), None)
     if quantised is not None:
-        raise RefusedError(f"parity cannot measure {shown(graph.path)}: {shown(quantised)}", _FLOATS, _QUANTISED)
+        raise RefusedError(f"parity cannot measure {shown(graph.path)}: {shown(quantised)}", hint, _QUANTISED)
     stored: Counter[str] = Counter()
     for weight in graph.weights:
         stored[weight.dtype] += weight.nbytes
@@ -159,7 +163,7 @@ def _precision(graph: Graph, graphs: Iterable[Graph]) -> str:
     if dtype not in DTYPES:
         raise RefusedError(
             f"parity cannot measure {shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}",
-            _FLOATS,
+            hint,
             _QUANTISED,
         )
     return DTYPES[dtype]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +13,15 @@ from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.batch_shapes import cells, embedding_cells, single_seed_cells, stepped
 from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.batches.draw import compared, make_batch
+from tieconv.onnx.parity.batches.draw_features import with_features, without_tokens
 from tieconv.onnx.parity.batches.draw_rows import Drawn, with_rows
 from tieconv.onnx.parity.encoder_decoder.pair_sessions import PairModel
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
-from tieconv.onnx.parity.graph.forward import GraphModel
+from tieconv.onnx.parity.graph.forward import GraphModel, fixed
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.vocabulary.one_token import token_cells
 from tieconv.onnx.session.open_ import out_of_memory
-from tieconv.reference import Batch, Reference, position_limit
+from tieconv.reference import Batch, EncoderInput, Reference, position_limit
 from tieconv.text import shown
 
 Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
@@ -31,7 +33,7 @@ class Work:
 
     ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one.
     ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` describes the rows of a
-    decoder of `inputs_embeds`.
+    decoder of `inputs_embeds`. ``features`` are those that an encoder reads in place of token ids.
     """
 
     kind: Kind
@@ -47,9 +49,14 @@ class Work:
     rows: int = 0
     own: Batch | None = None
     rows_drawn: Drawn | None = None
+    features: EncoderInput | None = None
 
     @property
     def cells(self) -> list[Cell]:
+        return self._cells if self.features is None else list(dict.fromkeys(map(without_tokens, self._cells)))
+
+    @property
+    def _cells(self) -> list[Cell]:
         longest = longest_sequence(self.config)
         single = cells(self.kind, longest, self.padding)
         more = single_seed_cells(
@@ -88,9 +95,10 @@ class Work:
         return batch if self.rows_drawn is None else with_rows(batch, cell, self.rows_drawn)
 
     def _drawn(self, cell: Cell) -> Batch:
-        return make_batch(
+        batch = make_batch(
             cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
         )
+        return batch if self.features is None else with_features(batch, cell, self.features)
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""
@@ -120,7 +128,14 @@ def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, 
     decoder_mask = Role.DECODER_MASK in inputs
     drawn = Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal) if bindings.width else None
     padding = bindings.padding
-    return Work(kind, config, Role.TYPES in inputs, placed, padding, decoder_mask, holes, window, ids, rows_drawn=drawn)
+    work = Work(kind, config, Role.TYPES in inputs, placed, padding, decoder_mask, holes, window, ids, rows_drawn=drawn)
+    return replace(work, features=features_of(bindings))
+
+
+def features_of(bindings: Bindings) -> EncoderInput | None:
+    """Return the features that the model's encoder reads; ``None`` for token ids."""
+    value = bindings.features
+    return None if value is None else EncoderInput(value.name, tuple(map(fixed, value.shape[1:])))
 
 
 def longest_sequence(config: Any) -> int:

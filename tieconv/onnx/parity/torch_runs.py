@@ -14,12 +14,13 @@ from tieconv.onnx.parity.causes.model_numbers import ModelNumbers, model_numbers
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
-from tieconv.onnx.parity.passes import Work, run_floor, run_reference
+from tieconv.onnx.parity.passes import Work, features_of, run_floor, run_reference
 from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
 from tieconv.onnx.parity.weights.folds import folds
 from tieconv.onnx.parity.weights.identity import weight_identity
 from tieconv.reference import Reference, load
 from tieconv.reference.language_part import stored_outside
+from tieconv.reference.unread_parameters import stored_unread
 from tieconv.sources.local.files import open_files
 
 
@@ -60,6 +61,9 @@ def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> 
     embedding = subject.evidence.head.input_embedding
     if subject.graph.embedding is not None:
         unused = (*unused, *stored_outside(model.model, checkpoint.tensors))
+    reads = features_of(subject.bindings)
+    if reads is not None:
+        unused = (*unused, *stored_unread(model, reads, checkpoint.tensors))
     with open_files(checkpoint.root) as files:
         files.expect(checkpoint.files)
         return weight_identity(

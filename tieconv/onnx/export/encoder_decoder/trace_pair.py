@@ -21,9 +21,10 @@ from tieconv.onnx.export.encoder_decoder.traced_modules import (
     empty_cache,
     named,
 )
-from tieconv.onnx.export.sample_inputs import PAST, SEQUENCE, SOURCE, sample_batch
+from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, sample_batch
 from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
-from tieconv.reference import Reference
+from tieconv.reference import EncoderInput, Reference
+from tieconv.reference.encoder_input import encoder_input
 
 
 def trace_pair(
@@ -35,20 +36,24 @@ def trace_pair(
     `adapter.export_graph` raises.
     """
     model = reference.model
-    source, tokens = _sample(reference)
+    reads = encoder_input(model)
+    source, tokens = _sample(reference, reads)
     encoder = Encoder(model)
     with torch.no_grad():
-        hidden = encoder(**source)["last_hidden_state"]
+        reference.call(**source, decoder_input_ids=tokens, use_cache=False)  # raises if the config does not fit
+        # The encoder of images or sound has a fixed number of positions, but the decoder takes any.
+        hidden = encoder(**source)["last_hidden_state"][:, :SOURCE]
         mask = source.get("attention_mask")
         layers = _filled(model, tokens[:, :PAST], hidden, mask)
     masked = {} if mask is None else {"encoder_attention_mask": mask}
     step = {"input_ids": tokens[:, PAST:], **masked, HIDDEN: hidden, "past_key_values": layers}
 
-    def trace(module: torch.nn.Module, inputs: dict[str, Any]) -> ir.Model:
-        program: ir.Model = adapter.program_of(adapter.export_graph(module.eval(), inputs, opset, fuse))
+    def trace(module: torch.nn.Module, inputs: dict[str, Any], *, batch_only: bool = False) -> ir.Model:
+        made = adapter.export_graph(module.eval(), inputs, opset, fuse, batch_only=batch_only)
+        program: ir.Model = adapter.program_of(made)
         return program
 
-    graphs = {ENCODER: trace(encoder, source), DECODER: trace(Decoder(model), step)}
+    graphs = {ENCODER: trace(encoder, source, batch_only=reads is not None), DECODER: trace(Decoder(model), step)}
     merge(graphs[DECODER], trace(CrossAttention(model), {HIDDEN: hidden}))
     for name in dict.fromkeys(map(data_of, graphs)):
         write_data((graph for stem, graph in graphs.items() if data_of(stem) == name), raw / name)
@@ -56,10 +61,14 @@ def trace_pair(
         ir.save(graph, raw / f"{stem}.onnx")
 
 
-def _sample(reference: Reference) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _sample(reference: Reference, reads: EncoderInput | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return inputs of the encoder, and tokens of the decoder (batch × past and sequence)."""
-    batch = sample_batch(int(reference.model.config.get_text_config(decoder=True).vocab_size), SOURCE)
-    tokens = sample_batch(int(reference.model.config.get_text_config(decoder=True).vocab_size), PAST + SEQUENCE)
+    rows = int(reference.model.config.get_text_config(decoder=True).vocab_size)
+    tokens = sample_batch(rows, PAST + SEQUENCE)
+    if reads is not None:
+        values = torch.randn((BATCH, *reads.shape), generator=torch.Generator().manual_seed(0))
+        return {reads.name: values.to(reference.model.dtype)}, tokens.ids
+    batch = sample_batch(rows, SOURCE)
     return {"input_ids": batch.ids, "attention_mask": batch.mask}, tokens.ids
 
 

@@ -26,6 +26,7 @@ _WHOLE = frozenset({"codegen", "gpt2", "gpt_neox", "gptj", "jais", "opt", "stabl
 """Decoders with a cache of as many heads as `num_attention_heads`."""
 _PAIRS = frozenset({
     "bart", "blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "mbart", "mt5", "t5",
+    "vision-encoder-decoder", "whisper",
 })  # fmt: skip
 """Encoder-decoders. transformers.js reads the shape of their caches from the graph."""
 _MASKED = frozenset({
@@ -67,6 +68,10 @@ class TransformersJS(Layout):
         types = {Kind.MASKED: _MASKED, Kind.PAIR: _PAIRS}.get(kind, _GROUPED | _WHOLE)
         if model.model_type not in types:
             raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
+        decoder = model.values.get("decoder")
+        inner = str(decoder.get("model_type", "")) if isinstance(decoder, dict) else ""
+        if inner and inner not in _PAIRS | {"trocr"}:
+            raise self.refused(model, f"{self.program} feeds a decoder of type {inner} no cache of the encoder")
 
     def cache_shape(self, model: Model) -> tuple[int, int] | None:
         # transformers.js reads the file, and not the defaults of transformers' class.

@@ -25,7 +25,7 @@ def make_batch(
         return torch.randint(0, high, (cell.batch, length), generator=generator)
 
     length = cell.past if kind.encodes else cell.length
-    ids, mask = _one_token_rows(cell) if cell.tokens else draw(length), _mask(cell, length)
+    ids, mask = _one_token_rows(cell) if cell.tokens and length else draw(length), _mask(cell, length)
     ids[mask == 0] = _padding(config)
     decoder = (_one_token_rows(cell) if cell.tokens else draw(cell.sequence)) if kind.encodes else None
     if decoder is not None and cell.steps:

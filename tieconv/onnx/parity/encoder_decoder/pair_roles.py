@@ -48,7 +48,8 @@ class Decoder:
 class Pair:
     """An encoder, the decoder for the first tokens, and the decoder for later steps. The two may be one graph.
 
-    ``inputs`` are those of the encoder by role. ``states`` is the encoder's output.
+    ``inputs`` are those of the encoder by role. ``states`` is the encoder's output. ``features`` is the input of an
+    encoder that reads images or sound; it then has no other.
     """
 
     encoder: Graph
@@ -56,6 +57,7 @@ class Pair:
     states: str
     first: Decoder
     step: Decoder
+    features: Value | None = None
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -68,12 +70,14 @@ class Pair:
         """The roles of the whole model's inputs."""
         decoder_ids = replace(self.first.ids, name=str(Role.DECODER_IDS))
         notes = tuple(switch_notes([value.name for value in self.first.switches]))
-        return Bindings(Kind.PAIR, {**self.inputs, Role.DECODER_IDS: decoder_ids}, (), (), "logits", notes=notes)
+        inputs = {**self.inputs, Role.DECODER_IDS: decoder_ids}
+        return Bindings(Kind.PAIR, inputs, (), (), "logits", notes=notes, features=self.features)
 
     @property
     def parts(self) -> Iterator[tuple[Graph, Bindings]]:
-        """Each graph with the roles of its inputs."""
-        yield self.encoder, Bindings(Kind.MASKED, dict(self.inputs), (), (), self.states)
+        """Each graph that reads token ids, with the roles of its inputs."""
+        if self.features is None:
+            yield self.encoder, Bindings(Kind.MASKED, dict(self.inputs), (), (), self.states)
         for decoder in dict.fromkeys((self.first.graph.path, self.step.graph.path)):
             chosen = self.first if decoder == self.first.graph.path else self.step
             yield chosen.graph, chosen.bindings
@@ -83,18 +87,34 @@ def read_pair(files: PairFiles) -> Pair:
     """Read the graphs. Raises `UnreadableError` for a graph that cannot be read, or that has unknown inputs."""
     encoder = read_graph(files.encoder)
     inputs: dict[Role, Value] = {}
-    for value in encoder.inputs:
+    features = _features(encoder)
+    for value in encoder.inputs if features is None else ():
         if value.name not in (Role.IDS, Role.MASK):
             raise unknown_input(encoder, value)
         inputs[Role(value.name)] = value
-    if encoder.output(_STATES) is None or Role.IDS not in inputs:
+    if encoder.output(_STATES) is None or (Role.IDS not in inputs and features is None):
         raise UnreadableError(
             f"{shown(encoder.path)} does not compute {_STATES} from input_ids", _EXPORT, "onnx.inputs"
         )
     first = _decoder(read_graph(files.first))
     step = first if files.step == files.first else _decoder(read_graph(files.step))
     _check(first, step)
-    return Pair(encoder, inputs, _STATES, first, step)
+    if features is not None:
+        _check_no_mask(first, step)
+    return Pair(encoder, inputs, _STATES, first, step, features)
+
+
+def _features(encoder: Graph) -> Value | None:
+    """Return the only input of an encoder that reads images or sound."""
+    (value,) = encoder.inputs if len(encoder.inputs) == 1 else (None,)
+    return value if value is not None and value.dtype in DTYPES and len(value.shape) > 1 else None
+
+
+def _check_no_mask(*decoders: Decoder) -> None:
+    """Raise `UnreadableError` if a decoder masks positions of an encoder whose input has no mask."""
+    for decoder in decoders:
+        if decoder.mask is not None:
+            raise unknown_input(decoder.graph, decoder.mask)
 
 
 _EXPORT = "export it with tieconv export MODEL -o OUT, or with optimum"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tieconv.onnx.parity.graph.file import Value
 from tieconv.onnx.parity.graph.forward import as_tensor, extended
 from tieconv.onnx.parity.graph.switches import switched
 from tieconv.onnx.session.open_ import Session
-from tieconv.reference import Batch
+from tieconv.reference import Batch, Features
 
 _OPEN = 1
 """Heads and width of an empty cache whose graph leaves them open."""
@@ -30,6 +31,8 @@ class PairModel:
 
     sessions: Mapping[str, Session]
     pair: Pair
+    encoded: dict[Features, torch.Tensor] = field(default_factory=dict)
+    """The encoder's last hidden states of features, each computed once."""
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return logits (batch × decoder sequence × vocabulary) of one pass of the decoder, without a past."""
@@ -56,9 +59,21 @@ class PairModel:
     def _states(self, batch: Batch) -> Any:
         """Return the encoder's last hidden states as a value."""
         session = self.sessions[self.pair.encoder.path]
+        if self.pair.features is not None:
+            return self._repeated(session, self.pair.features, batch)
         arrays = {Role.IDS: batch.ids, Role.MASK: batch.mask}
         feeds = {value.name: _fed(session, value, arrays[role]) for role, value in self.pair.inputs.items()}
         return session.run(feeds, [self.pair.states], "")[self.pair.states]
+
+    def _repeated(self, session: Session, value: Value, batch: Batch) -> Any:
+        """Return the states of the batch's features, one for each row of the decoder."""
+        features, states = batch.features, self.pair.encoder.output(self.pair.states)
+        assert features is not None
+        assert states is not None
+        if features not in self.encoded:
+            made = session.run({value.name: session.floats(features.values, value.dtype)}, [states.name], states.name)
+            self.encoded[features] = as_tensor(made[states.name])
+        return session.floats(features.for_rows(self.encoded[features], len(batch.answered)), states.dtype)
 
     def _run(
         self, batch: Batch, start: int, states: Any, past: Mapping[Key, Any]
@@ -67,7 +82,7 @@ class PairModel:
         session = self.sessions[decoder.graph.path]
         feeds = self._feeds(decoder, session, batch, start, states)
         for key, value in decoder.pasts.items():
-            feeds[value.name] = past[key] if start else _empty(session, value, len(batch.ids))
+            feeds[value.name] = past[key] if start else _empty(session, value, len(batch.answered))
         made = session.run(feeds, ["logits", *decoder.presents.values()], "logits")
         carried = dict(past)
         for key, name in decoder.presents.items():

@@ -33,7 +33,10 @@ def faults(bindings: Bindings) -> Iterator[str]:
         yield from _frozen(cache.past, _AXES[Role.PAST])
     for value in bindings.switches:
         yield from _frozen(value, ("sequence",)) if value.name == PLACES else ()
-    if Role.MASK not in bindings.inputs:
+    if bindings.features is not None and isinstance(bindings.features.shape[0], int):
+        fixed = bindings.features.shape[0]
+        yield f"the batch axis (0) of the input {shown(bindings.features.name)} is fixed at {fixed}"
+    if Role.MASK not in bindings.inputs and bindings.features is None:
         yield "the graph has no input attention_mask, so it cannot run padded batches"
 
 

@@ -79,7 +79,8 @@ class Bindings:
     """The graph's inputs by role; ``logits`` is the name of that output.
 
     ``switches`` are the inputs that control how the graph runs. ``notes`` list what the graph leaves open, or what it
-    cannot be fed. ``causal`` is the token type of a token that attends only to earlier ones.
+    cannot be fed. ``causal`` is the token type of a token that attends only to earlier ones. ``features`` is the input
+    of an encoder that reads images or sound in place of token ids.
     """
 
     kind: Kind
@@ -91,6 +92,7 @@ class Bindings:
     notes: tuple[str, ...] = ()
     switches: tuple[Value, ...] = ()
     causal: int = 0
+    features: Value | None = None
 
     @property
     def axes(self) -> int:

@@ -99,7 +99,7 @@ class GraphModel:
         empty = {}
         for cache in self.bindings.caches:
             heads, width = cache.past.shape[1], cache.past.shape[3]
-            shape = rows, _fixed(heads), cache.capacity, _fixed(width)
+            shape = rows, fixed(heads), cache.capacity, fixed(width)
             empty[cache.past.name] = self.session.empty(shape, cache.past.dtype)
         return empty
 
@@ -121,8 +121,9 @@ def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
     return replace(batch, ids=more[0], mask=more[1], types=types, blocks=blocks)
 
 
-def _fixed(side: int | str | None) -> int:
-    assert isinstance(side, int), "a cache without fixed heads or width is a structure fault"
+def fixed(side: int | str | None) -> int:
+    """Return a side that the structure's checks found to be fixed."""
+    assert isinstance(side, int), "an open side, such as the width of a cache, is a structure fault"
     return side
 
 

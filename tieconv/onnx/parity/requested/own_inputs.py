@@ -24,6 +24,10 @@ def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Bat
     `input_ids` is required, and `decoder_input_ids` for an encoder-decoder. Without the others, all tokens count, their
     type is 0, and positions are counted from the mask. Raises `UnreadableError`, which names the file and the array.
     """
+    if bindings.features is not None:
+        _refuse(
+            path, f"cannot be used: --inputs takes token ids, but the encoder reads {shown(bindings.features.name)}"
+        )
     arrays = _arrays(path)
     roles = {value.name: role for role, value in bindings.inputs.items()}
     unknown = next((name for name in arrays if name not in roles), None)
