@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised_matrix import HEAD, Verdict
+
 CODE_LEAVES = ("qweight", "weight_packed", "_weight_qdata", "weight._data", "weight._data._data", "W_q")
 """Ends of the names of codes, after a module's name, where the codes are not stored as ``weight``."""
 
@@ -26,3 +29,21 @@ def quantised_twin(name: str, stored: Collection[str]) -> str | None:
     """Return the stored tensor that shows that the matrix ``name`` is quantised, else ``None``."""
     module = name.removesuffix(".weight")
     return next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)
+
+
+LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})
+"""Methods whose loaders build a quantised module where the config lists it, whatever is stored."""
+
+
+def lists_float_head(inspection: Inspection) -> bool:
+    """Return whether the config says that the head is quantised, but no codes give it values.
+
+    Beside a quantised embedding, an absent head may be tied to the codes. Then the answer is no.
+    """
+    declared, tables = inspection.quantisation, inspection.quantised
+    if declared is None or declared.method not in LISTING_METHODS or declared.head.verdict is not Verdict.QUANTISED:
+        return False
+    if tables is not None and tables.of(HEAD) is not None:
+        return False
+    head = inspection.head.output_head
+    return tables is None or (head is not None and head.stored)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Verdict
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, DeclaredQuantisation, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.inspection.quantised.module_patterns import matches_pattern
 
@@ -43,6 +43,15 @@ def quantisation_settings(config: Values) -> QuantisationSettings:
     # MLX writes its settings a second time as quantization_config, without a method.
     named = (settings for settings in declared if settings.method)
     return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
+
+
+def declared_quantisation(config: Values, output_head: str | None) -> DeclaredQuantisation | None:
+    """Return what the config says about quantisation and the head, ``None`` if it names no method."""
+    settings = quantisation_settings(config)
+    if not settings.method:
+        return None
+    head = settings.choice((output_head or "lm_head").removesuffix(".weight"), HEAD)
+    return DeclaredQuantisation(settings.method, settings.path, head)
 
 
 def declared_settings(config: Values) -> list[QuantisationSettings]:
@@ -131,7 +140,10 @@ def _bitsandbytes(values: Values, module: str, role: str) -> ConfigChoice:
 
 def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
     block = _block(values.get("weight_block_size"))
-    key = _skipping(texts(values.get("modules_to_not_convert") or values.get("ignored_layers")), module)
+    listed = values.get("modules_to_not_convert") or values.get("ignored_layers")
+    if role == HEAD and not isinstance(listed, list):  # transformers then skips the head
+        return ConfigChoice(Verdict.LEFT_OUT, "modules_to_not_convert: absent", 8, symmetric=True, block=block)
+    key = _skipping(texts(listed), module)
     if key is not None:
         return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}", 8, symmetric=True, block=block)
     verdict = Verdict.UNDECIDED if role == EMBEDDING else Verdict.QUANTISED

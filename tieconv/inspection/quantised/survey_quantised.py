@@ -31,8 +31,7 @@ def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTab
     if not matrices:
         return None
     relation = _relation(inspection, matrices, reader)
-    head = settings.choice((inspection.family.output_head or "lm_head").removesuffix(".weight"), HEAD)
-    return QuantisedTables(settings.method, settings.path, matrices, relation, head)
+    return QuantisedTables(settings.method, settings.path, matrices, relation)
 
 
 def _matrices(inspection: Inspection, settings: QuantisationSettings, content: Content) -> Iterator[QuantisedMatrix]:

@@ -22,6 +22,7 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.quantised.quantised_config import config_with_flag
 from tieconv.plans.quantised.quantised_pair import is_quantised
 from tieconv.plans.quantised.retie_quantised import plan_quantised_retie
 from tieconv.plans.verbs import average, folding
@@ -76,6 +77,7 @@ def plan_retie(
         promises=promises,
         options=options,
         notes=tuple(notes),
+        document=config_with_flag(inspection, True),
         spared=biases.dropped(edits),
     )
 

@@ -17,6 +17,7 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.quantised.quantised_config import config_with_flag
 from tieconv.plans.quantised.quantised_loaders import with_loader_notes
 from tieconv.plans.quantised.quantised_pair import float_table, is_quantised
 from tieconv.plans.verbs.flag_losses import decided, gated, losses
@@ -60,6 +61,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
         promises=promises,
         options=options,
         notes=notes,
+        document=config_with_flag(inspection, tied),
         forced=force,
     )
     if not is_quantised(inspection) or inspection.quantised is None:

@@ -16,6 +16,7 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.quantised.quantised_config import config_with_flag
 from tieconv.plans.quantised.quantised_pair import is_quantised
 from tieconv.plans.quantised.untie_quantised import plan_quantised_untie
 from tieconv.plans.verbs.gguf_head import plan_gguf_untie
@@ -64,6 +65,7 @@ def plan_untie(
         promises=promises,
         options=options,
         notes=tuple(notes),
+        document=None if flag is None else config_with_flag(inspection, flag),
         spared=biases.dropped(edits),
     )
 
