@@ -12,9 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.oracles.quantised_models import GONE, HEAD, SCHEMES, checkpoints, reference
+from tests.oracles.quantised_models import GONE, SCHEMES, checkpoints, reference
 from tests.oracles.runner import SCRIPTS, Runner
 from tieconv import inspect
+from tieconv.checkpoint.quantised_matrix import HEAD
 
 LOADERS = {
     "transformers": ("transformers", "5.x"),

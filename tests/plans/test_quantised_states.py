@@ -198,8 +198,8 @@ def write(folder: Path, state: State) -> Path:
     tensors |= under("model.layers.0.mlp.up_proj", state.make(7))
     for number, (module, form) in enumerate(zip((EMBED, HEAD), state.pair, strict=True)):
         seed = 0 if state.equal else number
-        tensors |= under(module, {"q": state.make, "f": lambda seed: {"weight": tensor(floats(seed))}}[form](seed)
-                         if form != "0" else {})  # fmt: skip
+        parts: Parts = {"weight": tensor(floats(seed))} if form == "f" else state.make(seed)
+        tensors |= under(module, parts if form != "0" else {})
     return save(folder, config(ROWS, WIDTH, state.tied, **state.entries), tensors)
 
 

@@ -36,9 +36,9 @@ LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes"
 
 
 def lists_float_head(inspection: Inspection) -> bool:
-    """Return whether the config says that the head is quantised, but no codes give it values.
+    """Return whether the config lists the head as quantised, but no codes give it values.
 
-    Beside a quantised embedding, an absent head may be tied to the codes. Then the answer is no.
+    Beside a quantised embedding, an absent head may be tied to the codes: the result is false then.
     """
     declared, tables = inspection.quantisation, inspection.quantised
     if declared is None or declared.method not in LISTING_METHODS or declared.head.verdict is not Verdict.QUANTISED:

@@ -1,7 +1,7 @@
 """The config says that the output head is quantised, but the file stores no codes for it.
 
 ## What it does
-Reports a head that the quantisation config includes, but that is float or tied to a float embedding. The entry may be a
+Reports a head that the quantisation config includes, although it is float or tied to floats. The entry may be a
 target of compressed-tensors, or a true `lm_head`. A list of modules to skip may lack the head.
 
 ## Why it matters

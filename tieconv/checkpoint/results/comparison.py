@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from tieconv.checkpoint.json_values import Printed, plain, quoted
+from tieconv.checkpoint.quantised_matrix import PairRelation
 from tieconv.checkpoint.relation.proved import Relation
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count
@@ -44,6 +45,43 @@ class Side:
     architecture: str
     tensors: int
     bytes_stored: int
+
+
+@record
+class MatrixSide:
+    """A quantised matrix by its scheme, or a float matrix by its type. ``shape`` is [V, H] if it is known."""
+
+    scheme: str
+    bits: int | None
+    shape: tuple[int, int] | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object under ``a`` or ``b``."""
+        return {"scheme": self.scheme, "bits": self.bits, "shape": list(self.shape) if self.shape else None}
+
+
+@record
+class MatrixDifference:
+    """An embedding or head that is quantised in a model, and of which stored ``parts`` differ.
+
+    ``relation`` is how B's matrix relates to A's; ``None`` if only one model stores it.
+    """
+
+    name: str
+    a: MatrixSide | None
+    b: MatrixSide | None
+    parts: tuple[str, ...]
+    relation: PairRelation | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return one entry of ``quantised``."""
+        return {
+            "name": self.name,
+            "a": self.a.to_dict() if self.a else None,
+            "b": self.b.to_dict() if self.b else None,
+            "parts": list(self.parts),
+            "relation": self.relation.to_dict() if self.relation else None,
+        }
 
 
 @record
@@ -136,7 +174,8 @@ class Comparison(Printed):
     """Two models, compared. ``str()`` returns the `tieconv.diff/1` JSON.
 
     ``same_function`` is true only if it follows from the bytes. Every parameter of every loader is then equal, and no
-    config value differs that may change the computation. ``reasons`` say what prevents this conclusion.
+    config value differs that may change the computation. ``reasons`` say what prevents this conclusion. ``matrices``
+    are the quantised tables with parts among the ``tensors``.
     """
 
     a: Side
@@ -149,6 +188,7 @@ class Comparison(Printed):
     files: tuple[FileDifference, ...]
     bytes_compared: int
     notes: tuple[str, ...] = ()
+    matrices: tuple[MatrixDifference, ...] = ()
 
     def _facts(self) -> tuple[str, ...]:
         answer = "same function" if self.same_function else "not proved the same function"
@@ -180,6 +220,7 @@ class Comparison(Printed):
             "config": [_config(entry) for entry in self.config],
             "files": [{"name": entry.name, "state": str(entry.contrast)} for entry in self.files],
             "notes": list(self.notes),
+            **({"quantised": [entry.to_dict() for entry in self.matrices]} if self.matrices else {}),
         }
 
 
