@@ -9,7 +9,8 @@ from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix
-from tieconv.checkpoint.results.comparison import MatrixDifference, MatrixSide, TensorDifference
+from tieconv.checkpoint.results.comparison import TensorDifference
+from tieconv.checkpoint.results.matrix_difference import MatrixDifference, MatrixSide
 from tieconv.comparison.pair import Pair, of_side
 from tieconv.inspection.blocks import is_costly
 from tieconv.inspection.quantised.pair_relation import Table, relate_tables
