@@ -14,7 +14,7 @@ BNB_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsan
 """Ends of the names of the description that bitsandbytes stores beside 4-bit codes."""
 
 SCALE_LEAVES = (
-    "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
+    "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
     "scales", "biases", "qzeros", "g_idx",
     "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *BNB_STATES, "SCB",
     "_weight_scale", "_weight_zero_point", "weight._scale", "weight._shift",

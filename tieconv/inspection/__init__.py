@@ -73,7 +73,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
-    declared = declared_quantisation(checkpoint.config_values, family.output_head)
+    declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
     inspection = _with_quantised(replace(inspection, quantisation=declared), reader)
     return replace(inspection, config=replace(config, effect=effect(inspection)))
 

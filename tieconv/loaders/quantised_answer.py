@@ -60,6 +60,8 @@ def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict |
     return None if cell.outcome is None else Verdict(cell.outcome, cell.says, ())
 
 
+_COMPRESSED = "compressed-tensors"
+
 _READ_NAMES = frozenset({"llama.cpp", "safetensors"})
 """Loaders that know a quantised matrix by the names of its parts, not by the config."""
 
@@ -81,6 +83,8 @@ def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, st
     matrix = head or embedding
     if matrix is None or not tables.method or (head and embedding and head.scheme != embedding.scheme):
         return None
+    if matrix.scheme.startswith(_COMPRESSED) is not (tables.method == _COMPRESSED):
+        return None  # the parts look alike, and another program reads them
     pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
     declared = inspection.quantisation
     listed = declared is not None and declared.head.verdict is Choice.QUANTISED

@@ -25,7 +25,7 @@ Content = Callable[[TensorRecord], bytes | None]
 
 def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTables | None:
     """Return the quantised embedding and head, or ``None`` if neither is quantised."""
-    settings = quantisation_settings(inspection.checkpoint.config_values)
+    settings = quantisation_settings(inspection.checkpoint.quantisation_values)
     content = _content(reader, inspection.depth)
     matrices = tuple(_matrices(inspection, settings, content))
     if not matrices:

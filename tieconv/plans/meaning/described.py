@@ -29,7 +29,7 @@ def described(inspection: Inspection, plan: Plan) -> Inspection:
     tensors, reader = checkpoint.tensors, _NoBytes()
     ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
     head = view_head(family, tensors, ties, reader, Depth.HEADER)
-    declared = declared_quantisation(checkpoint.config_values, family.output_head)
+    declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
     return replace(
         inspection,
         checkpoint=checkpoint,

@@ -74,7 +74,7 @@ def _numbers(choice: ConfigChoice) -> tuple[object, ...]:
 
 
 def _method(inspection: Inspection) -> str:
-    return quantisation_settings(inspection.checkpoint.config_values).method
+    return quantisation_settings(inspection.checkpoint.quantisation_values).method
 
 
 def _embedding(inspection: Inspection) -> str:

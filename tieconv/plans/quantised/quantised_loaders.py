@@ -56,7 +56,7 @@ def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *
 
 def _with_tables(after: Inspection, tables: QuantisedTables) -> Inspection:
     """Return the model with ``tables``, as its config describes them."""
-    settings = quantisation_settings(after.checkpoint.config_values)
+    settings = quantisation_settings(after.checkpoint.quantisation_values)
     matrices = tuple(
         replace(matrix, config=settings.choice(matrix.name.removesuffix(".weight"), matrix.role))
         for matrix in tables.matrices
