@@ -157,6 +157,9 @@ STATES = {
     "17 the config leaves out stored codes": State(
         packed, leaving_out(NAMED, "lm_head"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e"
     ),
+    "17 no target lists stored codes": State(
+        packed, compressed("re:.*up_proj$"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e"
+    ),
     "17 in GPTQ": State(
         gptq, in_groups("gptq"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e",
     ),
@@ -257,3 +260,12 @@ def test_the_config_of_mixed_descriptions_is_left_alone(tmp_path: Path) -> None:
     tieconv.plan_set_tie("auto", write(tmp_path / "m", state)).execute(tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert values["tie_word_embeddings"] is False and values["quantization_config"] == entries["quantization_config"]
+
+
+def test_a_group_with_other_numbers_does_not_list_the_head(tmp_path: Path) -> None:
+    """Codes of 4 bits beside the only group, which has 8: nothing is written, and QNT008 stays."""
+    entries = compressed("re:.*up_proj$")
+    entries["quantization_config"]["config_groups"]["g"]["weights"] |= {"num_bits": 8}
+    folder = write(tmp_path / "m", State(packed, entries, False, "fq", "", ("", "", ""), ""))
+    assert tieconv.plan_set_tie("auto", folder).plan.changes_nothing
+    assert "QNT008" in [finding.rule for finding in tieconv.inspect(folder).findings]

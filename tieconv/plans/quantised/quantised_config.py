@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised import lists_float_head
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Verdict
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, QuantisedMatrix, Verdict
 from tieconv.checkpoint.write_plan.operation import DropConfig, SetConfig
 from tieconv.checkpoint.write_plan.output import OutputText
 from tieconv.formats.json.edit import remove_keys, set_value
@@ -65,8 +65,15 @@ def config_with_flag(inspection: Inspection, tied: bool) -> Document:
         return set_flag(inspection, tied)
     head = in_file(inspection, inspection.family.output_head).removesuffix(".weight")
     document = _edited(inspection, tied, editor, head)
-    right = (_choice(inspection, document, head, HEAD).verdict is Verdict.QUANTISED) is listing
+    choice = _choice(inspection, document, head, HEAD)
+    right = (choice.verdict is Verdict.QUANTISED) is listing and (codes is None or _describes(choice, codes))
     return document if right else set_flag(inspection, tied)
+
+
+def _describes(choice: ConfigChoice, codes: QuantisedMatrix) -> bool:
+    """Return whether the numbers of the config are those of the stored codes."""
+    group = codes.block[1] if codes.block else None
+    return choice.bits in (None, codes.bits) and choice.group in (None, group)
 
 
 def _numbers(choice: ConfigChoice) -> tuple[object, ...]:
