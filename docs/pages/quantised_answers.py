@@ -16,9 +16,14 @@ INTRO = """\
 The answer for a [quantised](quantised.md) embedding or head is what a run of the loader with a tiny Llama gave.
 *Tables* are embedding + head. A combination that is not in the list is `unknown`. So is a matrix with a missing part.
 
-`python -m tests.oracles.quantised LOADER PYTHON` runs the combinations of packed, FP8 and GPTQ codes again. All 30
-answers of llama.cpp and all 20 of transformers 5.23.0 were right. GPTQ did not run in transformers there, because it
-needs GPTQModel.
+*As floats* means that the config does not matter: the outcome is that of the model without quantisation. For a pair
+without codes, the config lists the head as quantised all the same.
+
+`python -m tests.oracles.quantised LOADER PYTHON` runs these combinations again. No answer was wrong. There were 112 for
+transformers 5.23.0, and 128 each for vLLM 0.32.0 and 0.28.0 on a CPU. mlx-lm 0.32.2 had 96, and llama.cpp 30.
+transformers had compressed-tensors 0.20, bitsandbytes 0.50.2 and GPTQModel 7.7. On a CPU, vLLM runs neither FP8 nor
+lookups of packed codes.
+For FP8 with `weight_scale_inv`, transformers dequantises all codes if there is no GPU. So tieconv has no answer there.
 """
 
 
@@ -29,7 +34,8 @@ def quantised_answers() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for (name, version), cells in CELLS.items():
         for cell in cells:
-            outcome = str(cell.outcome) if cell.outcome in _CALM else f"**{cell.outcome}**"
+            words = str(cell.outcome or "as floats")
+            outcome = words if cell.outcome in (None, *_CALM) else f"**{words}**"
             line = (f"{name} {version}", _schemes(cell), _config(cell), _tables(cell), outcome, cell.says)
             yield f"| {' | '.join(line)} |"
     yield ""

@@ -32,26 +32,26 @@ LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX)
 # Scheme, config, flag, tables (embedding, head), and the outcomes in the order of LOADERS: tied, untied, random,
 # discarded, error or ? for unknown. From the table of measured facts, not from the module.
 CASES: tuple[tuple[Any, dict[str, Any], bool, str, str], ...] = (
-    (packed, NAMED, True, "fq", "e r u u ?"),
-    (packed, NAMED, True, "q0", "e e e t ?"),
-    (packed, NAMED, True, "qq", "e e e u ?"),
-    (packed, NAMED, True, "qf", "e e ? u ?"),
-    (packed, NAMED, False, "fq", "u u u u ?"),
-    (packed, NAMED, False, "qq", "e e e u ?"),
-    (packed, BY_CLASS, True, "fq", "e d e u ?"),
-    (packed, BY_CLASS, False, "fq", "u e e u ?"),
-    (fp8, in_floats("re:.*lm_head$", "re:.*embed_tokens$"), True, "q0", "r ? ? t ?"),
-    (fp8, in_floats("re:.*embed_tokens$"), True, "q0", "e ? ? t ?"),
-    (fp8, in_floats("re:.*lm_head$", "re:.*embed_tokens$"), False, "q0", "e ? ? t ?"),
-    (fp8, in_floats("re:.*embed_tokens$"), False, "q0", "r ? ? t ?"),
-    (fp8, in_floats("re:.*lm_head$"), False, "fq", "u ? ? u ?"),
-    (gptq, GPTQ, True, "fq", "d r u u ?"),
-    (gptq, GPTQ, True, "q0", "r e e t ?"),
-    (gptq, GPTQ, False, "fq", "r ? u u ?"),
-    (gptq, GPTQ, False, "qq", "r e e u ?"),
-    (awq, AWQ, True, "fq", "? ? u e e"),
-    (awq, AWQ, False, "fq", "? ? u e u"),
-    (awq, UNLISTED, True, "fq", "? ? e e e"),
+    (packed, NAMED, True, "fq", "e r u u e"),
+    (packed, NAMED, True, "q0", "e e e t e"),
+    (packed, NAMED, True, "qq", "e e e u e"),
+    (packed, NAMED, True, "qf", "e e e u e"),
+    (packed, NAMED, False, "fq", "u u u u e"),
+    (packed, NAMED, False, "qq", "e e e u e"),
+    (packed, BY_CLASS, True, "fq", "e d e u e"),
+    (packed, BY_CLASS, False, "fq", "u e e u e"),
+    (fp8, in_floats("re:.*lm_head$", "re:.*embed_tokens$"), True, "q0", "r ? ? t e"),
+    (fp8, in_floats("re:.*embed_tokens$"), True, "q0", "e ? ? t e"),
+    (fp8, in_floats("re:.*lm_head$", "re:.*embed_tokens$"), False, "q0", "e ? ? t e"),
+    (fp8, in_floats("re:.*embed_tokens$"), False, "q0", "r ? ? t e"),
+    (fp8, in_floats("re:.*lm_head$"), False, "fq", "u ? ? u e"),
+    (gptq, GPTQ, True, "fq", "d r u u e"),
+    (gptq, GPTQ, True, "q0", "r e e t e"),
+    (gptq, GPTQ, False, "fq", "r u u u e"),
+    (gptq, GPTQ, False, "qq", "r e e u e"),
+    (awq, AWQ, True, "fq", "? r u e e"),
+    (awq, AWQ, False, "fq", "? u u e u"),
+    (awq, UNLISTED, True, "fq", "? d e e e"),
     (mlx, MLX_CONFIG, True, "q0", "? ? ? ? t"),
     (mlx, MLX_CONFIG, True, "fq", "? ? ? ? e"),
     (mlx, MLX_CONFIG, True, "qf", "? ? ? ? d"),
@@ -80,7 +80,7 @@ def test_measured(make: Any, entries: dict[str, Any], tied: bool, pair: str, out
 
 def test_what_was_not_measured_is_unknown(tmp_path: Path) -> None:
     """Two schemes, another class in vLLM, an older release: no claim is made."""
-    mixed = model(tmp_path / "mixed", packed, NAMED, False, "qf")
+    mixed = model(tmp_path / "mixed", packed, BY_CLASS, False, "qf")
     assert str(consumer(*VLLM).predict(inspect(mixed)).outcome) == "unknown"
     other = inspect(model(tmp_path / "other", packed, NAMED, True, "q0", kind="Mistral"))
     assert str(consumer(*VLLM).predict(other).outcome) == "unknown"

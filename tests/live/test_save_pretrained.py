@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
+from huggingface_hub.errors import StrictDataclassClassValidationError  # noqa: E402
+
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
 from tieconv.reporters.text.inspect_text import render  # noqa: E402
@@ -55,7 +57,7 @@ def compare(model: Any, out: Path) -> None:
     assert live is not None
     try:
         model.save_pretrained(out)
-    except RuntimeError as error:
+    except (RuntimeError, StrictDataclassClassValidationError) as error:
         assert live.refusal, error
         return
     assert not live.refusal
@@ -108,6 +110,14 @@ def test_shared_names_that_the_class_does_not_list(tmp_path: Path) -> None:
     assert live is not None and "share memory" in live.refusal
     with pytest.raises(RuntimeError, match="shared tensors"):
         model.save_pretrained(tmp_path)
+
+
+def test_a_config_that_refuses_its_flag(tmp_path: Path) -> None:
+    """DBRX has no tied models: the save fails at the config, and the report quotes the reason."""
+    model = zoo.build("DbrxForCausalLM", tie=True)
+    live = tieconv.inspect(model).live
+    assert live is not None and "tie_word_embeddings is not supported for DBRX models" in live.refusal
+    compare(model, tmp_path)
 
 
 def test_a_quantiser_leaves_the_names_open() -> None:

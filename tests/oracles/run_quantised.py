@@ -24,7 +24,11 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         model(torch.tensor([job["prompt"]]))  # compressed-tensors decompresses in the first forward pass
         embedding = model.get_input_embeddings()(torch.arange(rows)).float().numpy()
-        head = model.get_output_embeddings()(torch.eye(width)).T.float().numpy()
+        layer = model.get_output_embeddings()
+        weight = getattr(layer, "weight", None)
+        halves = weight is not None and weight.dtype in (torch.float16, torch.bfloat16)
+        units = torch.eye(width, dtype=weight.dtype if halves else torch.float32)
+        head = layer(units).T.float().numpy()
     return observations.from_tables(job, embedding, head, None)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tieconv
+from tests.inspection.quantised.stored_models import tensor
 from tests.inspection.quantised.table_models import (
     AWQ,
     BNB,
@@ -22,6 +24,8 @@ from tests.inspection.quantised.table_models import (
     model,
     packed,
 )
+from tieconv.checkpoint.quantised_matrix import PairState
+from tieconv.reporters.text.diff_text import render
 
 SCHEMES = ((packed, NAMED), (gptq, GPTQ), (awq, AWQ), (bitsandbytes, BNB), (mlx, MLX_CONFIG))
 
@@ -56,16 +60,54 @@ def test_convert_keeps_all_parts(make: Any, entries: dict[str, Any], tied: bool,
         assert tieconv.diff(source, folder).same_function
 
 
-def test_diff_names_the_matrix(tmp_path: Path) -> None:
-    """Its parts are tensors of the diff, and a note joins them."""
+class TestDiff:
+    """`diff` compares the matrix, and its report lists the parts in one row."""
 
-    def other_scales(number: int) -> Any:
-        return packed(number) | {"weight_scale": packed(number + 5)["weight_scale"]}
+    def test_other_scales(self, tmp_path: Path) -> None:
+        def other_scales(number: int) -> Any:
+            return packed(number) | {"weight_scale": packed(number + 5)["weight_scale"]}
 
-    source = model(tmp_path / "a", packed, NAMED, False, "fq")
-    comparison = tieconv.diff(source, model(tmp_path / "b", other_scales, NAMED, False, "fq"))
-    assert not comparison.same_function
-    assert "lm_head.weight is one quantised matrix in 3 parts, and lm_head.weight_scale differs" in comparison.notes
-    tieconv.plan_untie(model(tmp_path / "tied", packed, NAMED, True, "q0")).execute(tmp_path / "untied")
-    notes = tieconv.diff(tmp_path / "tied", tmp_path / "untied").notes
-    assert any("lm_head.weight is one quantised matrix" in note and "weight_packed" in note for note in notes)
+        source = model(tmp_path / "a", packed, NAMED, False, "fq")
+        comparison = tieconv.diff(source, model(tmp_path / "b", other_scales, NAMED, False, "fq"))
+        assert not comparison.same_function
+        (matrix,) = comparison.matrices
+        assert (matrix.name, matrix.parts) == ("lm_head.weight", ("lm_head.weight_scale",))
+        assert matrix.relation is not None
+        assert (matrix.relation.state, matrix.relation.differing) == (PairState.DIFFERENT, ("scales",))
+        text = render(comparison)
+        assert "lm_head.weight  compressed-tensors pack-quantized, 4 bits: different; differing parts: scales" in text
+        assert "lm_head.weight_scale" not in text.partition("A and B differ")[0]
+
+    def test_equal_after_dequantising(self, tmp_path: Path) -> None:
+        """Codes counted from the other end, with scales of the other sign."""
+
+        def exact(number: int) -> Any:
+            scales = np.full((32, 1), 0.25, "<f2")
+            return mlx(number) | {"scales": tensor(scales), "biases": tensor(-scales)}
+
+        def exact_turned(number: int) -> Any:
+            parts = exact(number)
+            words, scales, biases = (parts[leaf][1] for leaf in ("weight", "scales", "biases"))
+            return {"weight": tensor(~words), "scales": tensor(-scales), "biases": tensor(biases + 15 * scales)}
+
+        source = model(tmp_path / "a", exact, MLX_CONFIG, True, "q0")
+        comparison = tieconv.diff(source, model(tmp_path / "b", exact_turned, MLX_CONFIG, True, "q0"))
+        (matrix,) = comparison.matrices
+        assert matrix.relation is not None and matrix.relation.state is PairState.EQUAL_VALUES
+        assert "equal after dequantising" in render(comparison)
+
+    def test_a_float_matrix_and_its_codes(self, tmp_path: Path) -> None:
+        source = model(tmp_path / "a", packed, NAMED, False, "ff")
+        comparison = tieconv.diff(source, model(tmp_path / "b", packed, NAMED, False, "fq"))
+        (matrix,) = comparison.matrices
+        assert matrix.a is not None and matrix.b is not None and matrix.relation is not None
+        assert (matrix.a.scheme, matrix.b.bits, matrix.relation.state) == ("F32", 4, PairState.DIFFERENT)
+        assert "F32 in A, compressed-tensors pack-quantized, 4 bits in B: different" in render(comparison)
+
+    def test_a_matrix_of_one_model(self, tmp_path: Path) -> None:
+        source = model(tmp_path / "tied", packed, NAMED, True, "q0")
+        tieconv.plan_untie(source).execute(tmp_path / "untied")
+        comparison = tieconv.diff(source, tmp_path / "untied")
+        (matrix,) = comparison.matrices
+        assert matrix.relation is None and matrix.a is None
+        assert "lm_head.weight  only in B: compressed-tensors pack-quantized, 4 bits in 3 parts" in render(comparison)

@@ -15,6 +15,7 @@ from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.local import files as local
 from tieconv.sources.local.files import FileSet, locate, open_files, open_regular
 from tieconv.sources.local.links import in_hub_cache
+from tieconv.sources.local.read_ahead import AHEAD
 
 DIGEST = "0f" * 32
 
@@ -314,3 +315,22 @@ def test_what_is_no_name_of_the_hub_is_not_sought_there(name: str, tmp_path: Pat
     with pytest.raises(UnreadableError) as caught:
         locate("no-such-org/Name-1.5B")
     assert caught.value.hint == "for the model on the Hub write hf://no-such-org/Name-1.5B"
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no posix_fadvise")
+def test_the_kernel_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large reads of a tensor announce the next bytes of it, at most once for `AHEAD` bytes and not beyond its end."""
+    announced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, advice: announced.append((start, size)))
+    size, block = 2 * AHEAD + 5, 256 * 1024
+    data = os.urandom(size)
+    (tmp_path / "file").write_bytes(data)
+    span = ByteRange("file", 0, size)
+    with open_files(str(tmp_path)) as files:
+        pieces = []
+        for offset in range(0, size, block):
+            buffer = bytearray(min(block, size - offset))
+            files.read_into(span, offset, memoryview(buffer))
+            pieces.append(bytes(buffer))
+    assert b"".join(pieces) == data
+    assert announced == [(AHEAD, AHEAD + 5), (2 * AHEAD, 5)]

@@ -18,7 +18,9 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
+from tieconv.errors import UnreadableError
 from tieconv.sources.local.files import FileSet
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from tieconv.analysis.retie_cost.measured import OnText
@@ -45,6 +47,12 @@ def find(evidence: Inspection, files: FileSet, text: str | None, forecast: Retie
     Raises `UnreadableError` if there is no table of floats. With ``text`` it also raises it if the model cannot run,
     and `RefusedError` if the model has no token probabilities.
     """
+    if text is not None and evidence.checkpoint.table:
+        raise UnreadableError(
+            f"{shown(evidence.checkpoint.source)} is a training checkpoint, and transformers runs only a saved model",
+            evidence.checkpoint.read_only,
+            "analyze.chunks",
+        )
     subject = open_subject(evidence, files, forecast)
     related = relate_tables(subject.embed, subject.head) if subject.head else None
     costs_found = costs(subject, related) if related else None

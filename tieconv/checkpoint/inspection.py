@@ -20,7 +20,7 @@ from tieconv.version import VERSION
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.prediction import Prediction
-    from tieconv.checkpoint.quantised_matrix import QuantisedTables
+    from tieconv.checkpoint.quantised_matrix import DeclaredQuantisation, QuantisedTables
     from tieconv.checkpoint.storage_use import StorageUse
 from tieconv.checkpoint.tie_group import Duplicate, Tie
 
@@ -108,7 +108,8 @@ class Inspection(Printed):
     ``base`` is the header-level evidence about an adapter's base model, if that is available. ``consumers`` are the
     predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
     the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
-    a tokenizer file that is too large to read. ``quantised`` describes a quantised embedding and head.
+    a tokenizer file that is too large to read. ``quantised`` describes a quantised embedding and head, and
+    ``quantisation`` what the config says about quantisation.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
     is set for a module in memory.
     """
@@ -133,6 +134,7 @@ class Inspection(Printed):
     tokenizer_unread: str = ""
     fetched: Fetched | None = None
     quantised: QuantisedTables | None = None
+    quantisation: DeclaredQuantisation | None = None
     live: LiveModel | None = None
 
     @property
@@ -168,6 +170,7 @@ class Inspection(Printed):
             "storage": self.storage.to_dict() if self.storage else None,
             "consumers": [prediction.to_dict() for prediction in self.consumers],
             **({"quantised": self.quantised.to_dict()} if self.quantised else {}),
+            **({"quantisation": self.quantisation.to_dict()} if self.quantisation else {}),
             **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),
             **({"adapter": self._adapter(adapter)} if adapter else {}),
             **({"live": self.live.to_dict()} if self.live else {}),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised_matrix import HEAD, Verdict
+
 CODE_LEAVES = ("qweight", "weight_packed", "_weight_qdata", "weight._data", "weight._data._data", "W_q")
 """Ends of the names of codes, after a module's name, where the codes are not stored as ``weight``."""
 
@@ -11,7 +14,7 @@ BNB_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsan
 """Ends of the names of the description that bitsandbytes stores beside 4-bit codes."""
 
 SCALE_LEAVES = (
-    "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
+    "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
     "scales", "biases", "qzeros", "g_idx",
     "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *BNB_STATES, "SCB",
     "_weight_scale", "_weight_zero_point", "weight._scale", "weight._shift",
@@ -26,3 +29,21 @@ def quantised_twin(name: str, stored: Collection[str]) -> str | None:
     """Return the stored tensor that shows that the matrix ``name`` is quantised, else ``None``."""
     module = name.removesuffix(".weight")
     return next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)
+
+
+LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})
+"""Methods whose loaders build a quantised module where the config lists it, whatever is stored."""
+
+
+def lists_float_head(inspection: Inspection) -> bool:
+    """Return whether the config lists the head as quantised, but no codes give it values.
+
+    Beside a quantised embedding, an absent head may be tied to the codes: the result is false then.
+    """
+    declared, tables = inspection.quantisation, inspection.quantised
+    if declared is None or declared.method not in LISTING_METHODS or declared.head.verdict is not Verdict.QUANTISED:
+        return False
+    if tables is not None and tables.of(HEAD) is not None:
+        return False
+    head = inspection.head.output_head
+    return tables is None or (head is not None and head.stored)

@@ -49,6 +49,19 @@ class ConfigChoice:
 
 
 @record
+class DeclaredQuantisation:
+    """The quantisation that the config describes: its method, its path, and what it says about the output head."""
+
+    method: str
+    path: str
+    head: ConfigChoice
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object under ``quantisation``."""
+        return {"method": self.method, "config": self.path, "head": self.head.to_dict()}
+
+
+@record
 class QuantisedPart:
     """One stored tensor of a matrix and its purpose: ``codes``, ``scales``, ``zero_points`` and others."""
 
@@ -209,15 +222,13 @@ class QuantisedTables:
     """The quantised embedding and head of a model, and the config that describes them.
 
     ``method`` is the quantisation method that the config names, ``path`` the place in the config; both may be empty.
-    ``relation`` is ``None`` if only one of the two matrices is stored. ``head_choice`` is what the config says about
-    the head, stored or not.
+    ``relation`` is ``None`` if only one of the two matrices is stored.
     """
 
     method: str
     path: str
     matrices: tuple[QuantisedMatrix, ...]
     relation: PairRelation | None
-    head_choice: ConfigChoice = ConfigChoice(Verdict.UNDECIDED)
 
     def of(self, role: str) -> QuantisedMatrix | None:
         """Return the quantised matrix in this role."""

@@ -1,7 +1,8 @@
 """A tied model stores its head as quantised codes.
 
 ## What it does
-Reports a tied model with a head of codes and scales, but with a float embedding.
+Reports a tied model with a head of codes and scales, but with a float embedding. If more than quantisation separates
+the two matrices, QNT006 reports them.
 
 ## Why it matters
 The same matrix then has two encodings, and the loader decides which one gives the logits. Loaders that tie use the
@@ -16,8 +17,9 @@ embedding and drop the codes. Loaders that read the codes use them. Some leave t
     codes or model.embed_tokens.weight give the logits.
 
 ## How to fix
-Quantise again. Either leave the head out (`lm_head: false`, or the list of modules to ignore), or start from an untied
-model. `tieconv inspect` says whether the codes are a quantised copy of the embedding. No command drops the codes.
+`tieconv set-tie false` keeps both matrices and makes the config say untied. Or quantise again, and leave the head out
+(`lm_head: false`, or the list of modules to ignore). `tieconv inspect` says whether the codes are a quantised copy of
+the embedding. No command drops the codes.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.quantised_matrix import FaultKind
-from tieconv.checks import evidence
+from tieconv.checkpoint.quantised_matrix import FaultKind, PairState
+from tieconv.checks import evidence, quantised_pairs
 from tieconv.checks.interface import Rule
 
 
@@ -40,7 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         return
     tensors = inspection.checkpoint.tensors
     codes = quantised_twin(head_tie[1].name, tensors)
-    if codes is None or quantised_twin(embedding.name, tensors) or _without_codes(inspection):
+    if codes is None or quantised_twin(embedding.name, tensors) or _is_reported(inspection):
         return
     yield RULE.finding(
         f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), but "
@@ -48,12 +50,17 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         f"{evidence.listed([embedding.name])} give the logits.",
         (head_tie[1].name, codes, embedding.name),
         level=evidence.certain(inspection, Level.WARNING),
+        remedy=quantised_pairs.remedy(inspection, "set-tie false", *quantised_pairs.LOADED_UNTIED),
     )
 
 
-def _without_codes(inspection: Inspection) -> bool:
-    """Return whether only scales of the head are stored, which QNT003 reports."""
-    return inspection.quantised is not None and any(inspection.quantised.faults(FaultKind.NO_CODES))
+def _is_reported(inspection: Inspection) -> bool:
+    """Return whether only scales of the head are stored (QNT003), or another matrix than the embedding (QNT006)."""
+    tables = inspection.quantised
+    if tables is None:
+        return False
+    differs = tables.relation is not None and tables.relation.state is PairState.DIFFERENT
+    return any(tables.faults(FaultKind.NO_CODES)) or (differs and quantised_pairs.tables(inspection) is not None)
 
 
 RULE = Rule("QNT001", "quantised-head", Level.WARNING, __doc__ or "", find)

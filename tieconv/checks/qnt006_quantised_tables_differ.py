@@ -1,8 +1,9 @@
-"""A tied model has a quantised embedding and a different head.
+"""A tied model has a quantised matrix and a different second one.
 
 ## What it does
 Reports a tied model whose embedding is quantised, if a part of the stored head differs. The head may be float, may have
-other codes, or may only round to the same values.
+other codes, or may only round to the same values. It also reports a quantised head beside a float embedding, if more
+than quantisation separates the two.
 
 ## Why it matters
 One parameter cannot have two values. Loaders fail, or they silently drop the head or the codes. Each loader then
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised_matrix import HEAD, PairState
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairState
 from tieconv.checks import evidence, quantised_pairs
 from tieconv.checks.interface import Rule
 
@@ -39,9 +40,12 @@ _WORDS = {
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding. QNT001 reports a float embedding beside a quantised head."""
-    relation, tables = quantised_pairs.relation(inspection), quantised_pairs.tables(inspection)
+    """Yield at most one finding. QNT001 reports a quantised head that is a copy of a float embedding."""
+    tables = quantised_pairs.tables(inspection)
+    relation = tables.relation if tables is not None else None
     if relation is None or tables is None or relation.state not in _WORDS or not inspection.config.effective:
+        return
+    if tables.of(EMBEDDING) is None and relation.state is not PairState.DIFFERENT:
         return
     embedding, head = quantised_pairs.names(inspection)
     kind = "quantised" if tables.of(HEAD) else "float"
@@ -50,7 +54,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         f"({_WORDS[relation.state]}), but {evidence.says(inspection, True)}. Loaders fail, or they lose a matrix.",
         (embedding, head),
         level=evidence.certain(inspection, Level.ERROR),
-        remedy=quantised_pairs.remedy(inspection, "set-tie false", "compressed-tensors pack-quantized", "MLX"),
+        remedy=quantised_pairs.remedy(inspection, "set-tie false", *quantised_pairs.LOADED_UNTIED),
     )
 
 

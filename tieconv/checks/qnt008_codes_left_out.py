@@ -15,8 +15,8 @@ A head of GPTQ codes, and a config without `lm_head`:
     quantisation config leaves it out. Loaders find no float matrix there.
 
 ## How to fix
-Correct the entry by hand, so that the config lists what the file stores. Or restore the float matrix from the model
-that was quantised.
+`tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for
+compressed-tensors, GPTQ, AWQ, bitsandbytes and FP8. Or restore the float matrix from the model that was quantised.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised import LISTING_METHODS
 from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix, Verdict
-from tieconv.checks import evidence, quantised_pairs
+from tieconv.checks import evidence, quantised_pairs, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import shown
 
@@ -41,11 +42,13 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 def _report(inspection: Inspection, matrix: QuantisedMatrix) -> Finding:
     entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
+    edits = inspection.quantisation is not None and inspection.quantisation.method in LISTING_METHODS
     return RULE.finding(
         f"{evidence.listed([matrix.name])} is stored as quantised codes, but the quantisation config leaves it out"
         f"{entry}. Loaders find no float matrix there.",
         (matrix.name,),
         level=evidence.certain(inspection, Level.ERROR),
+        remedy=remedies.of_parts(inspection, "set-tie auto") if edits else None,
     )
 
 

@@ -8,6 +8,9 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairRelation, QuantisedTables
 from tieconv.checks import remedies
 
+LOADED_UNTIED = ("compressed-tensors pack-quantized", "MLX", "bitsandbytes")
+"""Starts of the schemes that no loader loads worse with the flag false than with the flag true."""
+
 
 def tables(inspection: Inspection) -> QuantisedTables | None:
     """Return the quantised tables of a checkpoint of a class that can tie, ``None`` for any other model."""

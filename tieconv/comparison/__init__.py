@@ -20,7 +20,7 @@ from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
 from tieconv.comparison.parameters import Source, parameters
-from tieconv.comparison.quantised_notes import matrix_notes
+from tieconv.comparison.quantised_differences import matrix_differences
 from tieconv.comparison.views import HEAD_BIAS, View, loaded, untold
 from tieconv.inspection.stored_order import same_order, type_may_change
 from tieconv.text import count, shown
@@ -34,6 +34,7 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     relations = Relations(a.checkpoint, b.checkpoint, reader)
     pairs = tuple(loaded(a, b))
     equal, tensors = _tensors(pairs, relations)
+    matrices = matrix_differences(a, b, tensors, reader)
     config = compare_configs(a.checkpoint.config_values, b.checkpoint.config_values)
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
     return Comparison(
@@ -46,7 +47,8 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
         config=config,
         files=compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b),
         bytes_compared=reader.bytes_read,
-        notes=(*_notes(a, b, config), *matrix_notes(a, b, tensors)),
+        notes=tuple(_notes(a, b, config)),
+        matrices=matrices,
     )
 
 

@@ -98,7 +98,7 @@ class Relations:
 
     def is_zero(self, record: TensorRecord, *, in_a: bool) -> bool:
         """Return whether every value of a tensor is zero; the tensor is in model A or else in B."""
-        state, _ = bias_summary(self.reader, _of_side(record, "A" if in_a else "B"))
+        state, _ = bias_summary(self.reader, of_side(record, "A" if in_a else "B"))
         return state is BiasState.ZERO
 
     def _relate(self, first: Source, second: Source) -> Outcome:
@@ -106,7 +106,7 @@ class Relations:
         same = alike and self._same_file(first.record, second.record)
         if same and first.scale == second.scale:
             return None
-        a, b = _of_side(first.record, "A"), _of_side(second.record, "B")
+        a, b = of_side(first.record, "A"), of_side(second.record, "B")
         if alike and not same:
             reader, (left, right) = readable(self.reader, (a, b))
             same = equal(reader, left.range, right.range)
@@ -165,7 +165,8 @@ def _position(record: TensorRecord) -> object:
     return record.range, record.stride, record.dtype, record.shape
 
 
-def _of_side(record: TensorRecord, side: str) -> TensorRecord:
+def of_side(record: TensorRecord, side: str) -> TensorRecord:
+    """Return the record of a tensor of model A or B, for a `Pair`."""
     span = record.range
     moved = ByteRange(f"{side}/{span.file}", span.start, span.end)
     return TensorRecord(side, record.dtype, record.shape, moved, record.stride, record.storage)

@@ -13,7 +13,7 @@ from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, L
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats.documents import CONFIG, read_config
+from tieconv.formats.documents import CONFIG, HF_QUANT, read_config
 from tieconv.formats.interface import prepare
 from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
 from tieconv.text import count, path_word, shown
@@ -56,7 +56,9 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
         cautions += index_cautions(weight_set, weights)
     config, config_cautions = _config(naming, listing, files, weight_set)
     cautions += config_cautions
-    named = [*weight_set.weights, *(document.name for document in (weight_set.index, config) if document)]
+    quantiser = read_config(files, HF_QUANT)[0] if config and HF_QUANT in listing.top else None
+    documents = (weight_set.index, config, quantiser)
+    named = [*weight_set.weights, *(document.name for document in documents if document)]
     whole = weight_set.layout is not Layout.FILE
     return Checkpoint(
         source=listing.source,
@@ -65,6 +67,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
         format=naming.format,
         files=weights,
         config=config,
+        quantiser=quantiser,
         index=weight_set.index,
         companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
         special=listing.special if whole else (),

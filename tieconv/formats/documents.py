@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.files.interface import Files
 
 CONFIG = "config.json"
+HF_QUANT = "hf_quant_config.json"
+"""The file in which ModelOpt describes the quantisation."""
 CONFIG_LIMIT = 16_000_000
 _REPEATED_SAID = 8
 

@@ -19,6 +19,7 @@ from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
 from tieconv.inspection.effect import effect
 from tieconv.inspection.head import view_head
+from tieconv.inspection.quantised.quantisation_config import declared_quantisation
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
 
@@ -72,7 +73,8 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
-    inspection = _with_quantised(inspection, reader)
+    declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
+    inspection = _with_quantised(replace(inspection, quantisation=declared), reader)
     return replace(inspection, config=replace(config, effect=effect(inspection)))
 
 

@@ -7,6 +7,7 @@ import json
 from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Declared, Inspection, State
+from tieconv.checkpoint.quantised import lists_float_head
 from tieconv.checkpoint.tie_group import Member
 from tieconv.text import shown
 
@@ -25,6 +26,8 @@ def effect(inspection: Inspection) -> str:
         unclear = quantised_effect(inspection, inspection.quantised)
         if unclear:
             return unclear
+    if lists_float_head(inspection):
+        return "Unknown: the config says that the output head is quantised, but no codes are stored for it."
     if family.knowledge is not Knowledge.TABLE:
         return why
     refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)

@@ -14,7 +14,7 @@ from typing import Any
 from tieconv.checkpoint.value_type import record
 from tieconv.live.live_tensors import LiveTensor
 from tieconv.live.storage_reader import extent
-from tieconv.text import listed
+from tieconv.text import listed, shown
 
 
 @record
@@ -62,7 +62,21 @@ def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> SavedNames:
     dropped = {name for name, _ in left_out}
     written = [tensor for tensor in saved if tensor.name not in dropped]
     offloaded = (tensor for tensor in written if tensor.on_meta and not tensor.unread)
-    return SavedNames(tuple(tensor.name for tensor in written), tuple(left_out), _refused_by_safetensors(offloaded))
+    refusal = _refused_config(module) or _refused_by_safetensors(offloaded)
+    return SavedNames(tuple(tensor.name for tensor in written), tuple(left_out), refusal)
+
+
+def _refused_config(module: Any) -> str:
+    """Return why the config refuses to be saved: `DbrxConfig` refuses a true flag."""
+    validate = getattr(getattr(module, "config", None), "validate", None)
+    if not callable(validate):
+        return ""
+    try:
+        validate()
+    except Exception as error:  # noqa: BLE001 - validators of configs raise any class
+        lines = str(error).strip().splitlines()
+        return f"the config is not valid: {shown(lines[-1].strip() if lines else type(error).__name__, 200)}"
+    return ""
 
 
 def _refused_by_safetensors(offloaded: Iterable[LiveTensor]) -> str:

@@ -55,10 +55,10 @@ class Consumer:
         )
 
     def _of_quantised(self, inspection: Inspection, loaded: Loaded) -> Verdict | None:
-        """Return the answer about quantised tables, ``None`` if the model has none."""
-        tables = inspection.quantised_tables
-        if tables is None:
+        """Return the answer about quantised tables, ``None`` if the model has none and its config describes none."""
+        described = inspection.checkpoint.format in ("safetensors", "torch") and inspection.quantisation is not None
+        if inspection.quantised_tables is None and not described:
             return None
         from tieconv.loaders.quantised_answer import quantised_answer  # most models are not quantised
 
-        return quantised_answer(inspection, tables, (self.name, self.version), loaded)
+        return quantised_answer(inspection, (self.name, self.version), loaded)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, QuantisedTables
+from tieconv.checkpoint.quantised import lists_float_head
+from tieconv.checkpoint.quantised_matrix import (
+    EMBEDDING,
+    HEAD,
+    DeclaredQuantisation,
+    QuantisedMatrix,
+    QuantisedTables,
+)
 from tieconv.checkpoint.quantised_matrix import Verdict as Choice
 from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.evidence.quantised_cells import ABSENT, CELLS, FLOAT, QUANTISED, Cell, Tables
@@ -13,16 +20,17 @@ from tieconv.loaders.outcome import Verdict
 from tieconv.text import shown
 
 
-def quantised_answer(
-    inspection: Inspection, tables: QuantisedTables, loader: tuple[str, str], loaded: Loaded
-) -> Verdict | None:
-    """Return the answer for a model with quantised ``tables``.
+def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Loaded) -> Verdict | None:
+    """Return the answer for a model with a quantised embedding or head, or whose config lists a float head.
 
     Return ``None`` if the loader fails before it reads the tables: that reason stays the answer. Without a measured
     cell, the answer is unknown.
     """
     if any(refusal.cause is not Cause.UNKNOWN for refusal in loaded.refusals[:1]):
         return None
+    tables = inspection.quantised_tables
+    if tables is None:
+        return _listed_answer(inspection, loader) if lists_float_head(inspection) else None
     names = tuple(part.name for matrix in tables.matrices for part in matrix.parts)
     broken = next((fault for matrix in tables.matrices for fault in matrix.faults), None)
     if broken is not None:
@@ -32,7 +40,40 @@ def quantised_answer(
         listed = " and ".join(shown(matrix.name) for matrix in tables.matrices)
         are = "is" if len(tables.matrices) == 1 else "are"
         return Verdict(Outcome.UNKNOWN, f"{listed} {are} quantised, and tieconv has no measurement of that", names)
-    return Verdict(cell.outcome, cell.says, names)
+    return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)
+
+
+def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict | None:
+    """Return the answer for a float pair whose head the config lists; ``None`` for a loader that reads only names."""
+    declared = inspection.quantisation
+    if declared is None or loader[0] in _READ_NAMES:
+        return None
+    scheme, head = _declared_scheme(declared), declared.head
+    shape = QuantisedMatrix(HEAD, "", scheme, head.bits, None, head.symmetric, None, (), head)
+    pair = (_stored(inspection, EMBEDDING, None), _stored(inspection, HEAD, None))
+    cell = next((cell for cell in CELLS.get(loader, ()) if _fits(cell, inspection, shape, pair)), None)
+    if cell is None:
+        says = "the config says that the head is quantised, and tieconv has no measurement of a float head there"
+        return Verdict(Outcome.UNKNOWN, says, ())
+    return None if cell.outcome is None else Verdict(cell.outcome, cell.says, ())
+
+
+_COMPRESSED = "compressed-tensors"
+
+_READ_NAMES = frozenset({"llama.cpp", "safetensors"})
+"""Loaders that know a quantised matrix by the names of its parts, not by the config."""
+
+_SCHEMES = {"gptq": "GPTQ v1", "awq": "AWQ", "fp8": "FP8 with weight_scale_inv"}
+
+
+def _declared_scheme(declared: DeclaredQuantisation) -> str:
+    """Return the scheme that the config describes."""
+    if declared.method == "bitsandbytes":
+        return f"bitsandbytes {declared.head.bits} bit"
+    layout = declared.head.layout
+    if declared.method == "compressed-tensors" and layout.endswith("fp4-pack-quantized"):
+        layout = layout.removesuffix("-quantized")
+    return _SCHEMES.get(declared.method, f"{declared.method} {layout}")
 
 
 def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, str]) -> Cell | None:
@@ -40,8 +81,11 @@ def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, st
     matrix = head or embedding
     if matrix is None or not tables.method or (head and embedding and head.scheme != embedding.scheme):
         return None
+    if matrix.scheme.startswith(_COMPRESSED) is not (tables.method == _COMPRESSED):
+        return None  # the parts look alike, and another program reads them
     pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
-    listed = tables.head_choice.verdict is Choice.QUANTISED
+    declared = inspection.quantisation
+    listed = declared is not None and declared.head.verdict is Choice.QUANTISED
     cells = (cell for cell in CELLS.get(loader, ()) if cell.head_listed in (None, listed))
     return next((cell for cell in cells if _fits(cell, inspection, matrix, pair)), None)
 
@@ -62,7 +106,7 @@ def _fits(cell: Cell, inspection: Inspection, matrix: QuantisedMatrix, pair: Tab
 def _is_named(matrix: QuantisedMatrix) -> bool:
     """Return whether the config says that this module is quantised, by its name."""
     entry = matrix.config.entry
-    return matrix.config.verdict is Choice.QUANTISED and entry.rpartition(": ")[2] not in ("", "Linear")
+    return matrix.config.verdict is Choice.QUANTISED and entry.rpartition(": ")[2] not in ("", "Linear", "Embedding")
 
 
 def _stored(inspection: Inspection, role: str, matrix: QuantisedMatrix | None) -> str:

@@ -207,10 +207,23 @@ def test_sharded_safetensors(tmp_path: Path) -> None:
     assert refused(source).code == "dcp.absent-file"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_analyze_measures_the_chunks(tied: bool, tmp_path: Path) -> None:
+    """The sections about the two tables have the figures of the saved model."""
+    model = llama(tied=tied)
+    model.save_pretrained(tmp_path / "hf")
+    pair = [api.analyze(path) for path in (save(tmp_path / "c", model, prefix=""), tmp_path / "hf")]
+    if tied:  # the run stores the head too, and the saved model does not
+        assert pair[0].sections[0].sentence == "The head and the embedding are byte-identical."
+    else:
+        assert pair[0].sections == pair[1].sections
+
+
 def test_analyze_asks_for_the_converted_model(tmp_path: Path) -> None:
-    """The tables of a training checkpoint are in chunks: one sentence, and the command that helps."""
+    """No program runs chunks on a text: one sentence, and the command that helps."""
+    (tmp_path / "text").write_text("a text")
     with pytest.raises(UnreadableError) as caught:
-        api.analyze(save(tmp_path / "c", llama(tied=True)))
+        api.analyze(save(tmp_path / "c", llama(tied=True)), text=tmp_path / "text")
     assert caught.value.code == "analyze.chunks" and "convert" in caught.value.hint
 
 

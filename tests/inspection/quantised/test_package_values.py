@@ -113,6 +113,8 @@ STATES = ("tied, the embedding quantised", "untied, both quantised", "the body a
 def test_healthy_states_have_no_error(path: Path, state: str, tmp_path: Path) -> None:
     """The recipes of quantisers leave more states than a float embedding with a quantised head."""
     text = header(path)["__metadata__"]["config"].replace("re:.*lm_head$", "re:.*(lm_head|embed_tokens)$")
+    if state == STATES[2]:
+        text = text.replace("re:.*(lm_head|embed_tokens)$", "re:.*up_proj$").replace('["none"]', '["lm_head"]')
     entries = json.loads(text) | {"tie_word_embeddings": state != STATES[1]}
     tensors = renamed(path, "model.embed_tokens")
     if state == STATES[1]:
@@ -121,7 +123,9 @@ def test_healthy_states_have_no_error(path: Path, state: str, tmp_path: Path) ->
         values = np.ones((24, 64), "<f4")
         tensors = {"model.embed_tokens.weight": ("F32", values), **renamed(path, "model.layers.0.mlp.up_proj")}
     inspection = inspect(save(tmp_path, entries, tensors))
-    assert [finding for finding in inspection.findings if finding.level is Level.ERROR] == []
+    scales_are_lost = state == STATES[0] and path.stem.startswith("ct_fp8")  # measured in transformers 5.23
+    errors = [finding.rule for finding in inspection.findings if finding.level is Level.ERROR]
+    assert errors == ["QNT010"] * scales_are_lost
     if state == STATES[2]:
         assert inspection.quantised is None
         return

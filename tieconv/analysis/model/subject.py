@@ -9,12 +9,14 @@ from tieconv.analysis.model.retie_effects import PLAIN, Flip, flip_of
 from tieconv.analysis.model.tables import Array, Table, open_table
 from tieconv.analysis.model.tokens import Tokens, read_tokens
 from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.retie_forecast import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
+from tieconv.inspection.chunks.chunk_reader import ChunkReader
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 
@@ -58,12 +60,6 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
     Raises `UnreadableError` if the input table or a stored head is not a table of floats.
     """
     checkpoint = evidence.checkpoint
-    if checkpoint.table:
-        raise UnreadableError(
-            f"{shown(checkpoint.source)} is a training checkpoint, whose tensors are in chunks",
-            checkpoint.read_only,
-            "analyze.chunks",
-        )
     if checkpoint.headers_only:
         raise UnreadableError(
             f"{shown(checkpoint.source)}: tieconv does not read the tensor bytes of this format",
@@ -87,19 +83,20 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
                 "analyse the model before its quantisation",
                 "analyze.quantised",
             )
-    embed = open_table(files, tensors[source])
-    head = _head(evidence, files, embed)
-    final, withheld = _final(evidence, files, (head or embed).width)
+    reader = ChunkReader(files, tensors.values(), checkpoint.table) if checkpoint.table else files
+    embed = open_table(reader, tensors[source])
+    head = _head(evidence, reader, embed)
+    final, withheld = _final(evidence, reader, (head or embed).width)
     fed, unfed = _fed(evidence, files, embed.rows)
     tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
     flip = PLAIN
     if forecast is not NOT_ASKED and (head or _may_retie(evidence, forecast)):
-        flip = flip_of(evidence, files, embed, head or embed, forecast)
-    bias = _bias(evidence, files)
+        flip = flip_of(evidence, reader, embed, head or embed, forecast)
+    bias = _bias(evidence, reader)
     return Subject(evidence, embed, head, final, bias, tokens, flip, forecast, withheld, fed, unfed, unlisted)
 
 
-def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | None, str]:
+def _final(evidence: Inspection, files: ByteReader, width: int) -> tuple[Final | None, str]:
     """Return the last norm, or why it is unknown."""
     try:
         return final_norm(evidence, files, width), ""
@@ -134,7 +131,7 @@ def _may_retie(evidence: Inspection, forecast: RetieForecast) -> bool:
     return output is not None and output.stored and forecast.sets_flag
 
 
-def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:
+def _head(evidence: Inspection, files: ByteReader, embed: Table) -> Table | None:
     output = evidence.head.output_head
     if output is None or not output.stored or output.name == embed.record.name:
         return None
@@ -153,7 +150,7 @@ def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:
     return head
 
 
-def _bias(evidence: Inspection, files: FileSet) -> Array | None:
+def _bias(evidence: Inspection, files: ByteReader) -> Array | None:
     bias = evidence.head.output_bias
     if bias is None or bias.state is BiasState.ABSENT:
         return None

@@ -124,8 +124,8 @@ class Checkpoint(_Tensors):
     ``others`` are the companions that hold a model in another format. ``twins`` are the weight files among those whose
     headers were read. ``read_only`` is the hint for a format that no command writes (empty: a command writes it).
     ``headers_only`` is true if tensor bytes cannot be read. ``graphs`` are those of an ONNX model. ``revision`` is the
-    commit of a model on the Hub. ``unread`` are the shards that were skipped because no name in them ties. ``table``
-    has the chunks of a distributed checkpoint.
+    commit of a model on the Hub. ``quantiser`` is the file of ModelOpt that describes its quantisation. ``unread`` are
+    the shards that were skipped because no name in them ties. ``table`` has the chunks of a distributed checkpoint.
     """
 
     source: str
@@ -134,6 +134,7 @@ class Checkpoint(_Tensors):
     format: str
     files: tuple[WeightFile, ...]
     config: Document | None = None
+    quantiser: Document | None = None
     index: Document | None = None
     companions: Mapping[str, int] = field(default_factory=dict)
     special: tuple[str, ...] = ()
@@ -181,6 +182,12 @@ class Checkpoint(_Tensors):
     def config_values(self) -> Mapping[str, object]:
         """The config's content; empty if there is no config."""
         return self.config.value if self.config else {}
+
+    @property
+    def quantisation_values(self) -> Mapping[str, object]:
+        """The config's content, and under its name that of the quantiser's own file."""
+        own = {} if self.quantiser is None else {self.quantiser.name: self.quantiser.value}
+        return {**self.config_values, **own}
 
     @property
     def native(self) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.relation.proved import Relation
+from tieconv.checkpoint.results.matrix_difference import MatrixDifference
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count
 from tieconv.version import VERSION
@@ -136,7 +137,8 @@ class Comparison(Printed):
     """Two models, compared. ``str()`` returns the `tieconv.diff/1` JSON.
 
     ``same_function`` is true only if it follows from the bytes. Every parameter of every loader is then equal, and no
-    config value differs that may change the computation. ``reasons`` say what prevents this conclusion.
+    config value differs that may change the computation. ``reasons`` say what prevents this conclusion. ``matrices``
+    are the quantised tables with parts among the ``tensors``.
     """
 
     a: Side
@@ -149,6 +151,7 @@ class Comparison(Printed):
     files: tuple[FileDifference, ...]
     bytes_compared: int
     notes: tuple[str, ...] = ()
+    matrices: tuple[MatrixDifference, ...] = ()
 
     def _facts(self) -> tuple[str, ...]:
         answer = "same function" if self.same_function else "not proved the same function"
@@ -180,6 +183,7 @@ class Comparison(Printed):
             "config": [_config(entry) for entry in self.config],
             "files": [{"name": entry.name, "state": str(entry.contrast)} for entry in self.files],
             "notes": list(self.notes),
+            **({"quantised": [entry.to_dict() for entry in self.matrices]} if self.matrices else {}),
         }
 
 

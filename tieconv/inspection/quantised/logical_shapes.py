@@ -19,7 +19,7 @@ _ENDS = tuple(f".{leaf}" for leaf in (*CODE_LEAVES, *SCALE_LEAVES))
 
 def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     """Return [V, H] of each quantised matrix by the name that it would have unquantised."""
-    settings = quantisation_settings(checkpoint.config_values)
+    settings = quantisation_settings(checkpoint.quantisation_values)
     tensors = checkpoint.tensors
     shapes: dict[str, tuple[int, int]] = {}
     for name in islice(_modules(tensors), _MOST_MODULES):

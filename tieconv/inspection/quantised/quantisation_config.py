@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Verdict
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, DeclaredQuantisation, Verdict
 from tieconv.checkpoint.value_type import record
+from tieconv.inspection.quantised.modelopt_config import modelopt_choice, text_of
 from tieconv.inspection.quantised.module_patterns import matches_pattern
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
@@ -45,6 +46,15 @@ def quantisation_settings(config: Values) -> QuantisationSettings:
     return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
 
 
+def declared_quantisation(config: Values, output_head: str | None) -> DeclaredQuantisation | None:
+    """Return what the config says about quantisation and the head, ``None`` if it names no method."""
+    settings = quantisation_settings(config)
+    if not settings.method:
+        return None
+    head = settings.choice((output_head or "lm_head").removesuffix(".weight"), HEAD)
+    return DeclaredQuantisation(settings.method, settings.path, head)
+
+
 def declared_settings(config: Values) -> list[QuantisationSettings]:
     """Return every description of the quantisation in the config, at the top and at one level below."""
     nested = ((f"{key}.", value) for key, value in config.items() if key not in _KEYS and isinstance(value, Mapping))
@@ -56,10 +66,15 @@ def declared_settings(config: Values) -> list[QuantisationSettings]:
     ]
 
 
+_SPELLINGS = {"compressed_tensors": "compressed-tensors", "gptq_v2": "gptq", "modelopt_fp4": "modelopt"}
+
+
 def _method(key: str, values: Values) -> str:
     named = values.get("quant_method")
     if isinstance(named, str):
-        return {"compressed_tensors": "compressed-tensors", "gptq_v2": "gptq"}.get(named, named)
+        return _SPELLINGS.get(named, named)
+    if "quant_algo" in values:
+        return "modelopt"
     return "mlx" if key == "quantization" and "bits" in values else ""
 
 
@@ -89,7 +104,7 @@ def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
         _bits(settings.get("num_bits")),
         _natural(settings.get("group_size")),
         _truth(settings.get("symmetric")),
-        _text(settings.get("layout")),
+        text_of(settings.get("layout")),
         _block(settings.get("block_structure")),
     )
 
@@ -102,7 +117,7 @@ def _gptq(values: Values, module: str, role: str) -> ConfigChoice:
     layout = values.get("checkpoint_format")
     if layout is None and values.get("quant_method") == "gptq_v2":
         layout = "gptq_v2"
-    return _in_groups(values, verdict, "lm_head" if listed else "", _truth(values.get("sym")), _text(layout))
+    return _in_groups(values, verdict, "lm_head" if listed else "", _truth(values.get("sym")), text_of(layout))
 
 
 def _awq(values: Values, module: str, role: str) -> ConfigChoice:
@@ -131,7 +146,10 @@ def _bitsandbytes(values: Values, module: str, role: str) -> ConfigChoice:
 
 def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
     block = _block(values.get("weight_block_size"))
-    key = _skipping(texts(values.get("modules_to_not_convert") or values.get("ignored_layers")), module)
+    listed = values.get("modules_to_not_convert") or values.get("ignored_layers")
+    if role == HEAD and not isinstance(listed, list):  # transformers then skips the head
+        return ConfigChoice(Verdict.LEFT_OUT, "modules_to_not_convert: absent", 8, symmetric=True, block=block)
+    key = _skipping(texts(listed), module)
     if key is not None:
         return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}", 8, symmetric=True, block=block)
     verdict = Verdict.UNDECIDED if role == EMBEDDING else Verdict.QUANTISED
@@ -159,7 +177,7 @@ def _mlx(values: Values, module: str, role: str) -> ConfigChoice:
     if own is False:
         return ConfigChoice(Verdict.LEFT_OUT, module)
     merged = {**values, **own} if isinstance(own, Mapping) else values
-    layout = _text(merged.get("mode")) or "affine"
+    layout = text_of(merged.get("mode")) or "affine"
     return _in_groups(merged, Verdict.UNDECIDED, module if own else "", None, layout)
 
 
@@ -179,6 +197,7 @@ _READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
     "quanto": _skip_lists,
     "hqq": _skip_lists,
     "mlx": _mlx,
+    "modelopt": modelopt_choice,
 }
 
 
@@ -209,10 +228,6 @@ def texts(value: object) -> tuple[str, ...]:
 
 def _written(value: list[object]) -> str:
     return ", ".join(texts(value)[:4]) or "empty"
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _truth(value: object) -> bool | None:

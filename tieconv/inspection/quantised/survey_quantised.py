@@ -25,14 +25,13 @@ Content = Callable[[TensorRecord], bytes | None]
 
 def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTables | None:
     """Return the quantised embedding and head, or ``None`` if neither is quantised."""
-    settings = quantisation_settings(inspection.checkpoint.config_values)
+    settings = quantisation_settings(inspection.checkpoint.quantisation_values)
     content = _content(reader, inspection.depth)
     matrices = tuple(_matrices(inspection, settings, content))
     if not matrices:
         return None
     relation = _relation(inspection, matrices, reader)
-    head = settings.choice((inspection.family.output_head or "lm_head").removesuffix(".weight"), HEAD)
-    return QuantisedTables(settings.method, settings.path, matrices, relation, head)
+    return QuantisedTables(settings.method, settings.path, matrices, relation)
 
 
 def _matrices(inspection: Inspection, settings: QuantisationSettings, content: Content) -> Iterator[QuantisedMatrix]:

@@ -2,7 +2,7 @@
 
 Each cell was run with a tiny Llama, in vLLM also with Qwen 2. The releases are transformers 5.23.0, vLLM 0.28.0 and
 0.32.0, mlx-lm 0.32.2, and llama.cpp of llama-cpp-python 0.3.36. A combination without a cell is unknown. The first cell
-that fits is the answer.
+that fits is the answer. A pair without codes is one whose head the config lists as quantised all the same.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Cell:
 
     ``named`` says whether the config lists the head by its own name, not by a class such as Linear. ``head_listed``
     says whether it lists the head at all, also if no codes are stored for it. ``classes`` are the architectures that
-    were run; an empty tuple fits every class.
+    were run; an empty tuple fits every class. The ``outcome`` `None` is that of the same model without quantisation.
     """
 
     loader: tuple[str, str]
     schemes: tuple[str, ...]
-    outcome: Outcome
+    outcome: Outcome | None
     says: str
     tied: bool | None = None
     tables: tuple[Tables, ...] = ()
@@ -54,6 +54,7 @@ _MLX = ("MLX affine", "MLX nvfp4", "MLX mxfp4", "MLX mxfp8")
 
 _FQ, _Q0, _QQ, _QF = (FLOAT, QUANTISED), (QUANTISED, ABSENT), (QUANTISED, QUANTISED), (QUANTISED, FLOAT)
 _ANY_EMBEDDING = (_Q0, _QQ, _QF)
+_FF, _F0 = (FLOAT, FLOAT), (FLOAT, ABSENT)
 _LLAMA, _QWEN = ("LlamaForCausalLM",), ("Qwen2ForCausalLM",)
 
 _NAMES_WEIGHT = "transformers fails to load it: it looks for a tensor named .weight in a quantised"
@@ -63,6 +64,7 @@ _OWN_CODES = "the head uses its own quantised codes"
 def _transformers() -> Iterator[Cell]:
     here, packed = TRANSFORMERS, (*_PACKED, *_FOUR_BIT)
     error, random, untied = Outcome.ERROR, Outcome.RANDOM, Outcome.UNTIED
+    yield from _codes_and_config_differ()
     yield Cell(here, packed, error, f"{_NAMES_WEIGHT} embedding", None, _ANY_EMBEDDING)
     yield Cell(here, packed, error, f"{_NAMES_WEIGHT} head of a tied model", True, (_FQ,))
     yield Cell(here, packed, untied, _OWN_CODES, False, (_FQ,))
@@ -81,6 +83,8 @@ def _transformers() -> Iterator[Cell]:
     looked_up = "transformers fails when it looks up a row of a tied int8 embedding"
     yield Cell(here, ("compressed-tensors int-quantized",), error, looked_up, True, (_Q0,))
     reads_blocks = "transformers reads GPTQ codes only inside the blocks"
+    used_twice = f"{reads_blocks}, and uses the head as the embedding"
+    yield Cell(here, _GPTQ, Outcome.DISCARDED, used_twice, True, (_QF,))
     yield Cell(
         here, _GPTQ, random, f"{reads_blocks}, so the embedding starts with random numbers", None, _ANY_EMBEDDING
     )
@@ -89,6 +93,28 @@ def _transformers() -> Iterator[Cell]:
     skipped = "the config leaves the head out of the quantisation, but the file stores codes for it"
     yield Cell(here, _BITSANDBYTES, error, f"transformers fails: {skipped}", None, (_FQ,), left_out=True)
     yield Cell(here, _BITSANDBYTES, untied, _OWN_CODES, None, (_FQ,), left_out=False)
+
+
+def _codes_and_config_differ() -> Iterator[Cell]:
+    """Yield what transformers does if the config lists a float head, or leaves out a head with codes."""
+    here, error, random = TRANSFORMERS, Outcome.ERROR, Outcome.RANDOM
+    yield Cell(here, _PACKED, error, f"{_NAMES_WEIGHT} head of a tied model", True, (_FF, _F0))
+    builds = "transformers builds a quantised head and finds no codes: it fails or computes noise"
+    yield Cell(here, _PACKED, random, builds, False, (_FF, _F0))
+    ignored = "the config leaves the head out, so transformers ignores its codes"
+    used = f"{ignored} and uses the embedding as the head"
+    yield Cell(here, _PACKED, Outcome.DISCARDED, used, True, (_FQ,), left_out=True)
+    yield Cell(here, _PACKED, random, f"{ignored}: it starts with random numbers", False, (_FQ,), left_out=True)
+    yield Cell(here, _FLOAT8, random, "the config leaves the head out, so its codes have no scale", None, (_FQ,),
+               left_out=True)  # fmt: skip
+    yield Cell(here, _FLOAT8, error, "transformers fails: it compares FP8 codes with floats", True, (_FF,))
+    yield Cell(here, _FLOAT8, random, "transformers builds an FP8 head, which has no scale", True, (_F0,))
+    yield Cell(here, _FLOAT8, random, "transformers builds an FP8 head and finds no scale", False, (_FF,))
+    no_draw = "transformers fails: it cannot draw random FP8 codes for the head, which is not stored"
+    yield Cell(here, _FLOAT8, error, no_draw, False, (_F0,))
+    no_state = "transformers builds a quantised head and finds no codes: it fails"
+    yield Cell(here, _BITSANDBYTES, error, no_state, None, (_FF, _F0))
+    yield Cell(here, _GPTQ, None, "transformers reads GPTQ codes only inside the blocks", None, (_FF, _F0))
 
 
 def _vllm() -> Iterator[Cell]:
@@ -101,11 +127,18 @@ def _vllm() -> Iterator[Cell]:
         unnamed = "vLLM fails: the target Linear does not match the head, so it has no parameter for the codes"
         yield Cell(here, _PACKED, untied, _OWN_CODES, False, (_FQ,), True, classes=both)
         yield Cell(here, _PACKED, error, unnamed, False, (_FQ,), False, classes=both)
-        yield Cell(here, _PACKED, untied, "both use their own quantised codes", False, (_QQ,), classes=_QWEN)
+        yield Cell(here, _PACKED, error, unnamed, False, (_QQ,), False, classes=_QWEN)
+        yield Cell(here, _PACKED, untied, "both use their own quantised codes", False, (_QQ,), True, classes=_QWEN)
         yield Cell(
             here, _PACKED, error, "vLLM's Llama fails to load a quantised embedding", False, (_QQ,), classes=_LLAMA
         )
         yield Cell(here, _GPTQ, error, "vLLM fails to load a GPTQ embedding", None, _ANY_EMBEDDING, classes=both)
+        llama = "vLLM's Llama fails to load a quantised embedding"
+        yield Cell(here, _PACKED, error, llama, False, (_Q0, _QF), True, classes=_LLAMA)
+        yield Cell(here, _AWQ, error, "vLLM fails to load an AWQ embedding", None, _ANY_EMBEDDING, classes=both)
+        yield Cell(here, (*_PACKED, *_AWQ), random, memory, None, (_F0,), True, classes=both)
+        yield Cell(here, _PACKED, None, "vLLM builds a float head", None, (_FF, _F0), False, classes=both)
+        yield Cell(here, (*_GPTQ, *_AWQ), None, "vLLM builds a float head", None, (_FF, _F0), classes=both)
         asymmetric = "vLLM refuses asymmetric GPTQ"
         yield Cell(here, _GPTQ, error, asymmetric, None, (_FQ,), symmetric=False, bits=(4,), classes=both)
     dropped = "vLLM ties the embedding and drops the codes of the head, without a message"
@@ -113,23 +146,38 @@ def _vllm() -> Iterator[Cell]:
     yield Cell(VLLM_028, _PACKED, random, memory, True, (_FQ,), True, classes=both)
     yield Cell(VLLM_028, _PACKED, error, "vLLM fails to load a quantised embedding", True, (_QF,), classes=both)
     yield Cell(VLLM_028, _GPTQ, random, memory, True, (_FQ,), True, symmetric=True, classes=both)
+    listed = "vLLM builds a quantised head, and finds no parameter for lm_head.weight"
+    yield Cell(VLLM_028, _PACKED, random, memory, True, (_FF,), True, classes=both)
+    yield Cell(VLLM_028, _PACKED, error, listed, False, (_FF,), True, classes=both)
+    yield Cell(VLLM, _PACKED, error, listed, None, (_FF,), True, classes=both)
+    yield Cell(VLLM_028, (*_GPTQ, *_AWQ), Outcome.DISCARDED, dropped, True, (_FQ,), False, classes=both)
+    unlisted = 'vLLM fails: quantization_config has no "lm_head": true'
+    yield Cell(VLLM_028, (*_GPTQ, *_AWQ), error, unlisted, False, (_FQ,), False, classes=both)
+    yield Cell(VLLM_028, _AWQ, random, memory, True, (_FQ,), True, classes=both)
+    yield Cell(VLLM_028, (*_GPTQ, *_AWQ), untied, _OWN_CODES, False, (_FQ,), True, classes=both)
+    yield Cell(VLLM, _PACKED, error, "vLLM's Llama fails to load a quantised embedding", True, (_QF,), True,
+               classes=_LLAMA)  # fmt: skip
     yield Cell(VLLM, _PACKED, error, "vLLM fails: it finds no lm_head.weight_packed", True, (_FQ,), False, classes=both)
     yield Cell(VLLM, _PACKED, untied, _OWN_CODES, True, (_FQ,), True, classes=both)
     yield Cell(VLLM, _GPTQ, untied, _OWN_CODES, None, (_FQ,), True, symmetric=True, classes=both)
     yield Cell(VLLM, _AWQ, untied, _OWN_CODES, None, (_FQ,), True, classes=both)
-    unlisted = 'vLLM fails: quantization_config has no "lm_head": true'
-    yield Cell(VLLM, _AWQ, error, unlisted, None, (_FQ,), False, classes=both)
+    yield Cell(VLLM, (*_GPTQ, *_AWQ), error, unlisted, None, (_FQ,), False, classes=both)
 
 
 def _mlx() -> Iterator[Cell]:
     received = "mlx-lm fails: a tied model has no parameters for the codes of the head"
     yield Cell(MLX, (*_MLX, *_AWQ), Outcome.ERROR, received, True, (_FQ,))
-    yield Cell(MLX, _MLX, Outcome.ERROR, received, True, (_QQ,))
+    both = (*_MLX, *_AWQ)
+    yield Cell(MLX, both, Outcome.ERROR, received, True, (_QQ,))
     yield Cell(MLX, _AWQ, Outcome.UNTIED, _OWN_CODES, False, (_FQ,))
-    yield Cell(MLX, _MLX, Outcome.TIED, "one quantised matrix serves both", True, (_Q0,))
-    yield Cell(MLX, _MLX, Outcome.DISCARDED, "mlx-lm drops the stored head without a message", True, (_QF,))
-    yield Cell(MLX, _MLX, Outcome.ERROR, "mlx-lm fails: the head is not stored", False, (_Q0,))
-    yield Cell(MLX, _MLX, Outcome.UNTIED, "each table is loaded as it is stored", False, (_FQ, _QF, _QQ))
+    yield Cell(MLX, both, Outcome.TIED, "one quantised matrix serves both", True, (_Q0,))
+    yield Cell(MLX, both, Outcome.DISCARDED, "mlx-lm drops the stored head without a message", True, (_QF,))
+    yield Cell(MLX, both, Outcome.ERROR, "mlx-lm fails: the head is not stored", False, (_Q0,))
+    yield Cell(MLX, both, Outcome.UNTIED, "each table is loaded as it is stored", False, (_FQ, _QF, _QQ))
+    yield Cell(MLX, (*_PACKED, *_AWQ), None, "mlx-lm looks for stored codes", None, (_FF, _F0))
+    yield Cell(MLX, _PACKED, Outcome.ERROR, "mlx-lm does not read codes of compressed-tensors")
+    yield Cell(MLX, _FLOAT8, Outcome.ERROR, "mlx-lm does not read the format float-quantized")
+    yield Cell(MLX, _GPTQ, Outcome.ERROR, "mlx-lm refuses the g_idx of GPTQ")
 
 
 def _llama_cpp() -> Iterator[Cell]:

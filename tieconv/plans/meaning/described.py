@@ -13,6 +13,7 @@ from tieconv.checkpoint.write_plan.output import Assembled, OutputTensor, Output
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
+from tieconv.inspection.quantised.quantisation_config import declared_quantisation
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
 
@@ -28,7 +29,17 @@ def described(inspection: Inspection, plan: Plan) -> Inspection:
     tensors, reader = checkpoint.tensors, _NoBytes()
     ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
     head = view_head(family, tensors, ties, reader, Depth.HEADER)
-    return replace(inspection, checkpoint=checkpoint, family=family, config=config, ties=ties, head=head, duplicates=())
+    declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
+    return replace(
+        inspection,
+        checkpoint=checkpoint,
+        family=family,
+        config=config,
+        ties=ties,
+        head=head,
+        duplicates=(),
+        quantisation=declared,
+    )
 
 
 class _NoBytes:

@@ -70,14 +70,15 @@ def _compressed_left_out(values: Mapping[str, object], modules: Modules) -> Entr
 
 
 def _compressed_listed(values: Mapping[str, object], modules: Modules) -> Entries:
-    """Remove the head from ``ignore``, and add it by name to the embedding's group: vLLM needs the name."""
+    """Remove the head from ``ignore``, and add its name, which vLLM needs, to the embedding's or the only group."""
     entries: Entries = {}
     ignored = texts(values.get("ignore"))
     others = tuple(entry for entry in ignored if not modules.is_own(entry))
     if others != ignored:
         entries["ignore",] = others
-    for name, targets in _targets(values).items():
-        if matched_entry(targets, modules.embedding, EMBEDDING) is not None:
+    groups = _targets(values)
+    for name, targets in groups.items():
+        if matched_entry(targets, modules.embedding, EMBEDDING) is not None or len(groups) == 1:
             if not any(modules.is_own(target) for target in targets):
                 pattern = f"re:.*{modules.head.rpartition('.')[2]}$"
                 named = pattern if modules.is_own(pattern) else modules.head

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Verdict
+from tieconv.checkpoint.quantised import lists_float_head
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, QuantisedMatrix, Verdict
 from tieconv.checkpoint.write_plan.operation import DropConfig, SetConfig
 from tieconv.checkpoint.write_plan.output import OutputText
 from tieconv.formats.json.edit import remove_keys, set_value
 from tieconv.inspection.quantised.quantisation_config import declared_settings, quantisation_settings
+from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.plans.config import set_flag
 from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.plans.quantised.head_entries import REMOVED, Editor, Entries, Modules, left_out, listed
@@ -45,9 +47,33 @@ def config_with_head(inspection: Inspection, head: str) -> Document:
     return document
 
 
-def head_choice(inspection: Inspection, document: Document, head: str) -> ConfigChoice:
-    """Return what the edited config says about the head."""
-    return _choice(inspection, document, head, HEAD)
+def config_with_flag(inspection: Inspection, tied: bool) -> Document:
+    """Return the config with the flag ``tied``, in which the quantisation lists the head only if its codes are stored.
+
+    For a method that tieconv does not edit, and for two descriptions that differ, only the flag changes.
+    """
+    declared, tables = inspection.quantisation, inspection.quantised
+    codes = tables.of(HEAD) if tables else None
+    if declared is None or not _agree(inspection):
+        return set_flag(inspection, tied)
+    editor, listing = None, False
+    if lists_float_head(inspection):
+        editor = left_out(declared.method)
+    elif codes is not None and codes.config.verdict is Verdict.LEFT_OUT and not codes.faults:
+        editor, listing = listed(declared.method), True
+    if editor is None or inspection.family.output_head is None:
+        return set_flag(inspection, tied)
+    head = in_file(inspection, inspection.family.output_head).removesuffix(".weight")
+    document = _edited(inspection, tied, editor, head)
+    choice = _choice(inspection, document, head, HEAD)
+    right = (choice.verdict is Verdict.QUANTISED) is listing and (codes is None or _describes(choice, codes))
+    return document if right else set_flag(inspection, tied)
+
+
+def _describes(choice: ConfigChoice, codes: QuantisedMatrix) -> bool:
+    """Return whether the numbers of the config are those of the stored codes."""
+    group = codes.block[1] if codes.block else None
+    return choice.bits in (None, codes.bits) and choice.group in (None, group)
 
 
 def _numbers(choice: ConfigChoice) -> tuple[object, ...]:
@@ -55,14 +81,19 @@ def _numbers(choice: ConfigChoice) -> tuple[object, ...]:
 
 
 def _method(inspection: Inspection) -> str:
-    return quantisation_settings(inspection.checkpoint.config_values).method
+    return quantisation_settings(inspection.checkpoint.quantisation_values).method
 
 
 def _embedding(inspection: Inspection) -> str:
-    assert inspection.quantised is not None  # the caller has a quantised embedding
-    embedding = inspection.quantised.of(EMBEDDING)
-    assert embedding is not None
-    return embedding.name.removesuffix(".weight")
+    embedding = inspection.quantised.of(EMBEDDING) if inspection.quantised else None
+    name = embedding.name if embedding else in_file(inspection, inspection.family.input_embedding or "")
+    return name.removesuffix(".weight")
+
+
+def _agree(inspection: Inspection) -> bool:
+    """Return whether all descriptions of the quantisation in the config are equal."""
+    settings = declared_settings(inspection.checkpoint.config_values)
+    return all(copy.values == settings[0].values for copy in settings)
 
 
 def _choice(inspection: Inspection, document: Document, module: str, role: str) -> ConfigChoice:

@@ -14,6 +14,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix, QuantisedTables
 from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.inspection.quantised.quantisation_config import quantisation_settings
 from tieconv.loaders.evidence.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
 from tieconv.plans.guards import refuse
@@ -44,13 +45,23 @@ def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *
     """
     if plan.changes_nothing:
         return plan
-    after = replace(described(before, plan), quantised=tables)
+    after = _with_tables(described(before, plan), tables)
     asked = (MLX,) if tables.matrices[0].scheme.startswith("MLX") else (TRANSFORMERS, VLLM, VLLM_028, LLAMA_CPP)
     answers = {loader: (_answer(before, loader), _answer(after, loader)) for loader in asked}
     was, comes = answers[asked[0]]
     if _fault(comes) > _fault(was) and not forced:
         refuse(f"{_LABELS[asked[0]]} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
     return replace(plan, notes=(*plan.notes, *_notes(answers, tables)))
+
+
+def _with_tables(after: Inspection, tables: QuantisedTables) -> Inspection:
+    """Return the model with ``tables``, as its config describes them."""
+    settings = quantisation_settings(after.checkpoint.quantisation_values)
+    matrices = tuple(
+        replace(matrix, config=settings.choice(matrix.name.removesuffix(".weight"), matrix.role))
+        for matrix in tables.matrices
+    )
+    return replace(after, quantised=replace(tables, matrices=matrices))
 
 
 def _answer(inspection: Inspection, loader: tuple[str, str]) -> Prediction:

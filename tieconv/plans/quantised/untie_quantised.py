@@ -10,11 +10,10 @@ from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, still_stored
-from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied
 from tieconv.plans.guards import again, guard_lone_config, refuse
-from tieconv.plans.quantised.quantised_config import Document, config_with_head, head_choice
+from tieconv.plans.quantised.quantised_config import Document, config_with_flag, config_with_head
 from tieconv.plans.quantised.quantised_loaders import with_head, with_loader_notes
 from tieconv.plans.quantised.quantised_pair import float_table, head_name, quantised_embedding
 from tieconv.text import shown
@@ -37,11 +36,11 @@ def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag:
         )
     if sentence := always_tied(inspection):
         refuse(sentence, "keep the model tied", "tie.always")
-    document: Document = set_flag(inspection, False)
+    document: Document = config_with_flag(inspection, False)
     if tables.of(HEAD) is None and float_table(inspection, inspection.family.output_head) is None:
         head = _copied(edits, embedding, name)
         document = config_with_head(inspection, name.removesuffix(".weight"))
-        tables = with_head(tables, replace(head, config=head_choice(inspection, document, _module(name))))
+        tables = with_head(tables, head)
     guard_lone_config(inspection, bool(document[1]))
     notes = biases.apply(edits, inspection, bias, tied=False)
     after = edits.after()

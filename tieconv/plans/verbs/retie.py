@@ -23,6 +23,7 @@ from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
 from tieconv.plans.verbs import average, folding
+from tieconv.plans.verbs.flag_document import flag_document
 from tieconv.plans.verbs.gguf_head import plan_gguf_retie
 from tieconv.text import shown
 
@@ -76,6 +77,7 @@ def plan_retie(
         promises=promises,
         options=options,
         notes=tuple(notes),
+        document=flag_document(inspection, True),
         spared=biases.dropped(edits),
     )
 

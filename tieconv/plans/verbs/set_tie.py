@@ -16,6 +16,7 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.verbs.flag_document import flag_document
 from tieconv.plans.verbs.flag_losses import decided, gated, losses
 from tieconv.text import shown
 
@@ -60,6 +61,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
         promises=promises,
         options=options,
         notes=notes,
+        document=flag_document(inspection, tied),
         forced=force,
     )
     tables = inspection.quantised_tables

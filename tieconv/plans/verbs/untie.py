@@ -16,6 +16,7 @@ from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
 from tieconv.plans.meaning import Note
+from tieconv.plans.verbs.flag_document import flag_document
 from tieconv.plans.verbs.gguf_head import plan_gguf_untie
 from tieconv.text import shown
 
@@ -64,6 +65,7 @@ def plan_untie(
         promises=promises,
         options=options,
         notes=tuple(notes),
+        document=None if flag is None else flag_document(inspection, flag),
         spared=biases.dropped(edits),
     )
 

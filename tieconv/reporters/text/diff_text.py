@@ -32,7 +32,9 @@ from tieconv.checkpoint.results.comparison import (
     Values,
     Weight,
 )
+from tieconv.checkpoint.results.matrix_difference import MatrixDifference, MatrixSide
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text.quantised_matrix_text import related
 from tieconv.text import count, shown, size
 
 _SHOWN = 20
@@ -46,8 +48,14 @@ _WEIGHTS = {
 def render(comparison: Comparison, paint: Paint = plain, width: int | None = None) -> str:
     """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     blocks = ["\n".join(_title(comparison, paint, width))]
-    if comparison.tensors:
-        blocks.append("\n".join([paint("tensors", "heading"), *_limited(map(_tensor, comparison.tensors), width)]))
+    parts = {part for matrix in comparison.matrices for part in matrix.parts}
+    if comparison.matrices:
+        blocks.append(
+            "\n".join([paint("quantised matrices", "heading"), *_limited(map(_matrix, comparison.matrices), width)])
+        )
+    tensors = [entry for entry in comparison.tensors if not {entry.a, entry.b} - {None} <= parts]
+    if tensors:
+        blocks.append("\n".join([paint("tensors", "heading"), *_limited(map(_tensor, tensors), width)]))
     if comparison.config:
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
@@ -70,6 +78,22 @@ def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
     lines = columns(every[:_SHOWN], width=width)
     left = len(every) - _SHOWN
     return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
+
+
+def _matrix(difference: MatrixDifference) -> tuple[str, ...]:
+    a, b = (_described(side) for side in (difference.a, difference.b))
+    if difference.relation is None:
+        only = f"only in {'A' if difference.b is None else 'B'}: {a or b} in {count(len(difference.parts), 'part')}"
+        return shown(difference.name), only
+    which = a if a == b else f"{a} in A, {b} in B"
+    return shown(difference.name), f"{which}: {related(difference.relation)}"
+
+
+def _described(side: MatrixSide | None) -> str:
+    if side is None:
+        return ""
+    bits = f", {count(side.bits, 'bit')}" if side.bits else ""
+    return f"{shown(side.scheme) or 'unknown scheme'}{bits}"
 
 
 def _tensor(difference: TensorDifference) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def quantised_rows(tables: QuantisedTables) -> Iterator[Row]:
         if matrix.uncomputed:
             yield "", "  not read", matrix.uncomputed
     if tables.relation is not None:
-        yield "head and embedding", _related(tables.relation)
+        yield "head and embedding", related(tables.relation)
 
 
 def _described(matrix: QuantisedMatrix) -> str:
@@ -64,7 +64,8 @@ def _grouped(matrix: QuantisedMatrix) -> str:
     return ", one scale a row" if rows else f", groups of {matrix.block[1]}"
 
 
-def _related(relation: PairRelation) -> str:
+def related(relation: PairRelation) -> str:
+    """Return the state of two matrices, the parts that differ, and the errors."""
     parts = [_STATES[relation.state]]
     if relation.reason:
         parts.append(relation.reason)

@@ -13,6 +13,7 @@ from tieconv.checkpoint.files.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.files.model_files import FileState, Listing
 from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.sources.local.read_ahead import read_ahead
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -97,17 +98,16 @@ class FileSet:
         """Fill ``buffer`` from ``offset`` of ``span``. Raises ``UnreadableError`` if the file ends early."""
         descriptor = self.descriptor(span.file)
         position, done = span.start + offset, 0
+        read_ahead(descriptor, position, len(buffer), span.end)
         while done < len(buffer):
             try:
                 got = os.preadv(descriptor, [buffer[done:]], position + done)
             except OSError as error:
                 raise _unreadable(self._path(span.file), error) from error
             if not got:
-                raise UnreadableError(
-                    f"{shown(span.file)} ended while it was read",
-                    "check that no other program is writing the file, then run the command again",
-                    "path.shrank",
-                )
+                from tieconv.sources.local.unreadable_path import shrank  # most files keep their size
+
+                raise shrank(span.file)
             done += got
         self.bytes_read += done
         if self._sums is not None:

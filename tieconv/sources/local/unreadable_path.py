@@ -63,3 +63,12 @@ def hint_for_missing(source: str) -> str:
     if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
     return WANTED
+
+
+def shrank(name: str) -> UnreadableError:
+    """Return the error about a file that ended before the bytes that its header describes."""
+    return UnreadableError(
+        f"{shown(name)} ended while it was read",
+        "check that no other program is writing the file, then run the command again",
+        "path.shrank",
+    )

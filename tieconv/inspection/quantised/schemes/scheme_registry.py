@@ -13,6 +13,7 @@ from tieconv.inspection.quantised.schemes import (
     ggml_blocks,
     gptq,
     mlx_modes,
+    modelopt,
     tensor_subclasses,
 )
 from tieconv.inspection.quantised.schemes.interface import CODES, SCALES, StoredModule, described, faults_of
@@ -22,6 +23,7 @@ RECOGNISERS: tuple[Callable[[StoredModule], QuantisedMatrix | None], ...] = (
     ggml_blocks.recognise,
     bitsandbytes.recognise,
     mlx_modes.recognise,
+    modelopt.recognise,
     fp8_blocks.recognise,
     compressed_tensors.recognise,
     gptq.recognise_awq,
@@ -30,7 +32,7 @@ RECOGNISERS: tuple[Callable[[StoredModule], QuantisedMatrix | None], ...] = (
 )
 """In this order; the first that recognises a module describes it."""
 
-PART_LEAVES = ("weight", *LEAVES, "weight_shape", "weight_g_idx", "scale", "zero")
+PART_LEAVES = ("weight", *LEAVES, "weight_shape", "weight_g_idx", "scale", "zero", modelopt.INPUT_SCALE)
 """The ends of the names of all parts."""
 
 _CODE_TYPES = frozenset({"I8", "U8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})

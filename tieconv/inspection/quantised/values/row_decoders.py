@@ -17,6 +17,7 @@ from tieconv.inspection.quantised.schemes import (
     compressed_tensors,
     fp8_blocks,
     gptq,
+    modelopt,
     onnx_blocks,
     tensor_subclasses,
 )
@@ -73,6 +74,12 @@ _DECODERS = {
     f"{compressed_tensors.PLAIN} float-quantized": Decoder(compressed_tensors_values.byte_rows, _BYTES),
     compressed_tensors.NVFP4: Decoder(
         compressed_tensors_values.nvfp4_rows, _BYTES, divisor=compressed_tensors_values.nvfp4_divisor
+    ),
+    modelopt.FP8: Decoder(compressed_tensors_values.byte_rows, _BYTES),
+    modelopt.NVFP4: Decoder(
+        compressed_tensors_values.nvfp4_rows,
+        _BYTES,
+        divisor=lambda parts: 1 / compressed_tensors_values.nvfp4_divisor(parts),
     ),
     compressed_tensors.MXFP4: Decoder(compressed_tensors_values.mxfp4_rows, _BYTES),
     fp8_blocks.SCHEME: Decoder(compressed_tensors_values.byte_rows, _BYTES),
