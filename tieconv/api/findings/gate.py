@@ -141,27 +141,48 @@ def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[
     return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
 
 
-def expand(
-    models: Iterable[str], *, task: str | None = None, limit: int | None = None, recursive: bool = False
-) -> tuple[str, ...]:
-    """Expand patterns and directories to models, each once.
+def read_lists(models: Iterable[str], stdin: Callable[[], str]) -> tuple[str, ...]:
+    """Return the arguments with the models of each list in its place: ``@FILE``, or ``-`` for ``stdin``.
 
-    ``hf://org/*`` expands to the models of an owner; ``task`` and ``limit`` restrict them. A local pattern expands to
-    its matches, and a directory without weights to the models below it. With ``recursive`` a directory that is a model
-    also expands to the models below it.
+    A list has one model or pattern in a line; lines that start with ``#`` are comments. Raises `UnreadableError` or
+    `SettingsError` for a file that cannot be read.
     """
-    from tieconv.gate.discover import models_of
-    from tieconv.sources import is_hub
-    from tieconv.sources.hub.repo_path import is_pattern
+    from tieconv.gate.model_sources import is_list, listed, read_list
 
-    expanded: list[str] = []
+    listed_models: list[str] = []
     for model in models:
-        if is_pattern(model):
-            from tieconv.sources.hub.owner_models import expand as ask
-
-            expanded += ask(model, task, limit)
-        elif is_hub(model):
-            expanded.append(model)
+        if model == "-":
+            listed_models += listed(stdin())
+        elif is_list(model):
+            listed_models += read_list(model)
         else:
-            expanded += models_of(model, recursive=recursive)
-    return tuple(dict.fromkeys(expanded))
+            listed_models.append(model)
+    return tuple(listed_models)
+
+
+def expand(
+    models: Iterable[str],
+    *,
+    task: str | None = None,
+    limit: int | None = None,
+    recursive: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    newer_than: str | None = None,
+) -> tuple[str, ...]:
+    """Expand patterns, prefixes and directories to models, each once.
+
+    ``hf://org/*`` expands to the models of an owner; ``task`` and ``limit`` restrict them. ``s3://bucket/models/`` and
+    ``s3://bucket/models/llama-*`` expand to models in an object store. A local pattern expands to its matches, and a
+    directory without weights to the models below it. With ``recursive`` a directory that is a model also expands to the
+    models below it.
+
+    ``include`` and ``exclude`` are patterns for the models. ``newer_than`` is an age (``12h``, ``7d``, ``2w``) or a
+    date: only models with a file that was written since then are returned.
+    """
+    from tieconv.gate.model_sources import chosen_models, parse_choice
+
+    choice = parse_choice(
+        newer_than, task=task, limit=limit, recursive=recursive, include=tuple(include), exclude=tuple(exclude)
+    )
+    return chosen_models(models, choice)
