@@ -68,6 +68,12 @@ def test_filters(work: Path, options: dict[str, object], expected: tuple[str, ..
     assert expand(["runs"], **options) == expected  # type: ignore[arg-type]
 
 
+def test_the_filters_of_python(work: Path) -> None:
+    """`tieconv.check` has them too."""
+    assert [model.source for model in check("runs", include=["*"], exclude=["new"]).models] == ["runs/old"]
+    assert [model.source for model in check("runs", newer_than="7d").models] == ["runs/new"]
+
+
 def test_the_age_of_one_file(work: Path) -> None:
     assert expand(["runs/old/model.safetensors", "runs/new"], newer_than="1d") == ("runs/new",)
 

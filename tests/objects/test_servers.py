@@ -108,7 +108,7 @@ def server(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             )
         yield f"{request.param}://bucket", store
     finally:
-        process.terminate()
+        process.kill()  # SeaweedFS takes 25 s to end
         process.wait()
 
 

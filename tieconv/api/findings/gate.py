@@ -33,6 +33,9 @@ def check(
     settings: str | Path | None = None,
     baseline: str | Path | None = None,
     jobs: int = 1,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    newer_than: str | None = None,
 ) -> CheckReport:
     """Check one or several models, and return their findings with the waivers.
 
@@ -40,6 +43,9 @@ def check(
     ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`; without it, no settings file is read. ``jobs`` is
     the number of processes. For a model that cannot be read, the row has the failure. Raises `SettingsError` for an
     unknown rule, and for an invalid settings file or baseline.
+
+    A model may also be a pattern (``hf://org/*``), or a prefix of an object store (``s3://bucket/models/``).
+    ``include``, ``exclude`` and ``newer_than`` filter the models: two lists of patterns, and an age such as ``7d``.
 
     A model may also be a `torch.nn.Module`, which is checked in this process.
     """
@@ -58,7 +64,12 @@ def check(
     single = isinstance(models, str) or hasattr(models, "__fspath__") or is_module(models)
     several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
     modules = [model for model in several if is_module(model)]
-    paths = expand(str(model) for model in several if not is_module(model))
+    paths = expand(
+        (str(model) for model in several if not is_module(model)),
+        include=include,
+        exclude=exclude,
+        newer_than=newer_than,
+    )
     report = run_gate(policy, paths, embed=embed, head=head, jobs=jobs)[0]
     if not modules:
         return report
