@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST_AHEAD = 8
+"""The most paths that a process has at a time."""
 _PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged.ranged_files"]
 
 
@@ -34,9 +37,9 @@ def each(
     if jobs <= 1:
         yield from map(work, paths)
         return
-    crew: _Crew[T] = _Crew(_context(clean), work, lost, list(enumerate(paths))[::-1])
+    crew: _Crew[T] = _Crew(_context(clean), work, lost, list(enumerate(paths))[::-1], jobs)
     try:
-        crew.start(jobs)
+        crew.start()
         for number in range(len(paths)):
             while number not in crew.done:
                 crew.collect()
@@ -74,9 +77,9 @@ class _Raised:
 
 @dataclass
 class _Crew(Generic[T]):
-    """Worker processes. Each has at most one path at a time, so that it is known whose path dies with it.
+    """Worker processes. Each works on its paths in order, so it is known whose path dies with it.
 
-    ``todo`` are numbered paths, the next at the end. ``busy`` maps the connection of each process to it and its path.
+    ``todo`` are numbered paths, the next at the end. ``busy`` maps the connection of each process to it and its paths.
     ``done`` maps the number of a path to its result.
     """
 
@@ -84,12 +87,13 @@ class _Crew(Generic[T]):
     work: Callable[[str], T]
     lost: Callable[[str], T]
     todo: list[tuple[int, str]]
-    busy: dict[Connection, tuple[BaseProcess, int, str]] = field(default_factory=dict)
+    jobs: int
+    busy: dict[Connection, tuple[BaseProcess, deque[tuple[int, str]]]] = field(default_factory=dict)
     done: dict[int, _Returned[T] | _Raised] = field(default_factory=dict)
 
-    def start(self, jobs: int) -> None:
-        """Start processes, each with a path."""
-        for _ in range(jobs):
+    def start(self) -> None:
+        """Start processes, each with its first paths."""
+        for _ in range(self.jobs):
             self._start_one()
 
     def _start_one(self) -> None:
@@ -101,41 +105,50 @@ class _Crew(Generic[T]):
         )
         process.start()
         theirs.close()
-        self._give(ours, process)
+        self.busy[ours] = process, deque()
+        self._give(ours)
 
-    def _give(self, connection: Connection, process: BaseProcess) -> None:
-        """Send a process the next path, or end it if none is left."""
-        if not self.todo:
-            with suppress(OSError):
+    def _give(self, connection: Connection) -> None:
+        """Send a process the next paths, or end it if it has none."""
+        process, paths = self.busy[connection]
+        with suppress(OSError):  # it died; `collect` reads the end of the connection
+            while self.todo and len(paths) < self._ahead():
+                paths.append(self.todo.pop())
+                connection.send(paths[-1][1])
+            if not paths:
                 connection.send(None)  # a later process may hold this connection too, so closing it ends nothing
+        if not paths:
+            del self.busy[connection]
             process.join()
             connection.close()
-            return
-        number, path = self.todo.pop()
-        self.busy[connection] = process, number, path
-        with suppress(OSError):  # it died; `collect` reads the end of the connection
-            connection.send(path)
+
+    def _ahead(self) -> int:
+        """Return how many paths a process may have: several, so that it never waits, but one near the end."""
+        return min(_MOST_AHEAD, 1 + len(self.todo) // (4 * self.jobs))
 
     def collect(self) -> None:
-        """Wait until a process has a result or is dead, and give it or a new one the next path."""
+        """Wait until a process has a result or is dead, and give it or a new one the next paths."""
         from multiprocessing.connection import wait
 
         ready: list[Any] = list(wait(list(self.busy)))
         for connection in ready:
-            process, number, path = self.busy.pop(connection)
+            process, paths = self.busy[connection]
+            number, path = paths.popleft()
             try:
                 self.done[number] = connection.recv()
             except (EOFError, ConnectionError):
                 self.done[number] = _Returned(self.lost(path))
+                self.todo += reversed(paths)
+                del self.busy[connection]
                 connection.close()
                 process.join()
                 self._start_one()
             else:
-                self._give(connection, process)
+                self._give(connection)
 
     def stop(self) -> None:
         """End the processes without waiting for the models that they read."""
-        for connection, (process, _, _) in self.busy.items():
+        for connection, (process, _) in self.busy.items():
             process.terminate()
             connection.close()
             process.join()
