@@ -47,7 +47,7 @@ def asked() -> list[Requirement]:
         *project["dependency-groups"].values(),
         project["project"]["dependencies"],
         project["build-system"]["requires"],
-        *(extras[name] for name in ("torch", "onnx", "hub")),
+        *(extras[name] for name in ("torch", "onnx", "hub", "objects")),
     ]
     return [Requirement(line) for lines in lists for line in lines if isinstance(line, str)]
 

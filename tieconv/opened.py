@@ -1,4 +1,4 @@
-"""Open MODEL on disk, in the local cache or on the Hub, and collect the evidence about it."""
+"""Open MODEL on disk, on the Hub or in an object store, and collect the evidence about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.bare_names import bare_name, with_bare_names
-from tieconv.sources import is_hub
+from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
 
@@ -25,20 +25,27 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.files.interface import ByteReader, Files
     from tieconv.checkpoint.files.model_files import Checkpoint, Listing
     from tieconv.loaders.interface import Consumer
-    from tieconv.sources.hub.files import HubFiles, Tick
     from tieconv.sources.local.files import FileSet
+    from tieconv.sources.objects.object_files import ObjectFiles
+    from tieconv.sources.ranged.ranged_files import RangedFiles, Tick
 
-Model = tuple["Listing", "HubFiles | FileSet", str]
-"""The listing of MODEL, its reader, and its commit on the Hub."""
+Model = tuple["Listing", "RangedFiles | FileSet", str]
+"""The listing of MODEL, its reader, and its revision: a commit on the Hub, or the fingerprint of a listing."""
 
 
 @contextmanager
 def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> Iterator[Model]:
-    """Yield MODEL, open for reading. With ``proving``, all bytes are compared on the Hub, not samples."""
+    """Yield MODEL, open for reading. With ``proving``, all bytes of a remote model are compared, not samples."""
     if is_hub(source):
         from tieconv.sources.hub.source import open_model
 
         with open_model(source, tick, proving=proving) as model:
+            yield model
+        return
+    if is_object(source):
+        from tieconv.sources.objects.object_source import open_model as open_object
+
+        with open_object(source, tick, proving=proving) as model:
             yield model
         return
     listing = locate(source)
@@ -59,13 +66,13 @@ def inspected(
 
     With ``bare``, the tensors of a training checkpoint get the names of the model.
     """
-    listing, files, commit = model
+    listing, files, revision = model
     checkpoint = read_checkpoint(listing, files)
     if bare and checkpoint.table:
         checkpoint = with_bare_names(checkpoint, embed)
         embed, head = bare_name(checkpoint, embed), bare_name(checkpoint, head)
-    if commit:
-        checkpoint = replace(checkpoint, revision=commit)
+    if revision:
+        checkpoint = replace(checkpoint, revision=revision)
     evidence = _with_base(
         inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head)
     )
@@ -89,7 +96,7 @@ def fetched_so_far(files: object) -> Fetched | None:
     return None if client is None else Fetched(client.requests, client.bytes)
 
 
-def tensor_reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
+def tensor_reader(checkpoint: Checkpoint, files: RangedFiles | FileSet) -> ByteReader:
     """Return the reader of tensor bytes. A graph may store small tensors as numbers, a training run chunks."""
     if checkpoint.table:
         from tieconv.inspection.chunks.chunk_reader import ChunkReader  # most models have whole tensors
@@ -109,7 +116,7 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
     narrowed = narrow(model[0], model[1], embed, head)
     if narrowed is None:
         return inspected(model, depth, embed, head)
-    evidence = inspected((narrowed[0], cast("HubFiles", narrowed[1]), model[2]), depth, embed, head)
+    evidence = inspected((narrowed[0], cast("RangedFiles", narrowed[1]), model[2]), depth, embed, head)
     return replace(
         evidence,
         checkpoint=replace(evidence.checkpoint, unread=narrowed[2]),
@@ -149,18 +156,18 @@ def _with_base(evidence: Inspection) -> Inspection:
 
 
 def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool = True) -> str | Path:
-    """Return the local path of a model; download a model on the Hub into the local cache if needed.
+    """Return the local path of a model; copy a remote model to the disk if needed.
 
-    Raises the refusals for the layout before the download, unless ``refuses`` is false. Does not download files of a
-    format that the plan drops.
+    The Hub's models go into the local cache, and those of object stores into a temporary directory. Raises the refusals
+    for the layout before the download, unless ``refuses`` is false. Does not download files of a format that the plan
+    drops.
     """
     source = str(path)
-    if not is_hub(source):
+    if not is_remote(source):
         return path
     from tieconv.formats.shards import read_shards
     from tieconv.plans.guards import guard_layout
     from tieconv.plans.other_formats import alone
-    from tieconv.sources.hub.source import fetch
 
     with opened(source) as (listing, files, _):
         checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)
@@ -169,13 +176,29 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
             checkpoint = alone(checkpoint)
         if refuses:
             guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
-    return fetch(listing, files, (*checkpoint.states, *checkpoint.companions))
+    return _fetched(listing, files, (*checkpoint.states, *checkpoint.companions))
+
+
+def _fetched(listing: Listing, files: RangedFiles | FileSet, names: tuple[str, ...]) -> str:
+    if is_object(listing.source):
+        from tieconv.sources.objects.local_copy import fetch as copy
+
+        return copy(listing, cast("ObjectFiles", files), names)
+    from tieconv.sources.hub.source import fetch
+
+    return fetch(listing, files, names)
 
 
 def refuse_far_graphs(checkpoint: Checkpoint) -> None:
-    """Raise `RefusedError` for graphs on the Hub, where only `inspect` works."""
-    if not checkpoint.graphs or not is_hub(checkpoint.source):
+    """Raise `RefusedError` for remote graphs, where only `inspect` works."""
+    if not checkpoint.graphs or not is_remote(checkpoint.source):
         return
+    if is_object(checkpoint.source):
+        raise RefusedError(
+            f"{shown(checkpoint.source)} has ONNX graphs, and in an object store tieconv can only inspect graphs",
+            "copy the graphs to a local directory, then give the directory",
+            "objects.graphs",
+        )
     repository = "/".join(checkpoint.source.removeprefix("hf://").partition("@")[0].split("/")[:2])
     raise RefusedError(
         f"{shown(checkpoint.source)} has ONNX graphs, and on the Hub tieconv can only inspect graphs",
@@ -185,7 +208,7 @@ def refuse_far_graphs(checkpoint: Checkpoint) -> None:
 
 
 def proved(source: str, depth: Depth, embed: str | None, head: str | None) -> Inspection:
-    """Return the evidence about a model on the Hub for a plan, with all bytes compared instead of samples."""
+    """Return the evidence about a remote model for a plan, with all bytes compared instead of samples."""
     with opened(source, proving=True) as model:
         evidence = inspected(model, depth, embed, head)
     refuse_far_graphs(evidence.checkpoint)
@@ -194,11 +217,18 @@ def proved(source: str, depth: Depth, embed: str | None, head: str | None) -> In
 
 @contextmanager
 def reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
-    """Yield a reader of a checkpoint that was read before; on the Hub, of the same commit."""
-    if not checkpoint.revision or not is_hub(checkpoint.root):
+    """Yield a reader of a checkpoint that was read before; of a remote model, of the same revision.
+
+    Raises `StalePlanError` if a file in an object store has changed since.
+    """
+    if not checkpoint.revision or not is_remote(checkpoint.root):
         with open_files(checkpoint.root) as files:
             files.expect(checkpoint.files)
             yield tensor_reader(checkpoint, files)
         return
     with opened(checkpoint.root) as model:
+        if model[2] != checkpoint.revision:
+            from tieconv.execute import stale  # imports the writing code
+
+            raise stale(checkpoint.source)
         yield model[1]

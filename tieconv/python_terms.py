@@ -35,7 +35,8 @@ VALUES = (
     "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
     "--max-shard-size", "--head-form", "--quantise", "--precision", "--opset", "--provider", "--depth", "--consumers",
     "--for", "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference",
-    "--verify", "--include", "--fuse", "--layout", "--inputs", "--length", "--batch", "-o", "--output",
+    "--verify", "--include", "--exclude", "--newer-than", "--fuse", "--layout", "--inputs", "--length",
+    "--batch", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
 _NAMES = {

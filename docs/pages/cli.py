@@ -27,7 +27,8 @@ document. Colour and progress bars appear only on a terminal. Set `NO_COLOR` to 
 | **130** | The command was interrupted. |
 | **141** | The reader of the output closed the pipe. |
 
-Separate pages describe [the gate](check.md) and [models on the Hub](hub.md).
+Separate pages describe [the gate](check.md), [models on the Hub](hub.md)
+and [models in object stores](object-stores.md).
 
 The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schema.json),
 [plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json),

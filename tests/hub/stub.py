@@ -82,6 +82,7 @@ class Hub:
     etags: dict[str, str] = field(default_factory=dict)
     swapped: dict[str, Path] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
+    modified: dict[str, str] = field(default_factory=dict)
     errors: str | None = None
     read_only: bool = False
     together: int = 1
@@ -96,6 +97,9 @@ class Hub:
         commit = hashlib.sha1(name.encode()).hexdigest()
         self.repos[name] = Repo(Path(path), commit, **more)
         return self.repos[name]
+
+    def modified_at(self, name: str) -> str:
+        return self.modified.get(name, "2026-11-01T10:00:00.000Z")
 
     def sha256(self, path: Path) -> str:
         key = str(path), path.stat().st_mtime_ns
@@ -256,7 +260,8 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             if repo is None:
                 return
             siblings = [self.sibling(key, path) for key, path in repo.files().items()]
-            self.json({"id": name, "sha": repo.commit, "siblings": siblings, "pipeline_tag": repo.task})
+            row = {"id": name, "sha": repo.commit, "siblings": siblings, "pipeline_tag": repo.task}
+            self.json({**row, "lastModified": hub.modified_at(name)})
 
         def sibling(self, name: str, path: Path) -> dict[str, Any]:
             size = hub.lies.get(name, path.stat().st_size)
@@ -303,7 +308,10 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             task = query.get("pipeline_tag", [""])[0]
             names = [n for n, repo in hub.repos.items() if n.startswith(f"{author}/") and task in ("", repo.task)]
             limit = int(query.get("limit", ["1000"])[0])
-            self.json([{"id": name, "modelId": name, "sha": hub.repos[name].commit} for name in names[:limit]])
+            rows = [{"id": name, "modelId": name, "sha": hub.repos[name].commit} for name in names[:limit]]
+            if "lastModified" in query.get("expand", []):
+                rows = [{**row, "lastModified": hub.modified_at(row["id"])} for row in rows]
+            self.json(rows)
 
         # -- files
 

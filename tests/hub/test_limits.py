@@ -184,7 +184,7 @@ def test_full_depth_of_equal_copies(nan: bool, hub: Hub, tieconv: Run, tmp_path:
 
 def test_pieces() -> None:
     """What is held is found by any part of it, and the oldest goes where there is no room."""
-    from tieconv.sources.hub.pieces import Pieces
+    from tieconv.sources.ranged.pieces import Pieces
 
     held = Pieces(20)
     held.add("a", 10, b"0123456789")

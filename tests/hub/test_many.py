@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,8 +88,22 @@ def test_models_of_another_owner() -> None:
     """A listing that names models of somebody else is not followed there."""
     from tieconv.sources.hub.owner_models import _matching
 
-    assert list(_matching(iter(["org/a", "other/a", "orga"]), "org", "*")) == ["hf://org/a"]
-    assert list(_matching(iter(["other/a"]), "org", "*")) == []
+    models = [SimpleNamespace(id=name) for name in ("org/a", "other/a", "orga")]
+    assert list(_matching(models, "org", "*")) == [("hf://org/a", None)]
+    assert list(_matching(models[1:2], "org", "*")) == []
+
+
+def test_filters_of_a_pattern(org: Hub, tieconv: Run) -> None:
+    """By name and age; the listing says when each model was changed, and a lone model is asked for."""
+    org.modified = {"org/tied": "2026-11-20T10:00:00.000Z"}
+    result = tieconv("check", "hf://org/*", "--newer-than", "2026-11-10", "--limit", "1")
+    assert result.returncode == 0 and "hf://org/tied: ok" in result.stdout
+    assert "1 model:" in result.stderr
+    both = ("hf://org/tied", "hf://org/t5")
+    result = tieconv("check", *both, "--newer-than", "2026-11-10")
+    assert "hf://org/tied: ok" in result.stdout and "hf://org/t5" not in result.stdout
+    result = tieconv("check", "hf://org/*", "--exclude", "[!t]*", "--include", "t*", "--limit", "1")
+    assert "hf://org/tied: ok" in result.stdout and "hf://org/t5" not in result.stdout
 
 
 def test_resume(org: Hub, tieconv: Run, tmp_path: Path) -> None:

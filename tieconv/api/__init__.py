@@ -55,13 +55,15 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.write_plan.graph import GraphOutcome as GraphOutcome
     from tieconv.checkpoint.write_plan.plan import Outcome as Outcome
     from tieconv.checks.interface import Rule as Rule
+    from tieconv.gate.model_sources import is_collection as is_collection
+    from tieconv.gate.model_sources import is_list as is_list
     from tieconv.gate.policy import Policy as Policy
     from tieconv.onnx.export.plan import PlannedExport as PlannedExport
     from tieconv.onnx.write.plan import PlannedGraphs as PlannedGraphs
     from tieconv.planned import PlannedWrite as PlannedWrite
     from tieconv.planned import Verify as Verify
     from tieconv.planned import WriteOptions as WriteOptions
-    from tieconv.sources import is_hub as is_hub
+    from tieconv.sources import is_remote as is_remote
     from tieconv.sources.hub.repo_path import is_pattern as is_pattern
     from tieconv.sources.threads import anything_waits as anything_waits
 
@@ -115,7 +117,9 @@ _HOMES = {
     "PlannedWrite": "planned",
     "Verify": "planned",
     "WriteOptions": "planned",
-    "is_hub": "sources",
+    "is_remote": "sources",
+    "is_collection": "gate.model_sources",
+    "is_list": "gate.model_sources",
     "is_pattern": "sources.hub.repo_path",
     "anything_waits": "sources.threads",
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from tieconv.loaders.interface import Consumer
-    from tieconv.sources.hub.files import Tick
+    from tieconv.sources.ranged.ranged_files import Tick
 
 
 def inspect(
@@ -30,9 +30,9 @@ def inspect(
 ) -> Inspection:
     """Report what MODEL stores, what it ties, what its config declares, and findings with the next command.
 
-    From the Hub (``hf://org/name@revision``) it downloads headers and samples, with depth ``full`` every byte that a
-    proof needs. It calls ``tick(done, total)`` for each header. With ``ties_only`` it skips shards without a tied name:
-    counts cover the other shards, and findings only ties and biases.
+    From the Hub and from object stores it downloads headers and samples. With depth ``full`` it downloads every byte
+    that a proof needs. It calls ``tick(done, total)`` for each header. With
+    ``ties_only`` it skips shards without a tied name: counts cover the other shards, and findings only ties and biases.
 
     With ``bare`` the tensors of a training checkpoint have the model's names, without the training program's prefixes.
 

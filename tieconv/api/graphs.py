@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs
-from tieconv.sources import is_hub
+from tieconv.sources import is_remote
 from tieconv.sources.local.files import locate
 from tieconv.text import shown
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def is_graph(path: str | Path = ".") -> bool:
     """Return whether MODEL is an ONNX graph or a directory of graphs, which have separate functions.
 
-    Return false for the Hub, where tieconv reads only checkpoints.
+    Return false for a remote model, of which tieconv reads only checkpoints.
     """
-    return not is_hub(str(path)) and holds_graphs(locate(str(path)))
+    return not is_remote(str(path)) and holds_graphs(locate(str(path)))
 
 
 def refuse_graphs(*paths: str | Path) -> None:

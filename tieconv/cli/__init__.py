@@ -85,7 +85,7 @@ finding."""
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
 
-    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or
-    hf://org/name[@revision]. The default is the current directory. inspect, check, dedup and untie also take an ONNX
-    graph or a directory of graphs.
+    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index,
+    hf://org/name[@revision], or s3://bucket/prefix (gs://, az://). The default is the current directory. inspect,
+    check, dedup and untie also take an ONNX graph or a directory of graphs.
     """

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tieconv.api import is_pattern
+from tieconv.api import is_collection, is_list, is_pattern
 from tieconv.checkpoint.value_type import record
 
 T = TypeVar("T")
@@ -16,16 +16,25 @@ T = TypeVar("T")
 
 @record
 class ModelArguments:
-    """Which models to check, and how to read them."""
+    """The models, and how to read them."""
 
     models: tuple[str, ...]
-    recursive: bool
-    task: str | None
-    limit: int | None
     embed: str | None
     head: str | None
     jobs: int
     resume: str | None
+
+
+@record
+class ChoiceArguments:
+    """Which models of patterns, prefixes, directories and lists to check."""
+
+    recursive: bool
+    task: str | None
+    limit: int | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    newer_than: str | None
 
 
 @record
@@ -64,11 +73,12 @@ class Arguments:
     """The whole command line. Raises `click.UsageError` if options contradict each other."""
 
     model: ModelArguments
+    choice: ChoiceArguments
     rule: RuleArguments
     result: ResultArguments
 
     def __post_init__(self) -> None:
-        model, rule, result = self.model, self.rule, self.result
+        model, choice, rule, result = self.model, self.choice, self.rule, self.result
         if result.output is not None and result.in_place:
             raise click.UsageError("-o OUT and --in-place cannot be used together")
         if result.writes and not result.fix:
@@ -79,15 +89,22 @@ class Arguments:
             raise click.UsageError(
                 "--fix and --write-baseline cannot be used together; fix first, then write the baseline"
             )
-        if (model.task or model.limit) and not any(map(is_pattern, model.models)):
-            raise click.UsageError("--task and --limit need a pattern such as hf://org/*")
+        if choice.task and not any(is_pattern(source) or is_list(source) for source in model.models):
+            raise click.UsageError("--task needs a pattern such as hf://org/*")
+        if choice.limit and not any(map(is_collection, model.models)):
+            raise click.UsageError("--limit needs a pattern such as hf://org/* or a prefix such as s3://bucket/models/")
         if model.resume and result.fix:
             raise click.UsageError("--resume and --fix cannot be used together; finish the run first, then fix")
 
 
 def make_arguments(options: Mapping[str, Any]) -> Arguments:
     """Return the arguments of the options, by their names."""
-    return Arguments(_taken(ModelArguments, options), _taken(RuleArguments, options), _taken(ResultArguments, options))
+    return Arguments(
+        _taken(ModelArguments, options),
+        _taken(ChoiceArguments, options),
+        _taken(RuleArguments, options),
+        _taken(ResultArguments, options),
+    )
 
 
 def _taken(kind: type[T], options: Mapping[str, Any]) -> T:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from tieconv.api import is_pattern
+from tieconv.api import is_collection
 from tieconv.api.findings.baselines import write_baseline
-from tieconv.api.findings.gate import expand, find_policy, run_gate
+from tieconv.api.findings.gate import expand, find_policy, read_lists, run_gate
 from tieconv.api.reports import guard_report, write_report
 from tieconv.cli.check_arguments import Arguments
 from tieconv.cli.progress import count_progress
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 def run(arguments: Arguments) -> int:
     """Print and write the results, and return the exit code."""
     policy = _policy(arguments)
-    chosen = arguments.model
-    patterns = any(map(is_pattern, chosen.models))
-    expanded = expand(chosen.models, task=chosen.task, limit=chosen.limit, recursive=chosen.recursive)
-    arguments = replace(arguments, model=replace(chosen, models=expanded, task=None, limit=None))
+    several = any(map(is_collection, arguments.model.models))
+    arguments = replace(
+        arguments,
+        model=replace(arguments.model, models=_expanded(arguments)),
+        choice=replace(arguments.choice, task=None, limit=None),
+    )
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
     if arguments.result.write_baseline:
@@ -40,7 +43,7 @@ def run(arguments: Arguments) -> int:
     if arguments.result.fix:
         report, outcomes = _remedied(arguments, policy, report, models)
     _show(arguments, report, outcomes)
-    if patterns and arguments.result.format == "text":
+    if several and report.models and arguments.result.format == "text":
         from tieconv.reporters.ci.check_table import table
 
         echo(f"\n{table(report)}", err=arguments.result.output_file is not None)
@@ -49,6 +52,19 @@ def run(arguments: Arguments) -> int:
     for line in (*fix_lines(report, writing), *map(_note, report.notes), closing):
         say(line)
     return report.exit_code
+
+
+def _expanded(arguments: Arguments) -> tuple[str, ...]:
+    choice = arguments.choice
+    return expand(
+        read_lists(arguments.model.models, sys.stdin.read),
+        task=choice.task,
+        limit=choice.limit,
+        recursive=choice.recursive,
+        include=choice.include,
+        exclude=choice.exclude,
+        newer_than=choice.newer_than,
+    )
 
 
 def _policy(arguments: Arguments) -> Policy:

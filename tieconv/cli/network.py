@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tieconv.api import is_hub
+from tieconv.api import is_remote
 from tieconv.text import count, size
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ def fetched_line(fetched: Fetched) -> str:
 
 @contextmanager
 def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar of the headers that are fetched, for a model on the Hub and on a terminal."""
-    if not is_hub(model) or not sys.stderr.isatty():
+    """Show a progress bar of the headers that are fetched, for a remote model and on a terminal."""
+    if not is_remote(model) or not sys.stderr.isatty():
         yield None
         return
-    from tieconv.cli.progress import count_progress  # on a terminal, for a model on the Hub
+    from tieconv.cli.progress import count_progress  # on a terminal, for a remote model
 
     with count_progress("headers") as tick:
         yield tick

@@ -23,14 +23,16 @@ def model_argument(function: F) -> F:
 
 
 def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuse `--in-place` for a model on the Hub, before anything is fetched."""
+    """Refuse `--in-place` for a remote model, before anything is fetched."""
     params = {**context.params, parameter.name: value}
     if not params.get("in_place"):
         return value
-    from tieconv.api import is_hub  # not needed to list the commands
+    from tieconv.api import is_remote  # not needed to list the commands
 
-    if is_hub(str(params.get("model", ""))):
-        raise click.UsageError("--in-place needs a local model; write with -o OUT, then run `tieconv push OUT hf://…`")
+    source = str(params.get("model", ""))
+    if is_remote(source):
+        then = "run `tieconv push OUT hf://…`" if source.startswith("hf://") else "copy OUT to the object store"
+        raise click.UsageError(f"--in-place needs a local model; write with -o OUT, then {then}")
     return value
 
 

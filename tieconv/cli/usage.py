@@ -16,7 +16,7 @@ from tieconv.version import VERSION
 
 _LIMIT = 400
 _RULE = r"[A-Za-z]{3}\d{3}"
-_MODEL = r"hf://.+|.*/.*|.*\.(safetensors|bin|pt|pth|gguf|onnx)"
+_MODEL = r"(hf|s3|gs|az)://.+|.*/.*|.*\.(safetensors|bin|pt|pth|gguf|onnx)"
 
 
 class WrongUsage(click.ClickException):

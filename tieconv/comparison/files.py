@@ -17,7 +17,7 @@ _BLOCK = 1024 * 1024
 def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> tuple[FileDifference, ...]:
     """Return files that only one directory has, or that differ; nothing for models of a single file.
 
-    Files on the Hub are compared by their hashes and are not downloaded.
+    Files on the Hub are compared by their hashes and are not downloaded. Files in an object store are read.
     """
     if Layout.FILE in (a.layout, b.layout):
         return ()

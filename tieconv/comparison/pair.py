@@ -135,7 +135,9 @@ class Relations:
 
     def _same_hash(self, name: str) -> bool:
         """Return whether a file on the Hub has the hash of the local file, without a download."""
-        if bool(self.sides[0].revision) is bool(self.sides[1].revision):
+        if bool(self.sides[0].revision) is bool(self.sides[1].revision) or not any(
+            hasattr(reader, "known_hash") for reader in (self.reader.a, self.reader.b)
+        ):
             return False
         if name not in self.hashes:
             sizes = [side.states[name].size if name in side.states else -1 for side in self.sides]

@@ -51,8 +51,18 @@ def _same(first: Path, second: Path) -> bool:
         return first == second
 
 
+_REMOTE = ("hf:/", "s3:/", "gs:/", "az:/")
+"""The first characters of a remote address after `Path` has joined its slashes."""
+
+
 def check_out(plan: Plan, target: Target, final: Path) -> None:
     """Check that OUT is free, or holds a model that may be overwritten."""
+    if str(target.path).startswith(_REMOTE):
+        raise DestinationError(
+            f"{shown(target.path)} is not a local path, and tieconv writes only local models",
+            "write to a local directory, then copy or push it",
+            "out.remote",
+        )
     if in_hub_store(final):
         raise DestinationError(
             f"{shown(target.path)} is in the Hub cache, so other programs would take it for the published model",

@@ -17,6 +17,12 @@ _WEIGHTS = re.compile(
 )
 """Names of files that make a directory a model. Other `.pt` and `.bin` files may hold anything."""
 
+
+def is_weight(name: str) -> bool:
+    """Return whether a file with this name makes its directory a model."""
+    return _WEIGHTS.fullmatch(name) is not None
+
+
 MOST = 100_000
 """Most directories that one argument may have below it."""
 
@@ -39,7 +45,7 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
 
 
 def _matching(pattern: str) -> tuple[str, ...]:
-    paths = (path for path in glob(pattern, recursive=True) if os.path.isdir(path) or _WEIGHTS.fullmatch(path))
+    paths = (path for path in glob(pattern, recursive=True) if os.path.isdir(path) or is_weight(path))
     matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
     directories = {path for path in matches if os.path.isdir(path)}
     matches = [path for path in matches if os.path.dirname(path) not in directories or path in directories]
@@ -61,7 +67,7 @@ def _below(root: str) -> Iterator[str]:
                 f"{shown(root)} holds more than {MOST:,} directories", "name a directory of models", "path.too-large"
             )
         subdirectories[:] = sorted(name for name in subdirectories if not _is_skipped(os.path.join(directory, name)))
-        if any(_WEIGHTS.fullmatch(name) for name in files):
+        if any(map(is_weight, files)):
             yield os.path.normpath(directory)
     yield from (os.path.normpath(error.filename) for error in closed)  # inspecting it reports why
 
@@ -76,6 +82,6 @@ def _is_skipped(directory: str) -> bool:
 def _holds_weights(directory: str) -> bool:
     try:
         with os.scandir(directory) as entries:
-            return any(_WEIGHTS.fullmatch(entry.name) for entry in entries)
+            return any(is_weight(entry.name) for entry in entries)
     except OSError:
         return True  # inspecting the directory reports why it cannot be listed

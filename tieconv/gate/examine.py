@@ -14,6 +14,7 @@ from tieconv.gate.finding_file import file_of
 from tieconv.gate.jobs import each
 from tieconv.gate.policy import Policy
 from tieconv.gate.run_file import RunFile
+from tieconv.sources import is_object
 from tieconv.text import shown
 
 Inspect = Callable[[str], Inspection]
@@ -88,7 +89,8 @@ def _judged(policy: Policy, inspection: Inspection) -> CheckedModel:
 
 def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None) -> Iterator[CheckedModel]:
     known = record.known if record else {}
-    fresh = each(partial(examine, inspect), [path for path in paths if path not in known], jobs)
+    unknown = [path for path in paths if path not in known]
+    fresh = each(partial(examine, inspect), unknown, jobs, _lost, clean=any(map(is_object, unknown)))
     for path in paths:
         if path in known:
             yield known[path]
@@ -97,6 +99,14 @@ def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | N
         if record:
             record.add(model)
         yield model
+
+
+def _lost(path: str) -> CheckedModel:
+    """Return the model as not read: the process that read it was killed."""
+    return CheckedModel(
+        path,
+        failure=Failure(f"{shown(path)}: the process that read it was killed", "if memory is short, use --jobs 1"),
+    )
 
 
 def by_place(paths: Iterable[str]) -> dict[str, str]:

@@ -1,11 +1,23 @@
-"""Read a MODEL from a local directory or from the Hub."""
+"""Read a MODEL from a local directory, from the Hub or from an object store."""
 
 from __future__ import annotations
 
 PREFIX = "hf://"
 """Prefix of a model on the Hub."""
+OBJECT_PREFIXES = ("s3://", "gs://", "az://")
+"""Prefixes of a model in an object store: S3 and compatible servers, Google Cloud Storage, Azure Blob Storage."""
 
 
 def is_hub(source: str) -> bool:
     """Return whether MODEL is on the Hub. Imports nothing, because every command calls it."""
     return source.startswith(PREFIX)
+
+
+def is_object(source: str) -> bool:
+    """Return whether MODEL is in an object store."""
+    return source.startswith(OBJECT_PREFIXES)
+
+
+def is_remote(source: str) -> bool:
+    """Return whether MODEL is on the Hub or in an object store."""
+    return source.startswith((PREFIX, *OBJECT_PREFIXES))

@@ -33,6 +33,9 @@ def check(
     settings: str | Path | None = None,
     baseline: str | Path | None = None,
     jobs: int = 1,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    newer_than: str | None = None,
 ) -> CheckReport:
     """Check one or several models, and return their findings with the waivers.
 
@@ -40,6 +43,9 @@ def check(
     ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`; without it, no settings file is read. ``jobs`` is
     the number of processes. For a model that cannot be read, the row has the failure. Raises `SettingsError` for an
     unknown rule, and for an invalid settings file or baseline.
+
+    A model may also be a pattern (``hf://org/*``), or a prefix of an object store (``s3://bucket/models/``).
+    ``include``, ``exclude`` and ``newer_than`` filter the models: two lists of patterns, and an age such as ``7d``.
 
     A model may also be a `torch.nn.Module`, which is checked in this process.
     """
@@ -58,7 +64,12 @@ def check(
     single = isinstance(models, str) or hasattr(models, "__fspath__") or is_module(models)
     several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
     modules = [model for model in several if is_module(model)]
-    paths = expand(str(model) for model in several if not is_module(model))
+    paths = expand(
+        (str(model) for model in several if not is_module(model)),
+        include=include,
+        exclude=exclude,
+        newer_than=newer_than,
+    )
     report = run_gate(policy, paths, embed=embed, head=head, jobs=jobs)[0]
     if not modules:
         return report
@@ -141,27 +152,48 @@ def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[
     return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
 
 
-def expand(
-    models: Iterable[str], *, task: str | None = None, limit: int | None = None, recursive: bool = False
-) -> tuple[str, ...]:
-    """Expand patterns and directories to models, each once.
+def read_lists(models: Iterable[str], stdin: Callable[[], str]) -> tuple[str, ...]:
+    """Return the arguments with the models of each list in its place: ``@FILE``, or ``-`` for ``stdin``.
 
-    ``hf://org/*`` expands to the models of an owner; ``task`` and ``limit`` restrict them. A local pattern expands to
-    its matches, and a directory without weights to the models below it. With ``recursive`` a directory that is a model
-    also expands to the models below it.
+    A list has one model or pattern in a line; lines that start with ``#`` are comments. Raises `UnreadableError` or
+    `SettingsError` for a file that cannot be read.
     """
-    from tieconv.gate.discover import models_of
-    from tieconv.sources import is_hub
-    from tieconv.sources.hub.repo_path import is_pattern
+    from tieconv.gate.model_sources import is_list, listed, read_list
 
-    expanded: list[str] = []
+    listed_models: list[str] = []
     for model in models:
-        if is_pattern(model):
-            from tieconv.sources.hub.owner_models import expand as ask
-
-            expanded += ask(model, task, limit)
-        elif is_hub(model):
-            expanded.append(model)
+        if model == "-":
+            listed_models += listed(stdin())
+        elif is_list(model):
+            listed_models += read_list(model)
         else:
-            expanded += models_of(model, recursive=recursive)
-    return tuple(dict.fromkeys(expanded))
+            listed_models.append(model)
+    return tuple(listed_models)
+
+
+def expand(
+    models: Iterable[str],
+    *,
+    task: str | None = None,
+    limit: int | None = None,
+    recursive: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    newer_than: str | None = None,
+) -> tuple[str, ...]:
+    """Expand patterns, prefixes and directories to models, each once.
+
+    ``hf://org/*`` expands to the models of an owner; ``task`` and ``limit`` restrict them. ``s3://bucket/models/`` and
+    ``s3://bucket/models/llama-*`` expand to models in an object store. A local pattern expands to its matches, and a
+    directory without weights to the models below it. With ``recursive`` a directory that is a model also expands to the
+    models below it.
+
+    ``include`` and ``exclude`` are patterns for the models. ``newer_than`` is an age (``12h``, ``7d``, ``2w``) or a
+    date: only models with a file that was written since then are returned.
+    """
+    from tieconv.gate.model_sources import chosen_models, parse_choice
+
+    choice = parse_choice(
+        newer_than, task=task, limit=limit, recursive=recursive, include=tuple(include), exclude=tuple(exclude)
+    )
+    return chosen_models(models, choice)

@@ -12,7 +12,7 @@ from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.opened import on_disk, proved
 from tieconv.plans.other_formats import alone, dropping
-from tieconv.sources import is_hub
+from tieconv.sources import is_remote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def planned_write(
 ) -> PlannedWrite:
     """Make a plan from the evidence with ``make``, and return it with everything that `execute` needs.
 
-    For a model on the Hub, it reads headers and the bytes that a proof needs. The download happens at once with
+    For a remote model, it reads headers and the bytes that a proof needs. The download happens at once with
     ``fetch``, else in `execute`. With ``bare`` the tensors of a training checkpoint have the names of the model.
     """
     from tieconv.planned import PlannedWrite
@@ -43,7 +43,7 @@ def planned_write(
         return planned_write(make, on_disk(path, drop_other_formats), depth, embed, head, drop_other_formats, False)
 
     refuse_graphs(path)
-    far = is_hub(str(path))
+    far = is_remote(str(path))
     if far and fetch:
         return local_write()
     evidence = (

@@ -20,7 +20,7 @@ from tieconv.plans.named_format import plan_add_format
 from tieconv.plans.other_formats import alone, dropping
 from tieconv.plans.verbs import reindex
 from tieconv.plans.verbs.strip_prefix import plan_strip_prefix
-from tieconv.sources import is_hub
+from tieconv.sources import is_remote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.files.model_files import Checkpoint, Listing
     from tieconv.checkpoint.files.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
-    from tieconv.sources.hub.files import HubFiles
     from tieconv.sources.local.files import FileSet
+    from tieconv.sources.ranged.ranged_files import RangedFiles
 
 
 def plan_reindex(
@@ -62,7 +62,7 @@ def plan_reindex(
         return planned_write(plan_strip_prefix, path, Depth.HEADER, None, None, drop_other_formats, fetch)
     if add_format and _is_one_file(path):
         return planned_write(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
-    far = is_hub(str(path))
+    far = is_remote(str(path))
     if far and fetch:
         return local_write()
     with opened(str(path)) as (listing, files, commit):
@@ -79,7 +79,7 @@ def plan_reindex(
     return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, local_write if far else None, fetched)
 
 
-def _evidence(checkpoint: Checkpoint, listing: Listing, files: HubFiles | FileSet) -> Inspection | None:
+def _evidence(checkpoint: Checkpoint, listing: Listing, files: RangedFiles | FileSet) -> Inspection | None:
     """Return the evidence from the headers of the shards and the config; ``None`` without a valid config."""
     if CONFIG not in listing.top:
         return None

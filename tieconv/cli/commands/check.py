@@ -74,7 +74,17 @@ from tieconv.reporters.ci.formats import FORMATS
 @click.option(
     "--task", metavar="TASK", help="With hf://org/*: check only models of this task, such as text-generation."
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="With hf://org/*: check at most N models.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With hf://org/* or s3://bucket/models/: check at most N models.",
+)
+@click.option("--include", multiple=True, metavar="GLOB", help="Check only models whose name or path matches GLOB.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Do not check models whose name or path matches GLOB.")
+@click.option(
+    "--newer-than", metavar="AGE", help="Check only models that changed since AGE, such as 12h, 7d or 2026-11-01."
+)
 @click.option(
     "--resume",
     type=click.Path(),
@@ -86,6 +96,9 @@ from tieconv.reporters.ci.formats import FORMATS
 @click.pass_context
 def command(context: click.Context, /, models: tuple[str, ...], **options: Any) -> None:
     """Apply the rules to each MODEL. The default is the current directory.
+
+    A MODEL may also be a pattern (hf://org/*, s3://bucket/models/llama-*), or a prefix (s3://bucket/models/). @FILE
+    is a list of models, and - is a list on stdin.
 
     Exits with 2 when a model cannot be read; the other models are still checked. Exits with 1 when a finding has the
     level of --fail-on or higher. Exits with 0 otherwise. `tieconv rules` lists the rules, and `tieconv explain RULE`

@@ -16,9 +16,9 @@ from tieconv.errors import RefusedError
 from tieconv.install import install_command
 from tieconv.onnx.graph.model import sides
 from tieconv.onnx.graph.packages import has_onnxruntime
-from tieconv.onnx.quantise.blocks import quantise_blocks
 from tieconv.onnx.quantise.embedding import read_blocks, read_columns
 from tieconv.onnx.quantise.products import as_matmuls
+from tieconv.onnx.quantise.quantise_blocks import quantise_blocks
 from tieconv.onnx.quantise.quantiser_logs import quiet
 from tieconv.onnx.quantise.scheme import Scheme
 from tieconv.onnx.share.uses import is_standard

@@ -7,11 +7,11 @@ import posixpath
 from urllib.parse import quote
 
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".json")
-_REMOTE = "hf://"
+_REMOTE = ("hf://", "s3://", "gs://", "az://")
 
 
 def path_of(source: str, file: str) -> str:
-    """Return the path of ``file`` in the model ``source``: a directory, one of its files, or a Hub model."""
+    """Return the path of ``file`` in the model ``source``: a directory, one of its files, or a remote model."""
     folder, base = posixpath.split(source)
     if not file or base == file:
         return source
@@ -35,9 +35,10 @@ def relative(path: str) -> str | None:
 
 
 def uri(path: str) -> str:
-    """Return ``path`` as a URI reference: relative inside the repository, else `file:` or `hf:`."""
+    """Return ``path`` as a URI reference: relative inside the repository, else `file:` or the remote scheme."""
     if path.startswith(_REMOTE):
-        return _REMOTE + quote(_bytes(path.removeprefix(_REMOTE)), safe="/@")
+        scheme, _, rest = path.partition("://")
+        return f"{scheme}://{quote(_bytes(rest), safe='/@')}"
     inside = relative(path)
     if inside is None:
         return "file://" + quote(_bytes(os.path.abspath(path)))

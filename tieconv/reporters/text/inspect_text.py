@@ -85,7 +85,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield from live_rows(inspection.live)
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
-        yield "commit", inspection.checkpoint.revision
+        label = "commit" if inspection.checkpoint.source.startswith("hf://") else "listing"
+        yield label, inspection.checkpoint.revision
     if inspection.family.knowledge is not Knowledge.TABLE and not inspection.checkpoint.graphs:
         yield "knowledge", _knowledge(inspection.family)
 

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from threading import Lock
 from typing import Any, TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_url
@@ -20,6 +19,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.sources.hub.errors import LONGEST_WAIT, MALFORMED, Transport, malformed, retry_after, retryable, translate
 from tieconv.sources.hub.session import LARGEST_ANSWER, file_key, limits
+from tieconv.sources.ranged.traffic import Traffic
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -51,19 +51,12 @@ class RemoteFile:
     digest: str
 
 
-class Client:
-    """Reads ranges with retries. ``requests`` counts requests; ``bytes`` counts received bytes of files."""
+class Client(Traffic):
+    """Reads ranges with retries, and counts them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.api = HfApi(library_name="tieconv", library_version=VERSION)
-        self.requests = 0
-        self.bytes = 0
-        self._lock = Lock()
-
-    def count(self, requests: int = 0, bytes: int = 0) -> None:
-        with self._lock:
-            self.requests += requests
-            self.bytes += bytes
 
     def call(self, label: str, ask: Callable[[], T]) -> T:
         """Call a method of `HfApi` and return its result. Retries if the server is busy. Raises `UnreadableError`."""

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import islice
+from typing import Any
 
 from tieconv.errors import UnreadableError
 from tieconv.sources import PREFIX
-from tieconv.sources.hub.repo_path import parse_pattern
+from tieconv.sources.hub.repo_path import parse, parse_pattern
 from tieconv.sources.hub.source import require
 from tieconv.text import shown
 
+Dated = tuple[str, float | None]
+"""The address of a model, and when it was changed (seconds since 1970), if that is known."""
 
-def expand(source: str, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
-    """Return the models that match ``hf://org/PATTERN``, in the Hub's order. Raises `UnreadableError` for none."""
+
+def expand(source: str, task: str | None = None, limit: int | None = None, *, dated: bool = False) -> tuple[Dated, ...]:
+    """Return the models that match ``hf://org/PATTERN``, in the Hub's order. Raises `UnreadableError` for none.
+
+    With ``dated``, the listing also says when each model was changed.
+    """
     owner, pattern = parse_pattern(source)
     require()
     from tieconv.sources.hub.client import Client
 
     client = Client()
 
-    def ask() -> tuple[str, ...]:
-        models = client.api.list_models(author=owner, pipeline_tag=task, limit=limit if pattern == "*" else None)
-        names = (model.id for model in models)
-        return tuple(islice(_matching(names, owner, pattern), limit))
+    def ask() -> tuple[Dated, ...]:
+        models = client.api.list_models(
+            author=owner,
+            pipeline_tag=task,
+            limit=limit if pattern == "*" else None,
+            expand=["lastModified"] if dated else None,
+        )
+        return tuple(islice(_matching(models, owner, pattern), limit))
 
     models = client.call(shown(source), ask)
     if not models:
@@ -36,8 +48,23 @@ def expand(source: str, task: str | None = None, limit: int | None = None) -> tu
     return models
 
 
-def _matching(names: Iterator[str], owner: str, pattern: str) -> Iterator[str]:
-    for name in names:
-        start, _, rest = name.partition("/")
+def _matching(models: Iterable[Any], owner: str, pattern: str) -> Iterator[Dated]:
+    for model in models:
+        start, _, rest = model.id.partition("/")
         if start == owner and fnmatchcase(rest, pattern):
-            yield f"{PREFIX}{name}"
+            yield f"{PREFIX}{model.id}", _seconds(getattr(model, "last_modified", None))
+
+
+def modified_on_hub(source: str) -> float:
+    """Return when a repository was changed, in seconds since 1970; 0 if the Hub does not say. Raises `TieconvError`."""
+    repo_path = parse(source)
+    require()
+    from tieconv.sources.hub.client import Client
+
+    client = Client()
+    info = client.call(shown(source), lambda: client.api.model_info(repo_path.repo, revision=repo_path.revision))
+    return _seconds(info.last_modified) or 0.0
+
+
+def _seconds(moment: object) -> float | None:
+    return moment.timestamp() if isinstance(moment, datetime) else None

@@ -7,6 +7,7 @@ import re
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.sources import PREFIX, is_hub
+from tieconv.sources.ranged.remote_name import is_inside
 from tieconv.text import shown
 
 _KINDS = ("datasets/", "spaces/", "buckets/")
@@ -57,12 +58,6 @@ def parse(source: str) -> RepoPath:
 
 
 _SYNTAX = "write hf://org/name or hf://org/name@revision (a branch, a tag or a commit), and /path for a file in it"
-
-
-def is_inside(name: str) -> bool:
-    """Return whether ``name`` is a path inside a repository."""
-    parts = name.split("/")
-    return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in parts)
 
 
 def is_pattern(source: str) -> bool:

@@ -14,8 +14,9 @@ from tieconv.sources.hub.repo_path import RepoPath, parse
 from tieconv.text import path_word, shell_word, shown
 
 if TYPE_CHECKING:
-    from tieconv.sources.hub.files import HubFiles, Tick
+    from tieconv.sources.hub.files import HubFiles
     from tieconv.sources.local.files import FileSet
+    from tieconv.sources.ranged.ranged_files import Tick
 
 
 class MissingProviderError(TieconvError):

@@ -161,8 +161,8 @@ def _layout(node: ir.Node, shape: tuple[int, ...], scales: int) -> tuple[tuple[i
     if scales == 1:
         return (rows, columns), rows * columns
     block = integer(node, "block_size", 0)
-    last = integer(node, "axis", 1) % _MATRIX == 1
-    moved = (columns, rows) if last != bool(block) else (rows, columns)
+    by_column = integer(node, "axis", 1) % _MATRIX == 1
+    moved = (columns, rows) if by_column != bool(block) else (rows, columns)
     return moved, block or moved[1]
 
 

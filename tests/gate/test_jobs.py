@@ -1,0 +1,105 @@
+"""Several processes: results in order, errors of the work, and a process that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tieconv.api.findings.gate import find_policy
+from tieconv.errors import RefusedError
+from tieconv.gate.examine import check_models
+from tieconv.gate.jobs import each
+
+PATHS = [f"model-{number}" for number in range(12)]
+
+
+def work(path: str) -> str:
+    """The path in capitals; special paths end their process, raise or take time."""
+    if path.endswith("-killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if path.endswith("-left"):
+        os._exit(3)
+    if path.endswith("-refused"):
+        raise RefusedError("refused", "hint", "code")
+    if path.endswith("-slow"):
+        time.sleep(0.3)
+    return path.upper()
+
+
+def lost(path: str) -> str:
+    return f"lost {path}"
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("jobs", [1, 2, 5, 40])
+def test_results_are_in_order(jobs: int, clean: bool) -> None:
+    """Whichever is ready first."""
+    paths = ["first-slow", *PATHS]
+    assert list(each(work, paths, jobs, lost, clean=clean)) == [path.upper() for path in paths]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("end", ["killed", "left"])
+def test_a_process_that_dies_costs_its_path(end: str, clean: bool) -> None:
+    """The others are done by a new process."""
+    paths = [*PATHS[:5], f"a-{end}", *PATHS[5:], f"b-{end}", f"c-{end}"]
+    expected = [f"lost {path}" if path.endswith(end) else path.upper() for path in paths]
+    assert list(each(work, paths, 2, lost, clean=clean)) == expected
+
+
+def _variable(path: str) -> str:
+    return os.environ.get("TIECONV_TEST_VARIABLE", "")
+
+
+@pytest.mark.parametrize("value", ["first", "second"])
+@pytest.mark.parametrize("clean", [False, True])
+def test_processes_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch, value: str, clean: bool) -> None:
+    """Not that of the first run."""
+    monkeypatch.setenv("TIECONV_TEST_VARIABLE", value)
+    assert list(each(_variable, PATHS[:3], 2, lost, clean=clean)) == [value] * 3
+
+
+def test_every_process_dies() -> None:
+    paths = [f"{path}-killed" for path in PATHS]
+    assert list(each(work, paths, 3, lost)) == [f"lost {path}" for path in paths]
+
+
+def test_an_error_of_the_work_is_raised() -> None:
+    """In the place of its result, and the processes end."""
+    results = each(work, [*PATHS[:3], "a-refused", *PATHS[3:]], 2, lost)
+    assert [next(results) for _ in range(3)] == [path.upper() for path in PATHS[:3]]
+    with pytest.raises(RefusedError, match="refused"):
+        next(results)
+
+
+def test_a_caller_that_stops_waits_for_no_model() -> None:
+    """The processes are ended."""
+    results = each(work, ["now", "later-slow", "a-slow", "b-slow"], 2, lost)
+    assert next(results) == "NOW"
+    began = time.monotonic()
+    results.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 0.25
+
+
+def _inspect(path: str) -> object:
+    if path.endswith("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    from tieconv import inspect
+
+    return inspect(path)
+
+
+def test_a_killed_process_is_a_model_that_was_not_read(models: Path) -> None:
+    """Its row has the failure, the others their findings, and the exit code is 2."""
+    paths = [str(models / "t5"), "/nowhere/killed", str(models / "llama-duplicated"), str(models / "bart")]
+    report, _ = check_models(_inspect, find_policy(paths, no_config=True)[0], paths, 2, lambda _: None)  # type: ignore[arg-type]
+    assert report.exit_code == 2
+    assert [model.source for model in report.models] == paths
+    [failure] = [model.failure for model in report.models if model.failure]
+    assert failure.message == "/nowhere/killed: the process that read it was killed"
+    assert "--jobs 1" in failure.hint
+    assert [len(model.findings) for model in report.models] == [0, 0, 1, 0]

@@ -1,0 +1,93 @@
+"""Lists of local models, filters by name and age, and the directories of MLflow and W&B."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tieconv import TieconvError, check
+from tieconv.api.findings.gate import expand, read_lists
+
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with two models."""
+    for name in ("new", "old"):
+        shutil.copytree(MODELS / "t5", tmp_path / "runs" / name)
+    for path in (tmp_path / "runs" / "old").iterdir():
+        os.utime(path, (0, time.time() - 40 * 86400))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refuse() -> str:
+    """Stdin that must not be read."""
+    raise AssertionError
+
+
+def test_a_list_in_a_file(work: Path) -> None:
+    """In the place of its argument; empty lines and comments are skipped."""
+    (work / "models.txt").write_text("# nightly\n\nruns/new\n  hf://org/name  \n")
+    assert read_lists(["runs/old", "@models.txt"], refuse) == ("runs/old", "runs/new", "hf://org/name")
+
+
+def test_a_list_on_stdin(work: Path) -> None:
+    assert read_lists(["-"], lambda: "runs/new\n") == ("runs/new",)
+
+
+def test_a_directory_with_an_at_sign(work: Path) -> None:
+    """An existing path is a model, and no list."""
+    (work / "runs/new").rename(work / "@models")
+    assert read_lists(["@models"], refuse) == ("@models",)
+
+
+def test_a_list_that_is_missing(work: Path) -> None:
+    with pytest.raises(TieconvError, match=r"absent\.txt: no such list of models"):
+        read_lists(["@absent.txt"], refuse)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("runs/new", "runs/old")),
+        ({"include": ["n*"]}, ("runs/new",)),
+        ({"include": ["runs/o*"]}, ("runs/old",)),
+        ({"exclude": ["runs/**"]}, ()),
+        ({"newer_than": "7d"}, ("runs/new",)),
+        ({"newer_than": "2001-01-01"}, ("runs/new", "runs/old")),
+        ({"newer_than": "2001-01-01T12:00", "exclude": ["new"]}, ("runs/old",)),
+    ],
+)
+def test_filters(work: Path, options: dict[str, object], expected: tuple[str, ...]) -> None:
+    assert expand(["runs"], **options) == expected  # type: ignore[arg-type]
+
+
+def test_the_filters_of_python(work: Path) -> None:
+    """`tieconv.check` has them too."""
+    assert [model.source for model in check("runs", include=["*"], exclude=["new"]).models] == ["runs/old"]
+    assert [model.source for model in check("runs", newer_than="7d").models] == ["runs/new"]
+
+
+def test_the_age_of_one_file(work: Path) -> None:
+    assert expand(["runs/old/model.safetensors", "runs/new"], newer_than="1d") == ("runs/new",)
+
+
+def test_directories_of_mlflow_and_wandb(work: Path) -> None:
+    """Both are ordinary directories: MLflow's with its MLmodel file, W&B's with the name and version of an artifact."""
+    mlflow = work / "mlruns/0/3f2a/artifacts/model"
+    (mlflow / "components/tokenizer").mkdir(parents=True)
+    (mlflow / "MLmodel").write_text("flavors:\n  transformers: {model_binary: model}\n")
+    (mlflow / "components/tokenizer/tokenizer_config.json").write_text("{}")
+    shutil.copytree(MODELS / "llama-duplicated", mlflow / "model")
+    wandb = work / "artifacts/model-3f2a:v7"
+    shutil.copytree(MODELS / "t5", wandb)
+    expected = ("mlruns/0/3f2a/artifacts/model/model", "artifacts/model-3f2a:v7")
+    assert expand(["mlruns", "artifacts"]) == expected
+    report = check(expected)
+    assert [[entry.finding.rule for entry in model.findings] for model in report.models] == [["TIE002"], []]

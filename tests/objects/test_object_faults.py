@@ -1,0 +1,190 @@
+"""What a server may do wrong: each is repaired by the library or refused in one sentence that repeats nothing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.hub.models import sharded
+from tests.objects.conftest import SECRETS, Run
+from tests.objects.stub import LIST, Fault, Store
+from tieconv import TieconvError, UnreadableError, inspect
+from tieconv.api.findings.gate import expand
+
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+WEIGHTS = "m/model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def model(store: Store) -> None:
+    """One sound model, below 64 KiB."""
+    store.add("m", MODELS / "llama-untied")
+
+
+def refusal(source: str = "s3://bucket/m") -> TieconvError:
+    """The error for a model, which holds no text of the server and no secret."""
+    with pytest.raises(TieconvError) as raised:
+        inspect(source)
+    error = raised.value
+    for secret in SECRETS:
+        assert secret not in f"{error.message} {error.command_hint}"
+    assert error.__cause__ is None  # its text would hold the address
+    assert error.command_hint and "\n" not in error.message
+    return error
+
+
+@pytest.mark.parametrize("key", [WEIGHTS, LIST])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("status", "503"), ("status", "500"), ("status", "429 Retry-After=1"), ("closed", ""), ("slow", "1.5")],
+)
+def test_a_fault_that_passes_is_repeated(store: Store, key: str, kind: str, value: str) -> None:
+    """Busy, closed and silent servers get the same request again."""
+    store.faults[key] = Fault(kind, 1, value)
+    assert inspect("s3://bucket/m").findings == inspect(MODELS / "llama-untied").findings
+    assert sum(request.key == key for request in store.requests) == 2
+
+
+@pytest.mark.parametrize("cut", ["1", "20000", "50000"])
+def test_a_truncated_body_is_continued(store: Store, cut: str) -> None:
+    """From the byte that is missing, and not from the start."""
+    store.faults[WEIGHTS] = Fault("truncated", 1, cut)
+    assert len(inspect("s3://bucket/m").checkpoint.tensors) == 21
+    ranges = [request.range for request in store.requests if request.key == WEIGHTS]
+    assert ranges == ["bytes=0-57743", f"bytes={cut}-57743"] or ranges[1].startswith(f"bytes={cut}-")  # type: ignore[union-attr]
+
+
+def test_a_body_that_stops_is_continued(store: Store) -> None:
+    """A server that is silent in the middle of a body loses the connection."""
+    store.faults[WEIGHTS] = Fault("stalls", 1, "2")
+    assert len(inspect("s3://bucket/m").checkpoint.tensors) == 21
+    assert [request.range for request in store.requests if request.key == WEIGHTS][1].startswith("bytes=100-")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        (Fault("status", value="503"), "objects.http", "HTTP 503 (3 attempts)"),
+        (Fault("status", value="400"), "objects.http", "HTTP 400"),
+        (Fault("status", value="403"), "objects.forbidden", "may not be read with these credentials"),
+        (Fault("status", value="401"), "objects.unauthorized", "without valid credentials"),
+        (Fault("status", value="404"), "objects.absent", "is not in the object store"),
+        (Fault("status", value="301"), "objects.region", "another region"),
+        (Fault("status", value="412"), "objects.changed", "was replaced while tieconv read it"),
+        (Fault("slow", value="1.5"), "objects.timeout", "did not answer in time"),
+        (Fault("closed"), "objects.network", "connection to the object store failed"),
+        (Fault("whole"), "objects.range-ignored", "sent the whole file"),
+        (Fault("shifted"), "objects.content-range", "another range"),
+        (Fault("short"), "objects.content-range", "another range"),
+        (Fault("resized"), "objects.changed", "was replaced while tieconv read it"),
+    ],
+    ids=lambda value: f"{value.kind}-{value.value}" if isinstance(value, Fault) else "",
+)
+def test_a_fault_that_stays_is_refused(store: Store, tmp_path: Path, fault: Fault, code: str, words: str) -> None:
+    """In one sentence with the name of the file."""
+    store.objects.clear()
+    store.add("m", sharded(tmp_path / "m", 2))
+    shard = "m/model-00001-of-00002.safetensors"
+    store.faults[shard] = fault
+    error = refusal()
+    assert error.code == code and words in error.message
+    assert "model-00001-of-00002.safetensors" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (Fault("status", value="503"), "objects.http"),
+        (Fault("status", value="403"), "objects.forbidden"),
+        (Fault("status", value="404"), "objects.absent"),
+        (Fault("malformed", value="<html>secret words"), "objects.malformed"),
+        (Fault("malformed", value="<ListBucketResult><Contents><Key>m/b</Key></Contents></ListBucketResult>"), ""),
+        (Fault("malformed", value="<ListBucketResult></ListBucketResult>"), "objects.absent"),
+    ],
+    ids=["busy", "forbidden", "no-bucket", "html", "no-size", "empty"],
+)
+def test_a_listing_that_fails_is_refused(store: Store, fault: Fault, code: str) -> None:
+    store.faults[LIST] = fault
+    assert refusal().code == (code or "objects.malformed")
+
+
+def test_a_file_that_is_replaced_between_two_reads_is_refused(store: Store, tmp_path: Path) -> None:
+    """After the listing, each request is for the listed ETag."""
+    store.objects.clear()
+    store.add("m", sharded(tmp_path / "m", 2))
+    etag = store.etag
+    answers = itertools.chain([True], itertools.repeat(False))
+
+    def changing(key: str) -> str:
+        if key.endswith("00002-of-00002.safetensors"):
+            return '"listed"' if next(answers) else '"replaced"'
+        return etag(key)
+
+    store.etag = changing  # type: ignore[method-assign]
+    error = refusal()
+    assert error.code == "objects.changed" and "00002-of-00002.safetensors was replaced" in error.message
+
+
+def test_a_server_that_ignores_the_condition(store: Store) -> None:
+    """The ETag of the response is compared too."""
+    store.faults[WEIGHTS] = Fault("ignores-if-match")
+    store.etags[WEIGHTS] = '"listed"'
+    plain = store.etag
+
+    def after_listing(key: str) -> str:
+        return plain(key) if not any(request.key == key for request in store.requests) else '"replaced"'
+
+    store.etag = after_listing  # type: ignore[method-assign]
+    assert refusal().code == "objects.changed"
+
+
+@pytest.mark.parametrize("key", ["m/../x", "m//y", "m/\x1b[31mred", "m/.", "m/a\\b"])
+def test_a_hostile_key_is_refused(store: Store, key: str) -> None:
+    """A key that could leave its directory, or control a terminal, never becomes a name."""
+    store.objects[key] = b"1"
+    error = refusal()
+    assert error.code == "objects.key"
+    assert "\x1b" not in error.message
+
+
+def test_an_unusual_key_is_shown_harmlessly(store: Store, tieconv: Run) -> None:
+    """Bidirectional marks in a key of a listing are escaped in the output."""
+    store.objects["m/\u202egnp.safetensors"] = b"no weights"
+    result = tieconv("check", "s3://bucket/m")
+    assert "\u202e" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("source", ["s3://", "s3://b", "s3://../m", "s3://bucket//m", "s3://bucket/../m", "az://-/m"])
+def test_an_invalid_address(source: str) -> None:
+    assert refusal(source).code in ("objects.bucket", "objects.path")
+
+
+def test_10000_keys_in_ten_pages(store: Store) -> None:
+    """A listing continues until its last page, and the models of the last page are models too."""
+    store.objects.clear()
+    store.objects |= {f"models/{number:05d}/model.safetensors": b"" for number in range(10_000)}
+    models = expand(["s3://bucket/models/"])
+    assert len(models) == 10_000 and models[-1] == "s3://bucket/models/09999"
+    assert len(store.requests) == 10
+
+
+def test_a_listing_that_fails_in_the_middle(store: Store) -> None:
+    """A page that cannot be read is an error, and no shorter listing."""
+    store.objects |= {f"models/{number:05d}/model.safetensors": b"" for number in range(3_000)}
+    store.faults[LIST] = Fault("status", value="403", after=2)
+    with pytest.raises(UnreadableError):
+        expand(["s3://bucket/models/"])
+
+
+def test_one_model_fails_and_the_others_are_checked(store: Store, tieconv: Run) -> None:
+    """A row says why, and the exit code is 2."""
+    store.add("n", MODELS / "t5")
+    store.faults[WEIGHTS] = Fault("status", value="403")
+    result = tieconv("check", "s3://bucket/m", "s3://bucket/n", "-j", "2")
+    assert result.returncode == 2
+    assert "s3://bucket/n: ok" in result.stdout
+    assert "may not be read with these credentials" in result.stdout + result.stderr
+    for secret in SECRETS:
+        assert secret not in result.stdout + result.stderr

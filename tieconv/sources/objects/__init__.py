@@ -1,0 +1,1 @@
+"""Read models in object stores by ranges, with obstore."""

@@ -1,0 +1,120 @@
+"""Read the variables of the AWS, Google and Azure tools, as far as obstore does not read them itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tieconv.errors import UnreadableError
+from tieconv.text import shown
+
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_AWS_FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+_CONNECTION = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "SharedAccessSignature": "sas_key",
+    "BlobEndpoint": "endpoint",
+}
+
+
+def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of obstore's store that it does not read from the environment, and those of its client.
+
+    An endpoint with ``http://`` allows HTTP. Raises `UnreadableError` for an AWS profile that cannot be used.
+    """
+    settings: dict[str, Any] = dict({"s3": _s3, "gs": _gcs, "az": _azure}[scheme]())
+    endpoint = settings.pop("_endpoint", "")
+    client: dict[str, Any] = {"allow_http": endpoint.startswith("http://")}
+    if (bundle := os.environ.get("AWS_CA_BUNDLE")) and scheme == "s3":
+        client["root_certificate"] = _read(bundle)
+    return settings, client
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(16 << 20)
+    except OSError as error:
+        problem = f"AWS_CA_BUNDLE: {shown(path)} cannot be read"
+        raise UnreadableError(problem, "check the variable", "objects.settings") from error
+
+
+def _s3() -> Iterator[tuple[str, Any]]:
+    endpoint = _first(*_S3_ENDPOINTS)
+    profile = os.environ.get("AWS_PROFILE")
+    if profile or (not os.environ.get("AWS_ACCESS_KEY_ID") and _has_aws_files()):
+        provider, configured = _profile(profile)
+        if provider is not None:
+            yield "credential_provider", provider
+        if configured and not endpoint:
+            endpoint = configured
+            yield "endpoint", endpoint
+    elif not os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        yield "skip_signature", True
+    yield "_endpoint", endpoint
+
+
+def _first(*names: str) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def _has_aws_files() -> bool:
+    return any(os.path.isfile(os.path.expanduser(os.environ.get(name, path))) for name, path in _AWS_FILES)
+
+
+def _profile(profile: str | None) -> tuple[Any, str]:
+    """Return boto3's credentials of an AWS profile as a provider, and the profile's endpoint (or an empty string).
+
+    Without boto3, ``None`` if no profile was asked for.
+    """
+    try:
+        import boto3
+        import botocore.exceptions
+        import botocore.session
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        if not profile:
+            return None, ""
+        raise UnreadableError(
+            "AWS_PROFILE is set, and tieconv reads profiles with the package boto3, which is not installed",
+            "pip install boto3",
+            "objects.boto3",
+        ) from None
+    try:
+        core = botocore.session.get_session()
+        endpoint = str(core.get_scoped_config().get("endpoint_url", ""))
+        provider = Boto3CredentialProvider(boto3.Session(botocore_session=core))
+    except (botocore.exceptions.BotoCoreError, ValueError):
+        if not profile:
+            return None, ""
+        raise UnreadableError(
+            f"the AWS profile {shown(profile)} has no credentials that can be used",
+            "check AWS_PROFILE, or log in: aws sso login",
+            "objects.profile",
+        ) from None
+    return provider, endpoint
+
+
+def _gcs() -> Iterator[tuple[str, Any]]:
+    endpoint = os.environ.get("GOOGLE_BASE_URL", "")
+    if not endpoint and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
+        endpoint = emulator if "://" in emulator else f"http://{emulator}"
+        yield "base_url", endpoint
+        yield "skip_signature", True
+    yield "_endpoint", endpoint
+
+
+def _azure() -> Iterator[tuple[str, Any]]:
+    endpoint = _first("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+    settings = {"account_name": "AZURE_STORAGE_ACCOUNT", "account_key": "AZURE_STORAGE_KEY"}
+    for key, name in settings.items():
+        if value := os.environ.get(name):
+            yield key, value
+    for part in os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";"):
+        name, _, value = part.partition("=")
+        if name in _CONNECTION and value:
+            yield _CONNECTION[name], value
+            endpoint = value if name == "BlobEndpoint" else endpoint
+    yield "_endpoint", endpoint

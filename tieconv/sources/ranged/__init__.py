@@ -1,0 +1,1 @@
+"""Read files of a model by ranges, whichever server holds them."""

@@ -1,0 +1,220 @@
+"""Read files of a remote model by ranges: headers ahead, tensors as streams, small files once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.errors import UnreadableError
+from tieconv.sources.ranged.pieces import ROOM, Pieces, neighbours
+from tieconv.sources.ranged.traffic import Stream, Traffic
+from tieconv.sources.threads import workers
+from tieconv.text import shown
+
+Tick = Callable[[int, int], None]
+
+READ_AHEAD = 64 * 1024
+"""Bytes that one request fetches at the start or end of a file. The headers of most shards are smaller."""
+SMALL = 4096
+"""The fewest bytes of a request in the middle of a file."""
+GAP = 16 * 1024
+"""Ranges with at most this many bytes between them share one request."""
+STREAMED = 32 * 1024
+"""Reads of at least this many bytes open a stream that the next read can continue."""
+SECTION = 64 << 20
+"""The most bytes of one request."""
+DOCUMENT = 16 << 20
+"""The largest file that is fetched whole."""
+WORKERS = 8
+_STREAMS = 8
+
+
+class RangedFiles(ABC):
+    """A `Files` and `ByteReader` of a remote model. A subclass knows the server.
+
+    ``costly`` means that bytes are fetched, so inspections sample tensors unless ``proving`` is true. ``bytes_read``
+    counts bytes of tensors. ``nans`` and ``equal_ranges`` cache results, so that no range is fetched twice.
+    """
+
+    costly = True
+
+    def __init__(self, client: Traffic, listing: Listing, tick: Tick | None = None, *, proving: bool = False) -> None:
+        self.client, self.listing = client, listing
+        self.bytes_read = 0
+        self.proving = proving
+        self._tick = tick
+        self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self.nans: dict[ByteRange, bool] = {}
+        self.equal_ranges: set[frozenset[ByteRange]] = set()
+        self._held = Pieces()
+        self._holds_streams = sum(listing.entries.values()) <= ROOM
+        self._streams: OrderedDict[tuple[str, int], Stream] = OrderedDict()
+
+    @abstractmethod
+    def state(self, name: str) -> FileState:
+        """Return what identifies the listed file's content."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Return the listed size of a file in bytes. Raises `UnreadableError` if the model has no such file."""
+
+    @abstractmethod
+    def is_document(self, name: str) -> bool:
+        """Return whether a read of a file fetches the whole file."""
+
+    @abstractmethod
+    def fetch(self, name: str, start: int, end: int) -> bytes:
+        """Fetch the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`."""
+
+    @abstractmethod
+    def open(self, name: str, start: int, end: int) -> Stream:
+        """Open a stream of the bytes ``start`` to ``end`` of a file."""
+
+    def is_local(self, name: str) -> bool:
+        """Return whether a file needs no request, because a cache holds it."""
+        return False
+
+    def content_id(self, name: str) -> str | None:
+        """Return a hash of the file's content if the server has one. Files with equal hashes are equal."""
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for body in self._streams.values():
+            body.close()
+        self._streams.clear()
+
+    def announce(self, spans: Iterable[ByteRange]) -> None:
+        """Fetch small ranges ahead in parallel. Neighbouring ranges share one request."""
+        wanted = sorted({(span.file, span.start, span.end) for span in spans if self._travels(span)})
+        if len(wanted) < 2:
+            return
+        runs = list(neighbours(wanted, GAP, READ_AHEAD))
+        with workers(min(WORKERS, len(runs))) as pool:
+            for _ in pool.map(lambda run: self._missing(run[0][0], run[0][1], max(end for _, _, end in run)), runs):
+                continue
+
+    def _travels(self, span: ByteRange) -> bool:
+        held = self.is_local(span.file) or self._held.get(span.file, span.start, span.end) is not None
+        return not held and span.size > 0 and span.end <= self.size(span.file)
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Fetch the headers of files ahead, in parallel."""
+        wanted = [name for name in names if not self.is_local(name) and not self._held.until(name, 0, 1)]
+        if len(wanted) < 2:
+            return
+        with workers(min(WORKERS, len(wanted))) as pool:
+            for done, _ in enumerate(pool.map(self._head, wanted), 1):
+                if self._tick:
+                    self._tick(done, len(wanted))
+
+    def pread(self, name: str, size: int, offset: int) -> bytes:
+        """Return up to ``size`` bytes at ``offset``, fewer only at the end of the file. Raises `UnreadableError`."""
+        whole = self.size(name)
+        end = min(offset + size, whole)
+        if end <= offset:
+            return b""
+        if offset == 0 or self.is_document(name):
+            self._head(name)
+        data = self._held.until(name, offset, end)
+        if len(data) < end - offset:
+            data += self._beyond(name, whole, offset + len(data), end)
+        if not offset:
+            check_git_file(name, data, whole)
+        return data
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset`` of ``span``. Raises `UnreadableError`."""
+        start = span.start + offset
+        end = start + len(buffer)
+        if end > self.size(span.file):
+            raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch the file again", "path.shrank")
+        if (held := self._held.get(span.file, start, end)) is not None:
+            buffer[:] = held
+            self._goes_on(span.file, start)
+        elif len(buffer) < STREAMED and not self._goes_on(span.file, start):
+            buffer[:] = self._missing(span.file, start, end)
+            self._ends[span.file, end] = None
+            while len(self._ends) > _STREAMS:
+                self._ends.popitem(last=False)
+        else:
+            self._stream(span, start, buffer)
+        self.bytes_read += len(buffer)
+
+    def _goes_on(self, name: str, start: int) -> bool:
+        """Return whether a read continues an earlier read of the file. Such reads become a stream."""
+        return (name, start) in self._streams or self._ends.pop((name, start), "") is None
+
+    def _stream(self, span: ByteRange, start: int, buffer: memoryview) -> None:
+        """Continue the stream at ``start``, or open a stream to the end of the tensor."""
+        done = 0
+        while done < len(buffer):
+            key = (span.file, start + done)
+            body = self._streams.pop(key, None)
+            if body is None:
+                held = self._held.until(span.file, key[1], start + len(buffer))
+                if held:
+                    buffer[done : done + len(held)] = held
+                    done += len(held)
+                    continue
+                body = self.open(span.file, key[1], self._held.next(span.file, key[1], min(span.end, key[1] + SECTION)))
+            size = min(len(buffer) - done, body.end - body.position)
+            try:
+                body.read_into(buffer[done : done + size])
+            except BaseException:
+                body.close()
+                raise
+            if self._holds_streams:
+                self._held.add(span.file, key[1], bytes(buffer[done : done + size]))
+            done += size
+            if body.position == body.end:
+                body.close()
+                continue
+            self._streams[span.file, body.position] = body
+            while len(self._streams) > _STREAMS:
+                self._streams.popitem(last=False)[1].close()
+
+    def _head(self, name: str) -> None:
+        """Fetch and keep the first bytes of a file, or all bytes of a document."""
+        if self._held.until(name, 0, 1):
+            return
+        size = self.size(name)
+        if not self.is_document(name):
+            size = min(size, READ_AHEAD)
+        if size:
+            self._held.add(name, 0, self.fetch(name, 0, size))
+
+    def _beyond(self, name: str, size: int, start: int, end: int) -> bytes:
+        """Fetch bytes that are not in memory. Fetches and keeps bytes around a small range."""
+        if end - start > READ_AHEAD:
+            return self.fetch(name, start, end)
+        if end > size - READ_AHEAD:
+            first, until = max(min(start, size - READ_AHEAD), 0), size
+        else:
+            first, until = start, min(max(end, start + SMALL), size)
+        return self._missing(name, first, until)[start - first : end - first]
+
+    def _missing(self, name: str, start: int, end: int) -> bytes:
+        """Return bytes of a file. Fetches and keeps the bytes that are not in memory."""
+        data = bytearray()
+        while start < end:
+            piece = self._held.until(name, start, end)
+            if not piece:
+                piece = self.fetch(name, start, self._held.next(name, start, end))
+                self._held.add(name, start, piece)
+            data += piece
+            start += len(piece)
+        return bytes(data)
