@@ -12,7 +12,7 @@ from math import pi, sqrt
 import numpy as np
 
 from tieconv.analysis.alignment.token_tables import Array, Joined
-from tieconv.analysis.relation.linear_map import solve
+from tieconv.analysis.relation.linear_map import Inverse
 from tieconv.checkpoint.value_type import record
 
 MAPS = ("identity", "procrustes", "least squares")
@@ -104,7 +104,7 @@ def _maps(gram: Array, cross: Array) -> dict[str, Array | None]:
     if cross.shape[0] == cross.shape[1]:
         left, _, right = np.linalg.svd(cross)
         maps |= {"identity": None, "procrustes": (left @ right).astype(np.float32)}
-    return maps | {"least squares": solve(gram, cross, _ROUNDING).astype(np.float32)}
+    return maps | {"least squares": Inverse.of(gram, _ROUNDING).times(cross).astype(np.float32)}
 
 
 def _cosines(mapped: Array, target: Array) -> float:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tieconv.analysis.model.equal_rows import digests, overlap
+from tieconv.analysis.model.equal_rows import digests, most_overlap, overlap
 from tieconv.analysis.model.moments import Moments, measure, untellable
-from tieconv.analysis.model.tables import Table, spans
+from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.codes import code_group
 from tieconv.analysis.relation.figures import (
     ColumnsScaled,
@@ -30,7 +30,7 @@ from tieconv.analysis.relation.figures import (
 )
 from tieconv.analysis.relation.fits import Fit, column_fits
 from tieconv.analysis.relation.grams import WIDEST, Grams, gram
-from tieconv.analysis.relation.linear_map import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
+from tieconv.analysis.relation.linear_map import Fitted, Linear, fit_linear, linear_tolerance, relative_residual, shape
 from tieconv.analysis.relation.related import Related
 from tieconv.analysis.relation.retrieval import precision_at_1, sample
 from tieconv.analysis.relation.rounding_tolerance import precision
@@ -139,12 +139,16 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     """Return the relation if the larger table has all rows of the smaller, or most under other numbers."""
     from_head = head.rows <= embed.rows
     small, large = (head, embed) if from_head else (embed, head)
+    there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
+    telling = int(np.count_nonzero(there[0]))
+    of_small, of_large = moments.norms[::-1] if from_head else moments.norms
+    if most_overlap(of_small, of_large, small.width) < min(small.rows, HALF * telling):  # no digest needed
+        return None
     small_digests, large_digests = digests(small), digests(large)
     matched = overlap(small_digests, large_digests)
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
-    there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
     # Rows of zeros are all equal, so they do not show that a row moved.
-    telling, shared = int(np.count_nonzero(there[0])), overlap(small_digests[there[0]], large_digests[there[1]])
+    shared = overlap(small_digests[there[0]], large_digests[there[1]])
     if matched < small.rows and (shared <= HALF * telling or small.rows < FEW):
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most rows are in place
@@ -167,20 +171,19 @@ def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:
 def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
     """Return the relation by a linear map, by structure or drift, else independent or partly equal."""
     asked = sample(moments)
-    grams = gram(embed, head, moments.finite, moments.means) if embed.width <= WIDEST else None
-    linear = fit_linear(grams) if grams else None
-    unseen = fit_without(grams, embed.pick(asked), head.pick(asked)) if grams else None
-    move = moments.means[1] - moments.means[0]
+    rows = embed.pick(asked), head.pick(asked)
+    fitted = _fit_rows(embed, head, moments, rows)
+    linear, unseen = (fitted.linear, fitted.held_out) if fitted else (None, None)
     best = min(fits, key=lambda fit: fit.residual)
-    maps = {"as stored": lambda e: e + move, "diagonal": lambda e: best.gains * e + best.shift}
-    if unseen:
-        maps["linear"] = unseen.apply
-    retrieval = precision_at_1(embed, head, moments, asked, maps)
+    mapped = {"as stored": rows[0] + moments.means[1] - moments.means[0], "diagonal": best.gains * rows[0] + best.shift}
+    if unseen is not None:
+        mapped["linear"] = unseen
+    retrieval = precision_at_1(head, moments, asked, mapped)
     measured = Related(
         Kinship.UNKNOWN, moments, fits=fits, retrieval=retrieval, asked=len(asked), linear=linear
     )  # the class follows
-    if grams and linear and unseen:
-        residual = residual_on(embed, head, unseen, asked)
+    if fitted and linear and unseen is not None:
+        grams, residual = fitted.grams, relative_residual(rows[1], unseen)
         most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
         if residual <= most:
             return _linear(measured, linear, grams, residual, most)
@@ -193,13 +196,29 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         figures = IntegerCodes(8, group) if group else NoFigures()
         residual, tolerance = plain.residual, plain.tolerance
         return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
-    if grams and linear and unseen and linear.adjusted >= CLOSE:
+    if linear and unseen is not None and linear.adjusted >= CLOSE:
         return _linear(measured, linear, grams, residual, most)
     if unseen is None:
         reason = "the tables have too few rows for each column, or too many columns, to test for a linear map"
         return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
     kind = Kinship.PARTLY_EQUAL if equal_share(moments).large else Kinship.INDEPENDENT
     return replace(measured, kind=kind, residual=best.residual, fit=best)
+
+
+def _fit_rows(embed: Table, head: Table, moments: Moments, rows: tuple[Array, Array]) -> Fitted | None:
+    """Fit the linear map, and predict ``rows`` of the head from a fit without them. ``None`` if too wide or too short.
+
+    Products of two 16-bit types are summed in float32. Others are too if the bound of their error proves that the
+    answer stays the same. Otherwise they are summed in float64.
+    """
+    if embed.width > WIDEST:
+        return None
+    short = max(embed.form.width, head.form.width) == 2
+    fitted = fit_linear(gram(embed, head, moments, single=True), rows)
+    if fitted is not None and (short or fitted.surely_below(CLOSE)):
+        return fitted
+    fitted = None  # frees three d × d matrices
+    return fit_linear(gram(embed, head, moments, single=False), rows)
 
 
 def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Related) -> Related | None:
