@@ -11,7 +11,7 @@ from tests.analysis.constructed import Array, embedding, table
 from tieconv.analysis.model import equal_rows
 from tieconv.analysis.model.moments import Moments, measure
 from tieconv.analysis.model.tables import Table
-from tieconv.analysis.relation import classify, fits, grams, structured_difference
+from tieconv.analysis.relation import classify, fits, grams, linear_map, structured_difference
 from tieconv.analysis.relation.classify import CLOSE, relate_tables
 from tieconv.analysis.relation.linear_map import fit_linear
 from tieconv.checkpoint.results.analysis import Kinship
@@ -57,7 +57,7 @@ def test_float64_decides_where_float32_cannot(monkeypatch: pytest.MonkeyPatch) -
         asked.append(single)
         return real(*args, single=single)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(classify, "gram", counted)
+    monkeypatch.setattr(linear_map, "gram", counted)
     rng = np.random.default_rng(5)
     e = rng.standard_normal((900, 16))
     assert relate_tables(table(e, "F32"), table(rng.standard_normal((900, 16)), "F32")).kind is Kinship.INDEPENDENT

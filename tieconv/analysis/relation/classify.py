@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.model.equal_rows import digests, most_overlap, overlap
 from tieconv.analysis.model.moments import Moments, measure, untellable
-from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.analysis.model.tables import Table, numbers, spans
 from tieconv.analysis.relation.codes import code_group
 from tieconv.analysis.relation.figures import (
     ColumnsScaled,
@@ -29,14 +29,14 @@ from tieconv.analysis.relation.figures import (
     Shifted,
 )
 from tieconv.analysis.relation.fits import Fit, column_fits
-from tieconv.analysis.relation.grams import WIDEST, Grams, gram
-from tieconv.analysis.relation.linear_map import Fitted, Linear, fit_linear, linear_tolerance, relative_residual, shape
+from tieconv.analysis.relation.grams import Grams
+from tieconv.analysis.relation.linear_map import Linear, fit_rows, linear_tolerance, relative_residual, shape
 from tieconv.analysis.relation.related import Related
 from tieconv.analysis.relation.retrieval import precision_at_1, sample
 from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
-from tieconv.inspection.numeric.bits import FORMATS, convert
+from tieconv.inspection.numeric.bits import BF16, FORMATS, convert
 
 FEW = 32
 """The fewest common rows for classes other than equality."""
@@ -81,11 +81,21 @@ def equal_tables(embed: Table, head: Table) -> bool:
 
     Raises the errors of the reader.
     """
+    if _surely_differ(embed, head):
+        return False
     moments = measure(embed, head)
     equality = _equal(embed, head, moments)
     if equality is None and not untellable(moments, FEW):
         equality = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
     return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
+
+
+def _surely_differ(embed: Table, head: Table) -> bool:
+    """Return whether a few rows differ even after both are rounded to bfloat16, which every kind of equality keeps."""
+    stop = min(FEW, embed.rows, head.rows)
+    rounded = [numbers(convert(table.bits(0, stop).reshape(-1), table.form, BF16), BF16) for table in (embed, head)]
+    with np.errstate(all="ignore"):
+        return bool((np.abs(rounded[0] - rounded[1]) > 2.0**-7 * np.abs(rounded[0]) + 2.0**-24).any())
 
 
 def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
@@ -172,7 +182,7 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     """Return the relation by a linear map, by structure or drift, else independent or partly equal."""
     asked = sample(moments)
     rows = embed.pick(asked), head.pick(asked)
-    fitted = _fit_rows(embed, head, moments, rows)
+    fitted = fit_rows(embed, head, moments, rows, CLOSE)
     linear, unseen = (fitted.linear, fitted.held_out) if fitted else (None, None)
     best = min(fits, key=lambda fit: fit.residual)
     mapped = {"as stored": rows[0] + moments.means[1] - moments.means[0], "diagonal": best.gains * rows[0] + best.shift}
@@ -203,22 +213,6 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
     kind = Kinship.PARTLY_EQUAL if equal_share(moments).large else Kinship.INDEPENDENT
     return replace(measured, kind=kind, residual=best.residual, fit=best)
-
-
-def _fit_rows(embed: Table, head: Table, moments: Moments, rows: tuple[Array, Array]) -> Fitted | None:
-    """Fit the linear map, and predict ``rows`` of the head from a fit without them. ``None`` if too wide or too short.
-
-    Products of two 16-bit types are summed in float32. Others are too if the bound of their error proves that the
-    answer stays the same. Otherwise they are summed in float64.
-    """
-    if embed.width > WIDEST:
-        return None
-    short = max(embed.form.width, head.form.width) == 2
-    fitted = fit_linear(gram(embed, head, moments, single=True), rows)
-    if fitted is not None and (short or fitted.surely_below(CLOSE)):
-        return fitted
-    fitted = None  # frees three d × d matrices
-    return fit_linear(gram(embed, head, moments, single=False), rows)
 
 
 def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Related) -> Related | None:

@@ -40,8 +40,8 @@ def gram(embed: Table, head: Table, moments: Moments, *, single: bool) -> Grams:
     """Return the moments about the mean rows, over the rows that are finite in both tables.
 
     Centring before multiplying keeps digits that a large common vector would lose. With ``single``, the mean rows are
-    rounded to float32. Products are summed in float32 inside a block and in float64 across blocks. Let u = 2⁻²⁴. A sum
-    of n rounded products is off by at most n·u/(1 − n·u) of its sum of magnitudes, in any order. This is §3.1 of
+    rounded to float32. Products are summed in float32 inside a block and in float64 across blocks. Let u = 2⁻²⁴. In
+    any order, n rounded products add up to an error of at most n·u/(1 − n·u) of their magnitudes. This is §3.1 of
     Higham's Accuracy and Stability of Numerical Algorithms. The rounding of both factors adds 2·u.
     """
     width, finite, means = embed.width, moments.finite, moments.means

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.grams import Grams
+from tieconv.analysis.model.moments import Moments
+from tieconv.analysis.model.tables import Array, Table
+from tieconv.analysis.relation.grams import WIDEST, Grams, gram
 from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record
@@ -66,6 +67,22 @@ class Fitted:
         return bool(1 - (1 - min(largest, 1.0) ** 2) * (rows - 1) / (rows - width - 1) < adjusted)
 
 
+def fit_rows(embed: Table, head: Table, moments: Moments, rows: tuple[Array, Array], close: float) -> Fitted | None:
+    """Fit the linear map, and predict ``rows`` of the head from a fit without them. ``None`` if too wide or too short.
+
+    Products of two 16-bit types are summed in float32. Others are too if the bound of their error proves that the
+    adjusted R² is below ``close``. Otherwise they are summed in float64.
+    """
+    if embed.width > WIDEST:
+        return None
+    short = max(embed.form.width, head.form.width) == 2
+    fitted = fit_linear(gram(embed, head, moments, single=True), rows)
+    if fitted is not None and (short or fitted.surely_below(close)):
+        return fitted
+    fitted = None  # frees three d × d matrices
+    return fit_linear(gram(embed, head, moments, single=False), rows)
+
+
 def fit_linear(grams: Grams, rows: tuple[Array, Array]) -> Fitted | None:
     """Return the least-squares map, and its leave-out predictions for ``rows`` (n, d) of E and U.
 
@@ -124,6 +141,12 @@ class Inverse:
         inner = self.basis.T @ cross
         inner /= self.values[:, None]
         product: Array = self.basis @ inner
+        return product
+
+    @property
+    def root(self) -> Array:
+        """A matrix L (d, r) with L·Lᵀ equal to the matrix on its significant eigenvectors."""
+        product: Array = self.basis * np.sqrt(self.values)
         return product
 
     def products(self, rows: Array) -> Array:

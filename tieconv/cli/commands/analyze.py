@@ -35,6 +35,18 @@ from tieconv.cli.streams import document, show
     help="UNTIED trained with another seed. Gives the ceiling of each measure.",
 )
 @click.option(
+    "--neighbours",
+    type=click.Choice(["auto", "exact", "sampled"]),
+    default="auto",
+    show_default=True,
+    help="Search the neighbours of all tokens, or of 1,000. auto: all, for up to 16,384 tokens.",
+)
+@click.option(
+    "--similarity/--no-similarity",
+    default=None,
+    help="Compare the two tables of an untied MODEL with each other. Default: for tables of ordinary size.",
+)
+@click.option(
     "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as an HTML page."
 )
 @name_options
