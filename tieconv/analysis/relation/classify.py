@@ -9,16 +9,16 @@ import numpy as np
 from tieconv.analysis.model.equal_rows import digests, most_overlap, overlap
 from tieconv.analysis.model.moments import Moments, measure, untellable
 from tieconv.analysis.model.tables import Table, numbers, spans
-from tieconv.analysis.relation.codes import code_group
+from tieconv.analysis.relation.codes import round_trip
 from tieconv.analysis.relation.figures import (
     ColumnsScaled,
-    IntegerCodes,
     LinearlyMapped,
     LowRank,
     NoFigures,
     NotClassified,
     OnceRounded,
     Orthogonal,
+    Quantised,
     RelationFigures,
     RowsAppended,
     RowsDiffering,
@@ -202,8 +202,8 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         return structured
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
-        group = code_group(embed, head, moments.rows, kinds)
-        figures = IntegerCodes(8, group) if group else NoFigures()
+        trip = round_trip(embed, head, moments.rows, kinds)
+        figures = Quantised(trip.scheme, trip.bits, trip.group) if trip else NoFigures()
         residual, tolerance = plain.residual, plain.tolerance
         return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
     if linear and unseen is not None and linear.adjusted >= CLOSE:
@@ -226,8 +226,10 @@ def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Rel
     low = difference_rank(embed, head, moments, kinds)
     if low is None:
         return None
-    rank, residual = low
-    return replace(measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=LowRank(rank))
+    rank, residual, explained = low
+    return replace(
+        measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=LowRank(rank, explained)
+    )
 
 
 def _linear(measured: Related, linear: Linear, grams: Grams, residual: float, most: float) -> Related:

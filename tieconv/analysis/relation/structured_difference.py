@@ -69,9 +69,12 @@ def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, s
     return (residual, factors[moments.finite]) if residual <= most else None
 
 
-def difference_rank(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[int, float] | None:
-    """Return (rank, residual) of the smallest rank that explains head − embedding within rounding, else ``None``.
+def difference_rank(
+    embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]
+) -> tuple[int, float, float] | None:
+    """Return the smallest rank that explains head − embedding within rounding, else ``None``.
 
+    With it come the residual, and the share of the difference's energy that a matrix of this rank explains.
     The rank is at most a quarter of the columns and of the differing rows. Two passes with a random sketch,
     O(V·d·rank).
     """
@@ -96,8 +99,11 @@ def difference_rank(embed: Table, head: Table, moments: Moments, kinds: tuple[st
         energy += float(np.einsum("ij,ij->", rows, rows))
         inner += seen.T @ seen
     left = energy - np.cumsum(np.linalg.eigvalsh(inner)[::-1][:highest])
-    residuals = [_relative(max(float(residual), 0.0), moments) for residual in left]
-    return next(((rank, residual) for rank, residual in enumerate(residuals, 1) if residual <= most), None)
+    for rank, rest in enumerate(np.maximum(left, 0.0), 1):
+        residual = _relative(float(rest), moments)
+        if residual <= most:
+            return rank, residual, 1 - float(rest) / energy if energy else 1.0
+    return None
 
 
 def _unexplained(embed: Table, head: Table, moments: Moments, rank: int) -> float:
