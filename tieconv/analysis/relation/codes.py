@@ -141,6 +141,6 @@ def _coded(
         scales, offsets = scheme.scales(e, u)
         codes = np.divide(e - offsets, scales, out=np.zeros_like(e), where=scales != 0)
         above = np.clip(np.searchsorted(scheme.levels, codes), 0, len(scheme.levels) - 1)
-        near = (scheme.levels[places] * scales + offsets for places in (above, np.maximum(above - 1, 0)))
-        off = np.minimum(*(np.abs(u - levels) for levels in near))
+        candidates = (scheme.levels[places] * scales + offsets for places in (above, np.maximum(above - 1, 0)))
+        off = np.minimum(*(np.abs(u - levels) for levels in candidates))
         return bool((off <= error[0] * (np.abs(u) + np.abs(offsets)) + np.abs(scales) * 2.0**-20 + error[1]).all())
