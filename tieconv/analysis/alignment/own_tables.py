@@ -128,7 +128,7 @@ def _sentence(compared: Compared) -> str:
     knn, turned = row["knn"], row["procrustes"]
     assert knn.value is not None and turned.value is not None
     figures = (
-        f"They share {knn.value:.1%} of a token's nearest tokens (chance {knn.floor:.1%}). After the best rotation "
+        f"They share {knn.value:.2%} of a token's nearest tokens (chance {knn.floor:.2%}). After the best rotation "
         f"the mean cosine is {turned.value:.3f} (chance {turned.floor:.3f})."
     )
     if not above:
