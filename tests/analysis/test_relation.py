@@ -15,7 +15,7 @@ from tests.analysis.constructed import CLASSES, Array, embedding, make, orthogon
 from tests.inspection.stored import Memory
 from tieconv.analysis.model.tables import open_table
 from tieconv.analysis.relation.classify import relate_tables
-from tieconv.analysis.relation.figures import IntegerCodes, NoFigures
+from tieconv.analysis.relation.figures import NoFigures, Quantised
 from tieconv.analysis.relation.grams import spectrum
 from tieconv.analysis.relation.retrieval import sample
 from tieconv.analysis.relation.sentences import sentence
@@ -247,7 +247,7 @@ def test_a_head_in_codes_is_told_from_drift(dtype: str, group: int) -> None:
     e = narrow(embedding(rng, 300, 128), dtype)
     e[17] = 0
     found = relate_tables(table(e, dtype), table(in_codes(e, group), dtype))
-    assert (found.kind, found.figures) == (Kinship.DRIFT, IntegerCodes(8, group))
+    assert (found.kind, found.figures) == (Kinship.DRIFT, Quantised("int8", 8, group))
     each = "row" if group == 128 else f"{group} numbers"
     assert f"after an int8 round trip, with one scale for each {each}. The difference is" in sentence(found)
     other = e + found.residual * e.std() * rng.standard_normal(e.shape)  # type: ignore[operator]
@@ -272,7 +272,7 @@ def test_small_changes_are_not_taken_for_codes(seed: int) -> None:
     e = narrow(embedding(rng, 64, 64), "BF16")
     noise = 10 ** rng.uniform(-3.5, -1.5) * rng.standard_normal(e.shape)
     u = e * (1 + noise) if seed % 2 else e + np.abs(e).max(axis=1, keepdims=True) * noise
-    assert not isinstance(relate_tables(table(e, "BF16"), table(u, "BF16")).figures, IntegerCodes)
+    assert not isinstance(relate_tables(table(e, "BF16"), table(u, "BF16")).figures, Quantised)
 
 
 def test_rows_of_zeros_in_both_are_no_evidence() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
@@ -25,6 +25,8 @@ def analyze(
     against: str | Path | None = None,
     second: str | Path | None = None,
     maps: bool = False,
+    neighbours: Literal["auto", "exact", "sampled"] = "auto",
+    similarity: bool | None = None,
     embed: str | None = None,
     head: str | None = None,
 ) -> Analysis:
@@ -32,7 +34,8 @@ def analyze(
 
     ``against`` is an untied model: the result then says which of its two tables the tied table resembles. ``second`` is
     an untied model of another seed, which gives the upper limits for that. ``maps`` adds the positions of the tokens in
-    each table.
+    each table. ``neighbours`` is ``sampled``, ``exact`` or ``auto``: exact for up to 16,384 tokens. ``similarity``
+    compares the two tables of an untied model with each other. By default it does so for tables of ordinary size.
 
     Memory is bounded for any vocabulary, and only numpy is needed. With a file of ``text``, transformers runs the model
     on the text. Raises `UnreadableError` if the model has no embedding of floats, or if the model or its tokenizer
@@ -49,8 +52,14 @@ def analyze(
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
         findings = find(evidence, files, words, forecast_retie(evidence))
-        if against is None and second is None and not maps:
-            return report(findings)
         from tieconv.analysis.alignment.models import extended
 
-        return extended(report(findings), findings, against, second, maps=maps)
+        return extended(
+            report(findings),
+            findings,
+            against,
+            second,
+            maps=maps,
+            exact={"auto": None, "exact": True, "sampled": False}[neighbours],
+            similarity=similarity,
+        )

@@ -1,6 +1,6 @@
 """Measures that need no map: nearest neighbours (KNN), pair similarities (RSA) and row norms.
 
-KNN and RSA use sampled tokens and rows as they are stored, not centred. Imports numpy: import it lazily.
+Rows are as stored, not centred. RSA uses sampled tokens, and KNN sampled ones or all. Imports numpy: import it lazily.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from tieconv.checkpoint.value_type import record
 
 NEIGHBOURS = 10
 PAIRS = 200_000
+
+AT_ONCE = 2048
+"""The most tokens whose neighbours are searched in one pass over the rows."""
 
 
 @record
@@ -25,56 +28,85 @@ class Local:
 
 @record
 class Sample:
-    """The sampled tokens, as places of the common order, and pairs of them."""
+    """The tokens whose neighbours are searched (``queries``), those of the random ``pairs``, and those that are mapped.
+
+    All are places of the common order; ``pairs`` (pairs, 2) are indices into ``drawn``.
+    """
 
     queries: Array
-    pairs: Array  # (pairs, 2) indices into queries
+    drawn: Array
+    pairs: Array
+    mapped: Array
 
 
-def draw(count: int, queries: int, chance: np.random.Generator) -> Sample:
-    """Draw at most ``queries`` of ``count`` tokens, and at most `PAIRS` pairs of different ones."""
-    chosen = np.sort(chance.permutation(count)[: min(queries, count)])
-    first, second = chance.integers(0, len(chosen), (2, min(PAIRS, 4 * len(chosen) ** 2)))
-    return Sample(chosen, np.stack([first, second], axis=1)[first != second])
+def draw(count: int, queries: int, chance: np.random.Generator, *, mapped: int = 0, exact: bool = False) -> Sample:
+    """Draw at most ``queries`` of ``count`` tokens, and at most `PAIRS` pairs of different ones.
+
+    ``mapped`` tokens are mapped, 0 for all. With ``exact``, all neighbours are searched and all tokens are mapped.
+    """
+    order = chance.permutation(count)
+    drawn = np.sort(order[: min(queries, count)])
+    first, second = chance.integers(0, len(drawn), (2, min(PAIRS, 4 * len(drawn) ** 2)))
+    pairs = np.stack([first, second], axis=1)[first != second]
+    every = np.arange(count)
+    chosen = every if exact or not mapped else np.sort(order[: min(mapped, count)])
+    return Sample(every if exact else drawn, drawn, pairs, chosen)
 
 
 def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
-    """Return the local measures of table ``which`` over a sample, in one pass over its rows."""
-    asked = _units(joined.take(which, sample.queries))
-    norms = np.empty(joined.count)
-    nearest = _Nearest(len(sample.queries), k)
-    for places in joined.blocks():
-        rows = joined.take(which, places)
-        norms[places] = np.linalg.norm(rows, axis=1)
-        nearest.add(_alike(asked, _units(rows), sample.queries, places), places)
+    """Return the local measures of table ``which`` over a sample.
+
+    Each pass over the rows searches the neighbours of one block of queries, at most `AT_ONCE`. Cosines are float32. Of
+    tokens with equal cosines, those with the lowest places count.
+    """
+    norms = np.concatenate([_lengths(joined.take(which, places)) for places in joined.blocks()])
+    step = min(AT_ONCE, joined.block_rows)
+    parts = (sample.queries[start : start + step] for start in range(0, len(sample.queries), step))
+    neighbours = np.concatenate([_nearest(joined, which, queries, norms, k) for queries in parts])
+    drawn = _units(joined.take(which, sample.drawn))
     left, right = sample.pairs.T
-    cosines = np.concatenate(
-        [np.einsum("ij,ij->i", asked[a], asked[b]) for a, b in zip(_parts(left), _parts(right), strict=True)]
-    )
-    return Local(np.sort(nearest.places, axis=1), cosines, norms)
+    cosines = (drawn @ drawn.T)[left, right]
+    return Local(np.sort(neighbours, axis=1), cosines, norms.astype(np.float64))
+
+
+def _nearest(joined: Joined, which: int, queries: Array, norms: Array, k: int) -> Array:
+    """Return the ``k`` places with the largest cosine to each query, without the query itself: (queries, k)."""
+    asked, nearest = _units(joined.take(which, queries)), _Nearest(len(queries), k)
+    for places in joined.blocks():
+        scores = asked @ joined.take(which, places).T
+        scores /= norms[places]
+        own = np.flatnonzero((queries >= places[0]) & (queries <= places[-1]))
+        scores[own, queries[own] - places[0]] = -np.inf  # a token does not count as its neighbour
+        nearest.add(scores, int(places[0]))
+    return nearest.places
 
 
 class _Nearest:
-    """The k most similar places of each query so far."""
+    """The k most similar places of each query so far, the best first, then the lowest."""
 
     def __init__(self, queries: int, k: int) -> None:
         self.places = np.full((queries, k), -1)
         self.scores = np.full((queries, k), -np.inf, np.float32)
 
-    def add(self, scores: Array, places: Array) -> None:
-        """Add the scores (queries, places) of ``places``."""
+    def add(self, scores: Array, first: int) -> None:
+        """Add the scores (queries, n) of the places from ``first`` on, which are higher than all before."""
         k = self.scores.shape[1]
-        scores = np.concatenate([self.scores, scores], axis=1)
-        names = np.concatenate([self.places, np.broadcast_to(places, (len(scores), len(places)))], axis=1)
-        best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-        self.scores, self.places = np.take_along_axis(scores, best, 1), np.take_along_axis(names, best, 1)
-
-
-def _alike(asked: Array, rows: Array, queries: Array, places: Array) -> Array:
-    scores: Array = asked @ rows.T
-    own = np.isin(queries, places)
-    scores[own, queries[own] - places[0]] = -np.inf  # a token does not count as its neighbour
-    return scores
+        better = scores > self.scores[:, -1:]  # an equal score of a higher place does not count
+        if np.count_nonzero(better) > 4 * self.scores.size and scores.shape[1] > k:
+            better &= scores >= np.partition(scores, -k, axis=1)[:, -k, None]
+        rows, columns = np.nonzero(better)
+        if not len(rows):
+            return
+        which, starts, counts = np.unique(rows, return_index=True, return_counts=True)
+        slots = np.arange(len(rows)) - np.repeat(starts, counts), np.repeat(np.arange(len(which)), counts)
+        added = np.full((len(which), int(counts.max())), -np.inf, np.float32)
+        names = np.full(added.shape, -1)
+        added[slots[::-1]], names[slots[::-1]] = scores[rows, columns], columns + first
+        added = np.concatenate([self.scores[which], added], axis=1)
+        names = np.concatenate([self.places[which], names], axis=1)
+        best = np.argsort(-added, axis=1, kind="stable")[:, :k]
+        self.scores[which] = np.take_along_axis(added, best, 1)
+        self.places[which] = np.take_along_axis(names, best, 1)
 
 
 def overlap(source: Local, target: Local) -> Array:
@@ -104,9 +136,10 @@ def _ranks(values: Array) -> Array:
 
 
 def _units(rows: Array) -> Array:
-    units: Array = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    units: Array = rows / _lengths(rows)[:, None]
     return units
 
 
-def _parts(numbers: Array) -> list[Array]:
-    return np.array_split(numbers, max(1, len(numbers) // 8192))
+def _lengths(rows: Array) -> Array:
+    lengths: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return lengths

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from tieconv.analysis import Findings
-from tieconv.analysis.alignment.compare import QUERIES, Untied, align
+from tieconv.analysis.alignment.compare import Untied, align
+from tieconv.analysis.alignment.own_tables import own_tables, wanted
+from tieconv.analysis.alignment.pair_figures import QUERIES
 from tieconv.analysis.alignment.plane import plane
 from tieconv.analysis.alignment.token_strings import token_bytes
 from tieconv.analysis.alignment.token_tables import Array, Table
@@ -42,10 +44,13 @@ def extended(
     second: str | Path | None = None,
     *,
     maps: bool = False,
+    exact: bool | None = None,
+    similarity: bool | None = None,
 ) -> Analysis:
     """Return the analysis with an alignment if ``against`` names an untied model, and with maps if ``maps`` is set.
 
-    Raises the errors of `align_models` and `opened`, and `RefusedError` for a ``second`` without ``against``.
+    The two tables of an untied model are compared with each other too: see `wanted` for ``similarity``. Raises the
+    errors of `align_models` and `opened`, and `RefusedError` for a ``second`` without ``against``.
     """
     if second is not None and against is None:
         raise RefusedError(
@@ -53,11 +58,14 @@ def extended(
             "name the untied model: tieconv analyze TIED --against UNTIED --second UNTIED2",
         )
     sections = list(analysis.sections)
+    related = findings.related
+    if related is not None and wanted(findings.subject, related.kind, similarity):
+        sections.append(own_tables(findings.subject, exact=exact))
     if against is not None:
         with ExitStack() as stack:
             untied, second_model = (stack.enter_context(opened(path)) if path else None for path in (against, second))
             assert untied is not None
-            aligned = align_models(findings.subject, untied, second_model)
+            aligned = align_models(findings.subject, untied, second_model, exact=exact)
             sections.append(aligned)
             question = f"Which table of {shown(_source(untied))} does the tied table resemble?"
             analysis = replace(analysis, answered=Headline(question, aligned.sentence, aligned.certainty))
@@ -71,7 +79,7 @@ def _maps(findings: Findings) -> Iterator[Section]:
     subject = findings.subject
     for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
         if stored is not None:
-            table = Table(role, stored.rows, stored.width, stored.pick)
+            table = Table(role, stored.rows, stored.width, stored.pick_singles)
             colours = _colours(findings, stored.rows)
             section = plane(table, colours, f"Map: {role}", _coloured_rows(colours))
             if section is not None:
@@ -109,6 +117,7 @@ def align_models(
     *,
     queries: int = QUERIES,
     seed: int = 0,
+    exact: bool | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Section:
     """Return the alignment of the tables of models, matched by the text of their tokens.
@@ -125,6 +134,7 @@ def align_models(
         references[1] if second is not None else None,
         queries=queries,
         seed=seed,
+        exact=exact,
         progress=progress,
     )
 
@@ -132,7 +142,7 @@ def align_models(
 def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
     """Return a stored table, (rows, width), with the tokens of its rows."""
     tokens = token_bytes(subject.tokens.text, stored.rows) if subject.tokens else None
-    return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick, tokens)
+    return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick_singles, tokens)
 
 
 def _untied(subject: Subject) -> Untied:

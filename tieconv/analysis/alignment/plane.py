@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tieconv.analysis.alignment.linear import moments
+from tieconv.analysis.alignment.linear import sums
 from tieconv.analysis.alignment.token_tables import FEWEST, Array, Table, directed_rows
 from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
 from tieconv.checkpoint.value_type import record
@@ -33,12 +33,12 @@ def plane(
     joined = directed_rows(table)
     if joined.count < FEWEST:
         return None
-    seen = moments(joined, 0)
-    energies, directions = np.linalg.eigh(seen.gram)
+    seen = sums(joined)
+    energies, directions = np.linalg.eigh(seen.grams[0])
     energies = np.clip(energies[::-1], 0, None)
     chosen = _chosen(joined.count, None if first is None else first[joined.numbers[0]])
     rows = joined.take(0, chosen)
-    spots = (rows - seen.mean) @ directions[:, ::-1][:, :2]
+    spots = (rows - seen.means[0]) @ directions[:, ::-1][:, :2]
     series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
     for label, values in (colours or {}).items():
         series[f"plane_colour {label}"] = values[joined.numbers[0][chosen]]

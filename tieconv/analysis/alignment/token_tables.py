@@ -20,8 +20,8 @@ BLOCK = 8 << 20
 
 FEWEST = 3
 """The fewest tokens with a direction that are aligned or drawn."""
-_LONGEST = 1e30
-"""The square of the longest row. Sums of products of longer rows leave the range of float32."""
+_SHORTEST, _LONGEST = 1e-30, 1e30
+"""The squares of the shortest and the longest row. Sums of products of other rows leave the range of float32."""
 
 
 @record
@@ -45,6 +45,8 @@ class Table:
 
     def take(self, numbers: Array) -> Array:
         """Return rows in any order as float32, (len, width). Raises the errors of ``read``."""
+        if (np.diff(numbers) > 0).all():
+            return self.read(numbers).astype(np.float32, copy=False)
         order = np.argsort(numbers, kind="stable")
         taken = np.empty((len(numbers), self.width), np.float32)
         taken[order] = self.read(numbers[order])
@@ -65,23 +67,33 @@ class Joined:
         """The number of common tokens."""
         return len(self.numbers[0])
 
+    @property
+    def block_rows(self) -> int:
+        """The number of rows that fit in `BLOCK` bytes."""
+        return max(1, BLOCK // (4 * max(table.width for table in self.tables)))
+
     def take(self, which: int, places: Array) -> Array:
         """Return the rows of table ``which`` at ``places`` of the common order, as float32."""
         return self.tables[which].take(self.numbers[which][places])
 
     def blocks(self) -> Iterator[Array]:
         """Yield places of the common order, each time as many as fit in `BLOCK` bytes."""
-        step = max(1, BLOCK // (4 * max(table.width for table in self.tables)))
-        for start in range(0, self.count, step):
-            yield np.arange(start, min(start + step, self.count))
+        for part in self.parts(self.count):
+            yield np.arange(part.start, part.stop)
+
+    def parts(self, count: int, blocks: int = 1) -> Iterator[slice]:
+        """Yield consecutive parts of 0 … ``count`` − 1, each as long as rows fit in ``blocks`` times `BLOCK` bytes."""
+        step = blocks * self.block_rows
+        for start in range(0, count, step):
+            yield slice(start, min(start + step, count))
 
 
 def join(tables: Sequence[Table]) -> Joined:
     """Match the tables by token string, or by row number if a table has no tokens.
 
     The result omits strings of two rows of one table. It also omits tokens without a direction in float32. Their row is
-    zero, not finite or longer than 10¹⁵ in some table. Raises `RefusedError` for fewer than three common tokens, and
-    for tables without tokens that have different numbers of rows.
+    not finite, or not between 10⁻¹⁵ and 10¹⁵ long in some table. Raises `RefusedError` for fewer than three common
+    tokens, and for tables without tokens that have different numbers of rows.
     """
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
     joined = _with_direction(Joined(tuple(tables), numbers, by, 0))
@@ -137,6 +149,7 @@ def _directed(joined: Joined) -> Array:
     for places in joined.blocks():
         for which in range(len(joined.tables)):
             with np.errstate(over="ignore", invalid="ignore"):
-                squares = np.square(joined.take(which, places), dtype=np.float64).sum(axis=1)
-            good[places] &= np.isfinite(squares) & (squares > 0) & (squares < _LONGEST)
+                rows = joined.take(which, places)
+                squares = np.einsum("ij,ij->i", rows, rows)
+            good[places] &= (squares > _SHORTEST) & (squares < _LONGEST)  # a NaN is neither
     return good

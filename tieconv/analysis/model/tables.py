@@ -58,13 +58,25 @@ class Table:
         """Return the rows ``start`` to ``stop`` (exclusive) as float64, (rows, width)."""
         return numbers(self.bits(start, stop), self.form)
 
+    def singles(self, start: int, stop: int) -> Array:
+        """Return the rows ``start`` to ``stop`` (exclusive) as float32, (rows, width). Only F64 values are rounded."""
+        return _singles(self.bits(start, stop), self.form)
+
     def pick(self, rows: Array) -> Array:
         """Return the rows with these ascending indices as float64: (len(rows), width)."""
-        picked = np.empty((len(rows), self.width))
+        return numbers(self.pick_bits(rows), self.form)
+
+    def pick_singles(self, rows: Array) -> Array:
+        """Return the rows with these ascending indices as float32: (len(rows), width)."""
+        return _singles(self.pick_bits(rows), self.form)
+
+    def pick_bits(self, rows: Array) -> Array:
+        """Return the bits of the rows with these ascending indices: (len(rows), width) unsigned integers."""
+        picked = np.empty((len(rows), self.width), self.form.bits)
         position = 0
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
             if len(run):
-                picked[position : position + len(run)] = self.values(int(run[0]), int(run[-1]) + 1)
+                picked[position : position + len(run)] = self.bits(int(run[0]), int(run[-1]) + 1)
                 position += len(run)
         return picked
 
@@ -73,6 +85,12 @@ def numbers(bits: Array, form: Format) -> Array:
     """Convert bits to float64 values of the same shape."""
     with np.errstate(invalid="ignore"):  # a signalling NaN
         values: Array = decode(bits.reshape(-1), form).astype("<f8").reshape(bits.shape)
+    return values
+
+
+def _singles(bits: Array, form: Format) -> Array:
+    with np.errstate(all="ignore"):  # a signalling NaN, or an F64 value beyond float32
+        values: Array = decode(bits.reshape(-1), form).astype("<f4", copy=False).reshape(bits.shape)
     return values
 
 

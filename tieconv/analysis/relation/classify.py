@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from tieconv.analysis.model.equal_rows import digests, overlap
+from tieconv.analysis.model.equal_rows import digests, most_overlap, overlap
 from tieconv.analysis.model.moments import Moments, measure, untellable
-from tieconv.analysis.model.tables import Table, spans
-from tieconv.analysis.relation.codes import code_group
+from tieconv.analysis.model.tables import Table, numbers, spans
+from tieconv.analysis.relation.codes import round_trip
 from tieconv.analysis.relation.figures import (
     ColumnsScaled,
-    IntegerCodes,
     LinearlyMapped,
     LowRank,
     NoFigures,
     NotClassified,
     OnceRounded,
     Orthogonal,
+    Quantised,
     RelationFigures,
     RowsAppended,
     RowsDiffering,
@@ -29,14 +29,14 @@ from tieconv.analysis.relation.figures import (
     Shifted,
 )
 from tieconv.analysis.relation.fits import Fit, column_fits
-from tieconv.analysis.relation.grams import WIDEST, Grams, gram
-from tieconv.analysis.relation.linear_map import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
+from tieconv.analysis.relation.grams import Grams
+from tieconv.analysis.relation.linear_map import Linear, fit_rows, linear_tolerance, relative_residual, shape
 from tieconv.analysis.relation.related import Related
 from tieconv.analysis.relation.retrieval import precision_at_1, sample
 from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
-from tieconv.inspection.numeric.bits import FORMATS, convert
+from tieconv.inspection.numeric.bits import BF16, FORMATS, convert
 
 FEW = 32
 """The fewest common rows for classes other than equality."""
@@ -81,11 +81,21 @@ def equal_tables(embed: Table, head: Table) -> bool:
 
     Raises the errors of the reader.
     """
+    if _surely_differ(embed, head):
+        return False
     moments = measure(embed, head)
     equality = _equal(embed, head, moments)
     if equality is None and not untellable(moments, FEW):
         equality = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
     return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
+
+
+def _surely_differ(embed: Table, head: Table) -> bool:
+    """Return whether a few rows differ even after both are rounded to bfloat16, which every kind of equality keeps."""
+    stop = min(FEW, embed.rows, head.rows)
+    rounded = [numbers(convert(table.bits(0, stop).reshape(-1), table.form, BF16), BF16) for table in (embed, head)]
+    with np.errstate(all="ignore"):
+        return bool((np.abs(rounded[0] - rounded[1]) > 2.0**-7 * np.abs(rounded[0]) + 2.0**-24).any())
 
 
 def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
@@ -139,12 +149,16 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     """Return the relation if the larger table has all rows of the smaller, or most under other numbers."""
     from_head = head.rows <= embed.rows
     small, large = (head, embed) if from_head else (embed, head)
+    there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
+    telling = int(np.count_nonzero(there[0]))
+    of_small, of_large = moments.norms[::-1] if from_head else moments.norms
+    if most_overlap(of_small, of_large, small.width) < min(small.rows, HALF * telling):  # no digest needed
+        return None
     small_digests, large_digests = digests(small), digests(large)
     matched = overlap(small_digests, large_digests)
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
-    there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
     # Rows of zeros are all equal, so they do not show that a row moved.
-    telling, shared = int(np.count_nonzero(there[0])), overlap(small_digests[there[0]], large_digests[there[1]])
+    shared = overlap(small_digests[there[0]], large_digests[there[1]])
     if matched < small.rows and (shared <= HALF * telling or small.rows < FEW):
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most rows are in place
@@ -167,20 +181,19 @@ def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:
 def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
     """Return the relation by a linear map, by structure or drift, else independent or partly equal."""
     asked = sample(moments)
-    grams = gram(embed, head, moments.finite, moments.means) if embed.width <= WIDEST else None
-    linear = fit_linear(grams) if grams else None
-    unseen = fit_without(grams, embed.pick(asked), head.pick(asked)) if grams else None
-    move = moments.means[1] - moments.means[0]
+    rows = embed.pick(asked), head.pick(asked)
+    fitted = fit_rows(embed, head, moments, rows, CLOSE)
+    linear, unseen = (fitted.linear, fitted.held_out) if fitted else (None, None)
     best = min(fits, key=lambda fit: fit.residual)
-    maps = {"as stored": lambda e: e + move, "diagonal": lambda e: best.gains * e + best.shift}
-    if unseen:
-        maps["linear"] = unseen.apply
-    retrieval = precision_at_1(embed, head, moments, asked, maps)
+    mapped = {"as stored": rows[0] + moments.means[1] - moments.means[0], "diagonal": best.gains * rows[0] + best.shift}
+    if unseen is not None:
+        mapped["linear"] = unseen
+    retrieval = precision_at_1(head, moments, asked, mapped)
     measured = Related(
         Kinship.UNKNOWN, moments, fits=fits, retrieval=retrieval, asked=len(asked), linear=linear
     )  # the class follows
-    if grams and linear and unseen:
-        residual = residual_on(embed, head, unseen, asked)
+    if fitted and linear and unseen is not None:
+        grams, residual = fitted.grams, relative_residual(rows[1], unseen)
         most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
         if residual <= most:
             return _linear(measured, linear, grams, residual, most)
@@ -189,11 +202,11 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         return structured
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
-        group = code_group(embed, head, moments.rows, kinds)
-        figures = IntegerCodes(8, group) if group else NoFigures()
+        trip = round_trip(embed, head, moments.rows, kinds)
+        figures = Quantised(trip.scheme, trip.bits, trip.group) if trip else NoFigures()
         residual, tolerance = plain.residual, plain.tolerance
         return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
-    if grams and linear and unseen and linear.adjusted >= CLOSE:
+    if linear and unseen is not None and linear.adjusted >= CLOSE:
         return _linear(measured, linear, grams, residual, most)
     if unseen is None:
         reason = "the tables have too few rows for each column, or too many columns, to test for a linear map"
@@ -213,8 +226,10 @@ def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Rel
     low = difference_rank(embed, head, moments, kinds)
     if low is None:
         return None
-    rank, residual = low
-    return replace(measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=LowRank(rank))
+    rank, residual, explained = low
+    return replace(
+        measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=LowRank(rank, explained)
+    )
 
 
 def _linear(measured: Related, linear: Linear, grams: Grams, residual: float, most: float) -> Related:

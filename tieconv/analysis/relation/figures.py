@@ -119,15 +119,20 @@ class LinearlyMapped(Detail):
 
 @record
 class LowRank(Detail):
-    """The difference of the tables has this rank."""
+    """The difference of the tables has this rank, up to the share ``explained`` of its energy."""
 
     rank: int
+    explained: float
 
 
 @record
-class IntegerCodes(Detail):
-    """The head is the embedding after a round trip through integer codes, one scale for each ``group`` of numbers."""
+class Quantised(Detail):
+    """The head is the embedding after a round trip through ``scheme``.
 
+    One scale is that of ``group`` numbers, 0 for a scheme without scales.
+    """
+
+    scheme: str
     bits: int
     group: int
 
@@ -153,6 +158,6 @@ RelationFigures = (
     | Orthogonal
     | LinearlyMapped
     | LowRank
-    | IntegerCodes
+    | Quantised
     | NotClassified
 )

@@ -13,6 +13,9 @@ from tieconv.checkpoint.value_type import record
 SURE = 16
 """The fewest rows for a meaningful fit."""
 
+ABOVE_ROUNDING = 1e5
+"""How much larger than its rounding error a residual must be to be taken from the moments."""
+
 
 @record
 class Fit:
@@ -31,14 +34,18 @@ class Fit:
 
 
 def column_fits(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[Fit, ...]:
-    """Fit the identity, gauge, scalar and diagonal maps, simplest first, and measure their residuals in one pass.
+    """Fit the identity, gauge, scalar and diagonal maps, simplest first, and measure their residuals.
 
-    Scalar and diagonal maps are fitted with and without a shift. Too few rows give no fits.
+    Scalar and diagonal maps are fitted with and without a shift. Too few rows give no fits. The moments give a large
+    residual without another pass. A small one is measured from differences.
     """
     if moments.count < SURE:
         return ()
     candidates = _candidates(moments)
-    residuals = _residuals(embed, head, moments.finite, [(gains, shift) for _, gains, shift in candidates])
+    expanded = [_expanded(moments, gains, shift) for _, gains, shift in candidates]
+    maps = [map_ for map_, square in zip(candidates, expanded, strict=True) if square is None]
+    measured = iter(_residuals(embed, head, moments.finite, [map_[1:] for map_ in maps]) if maps else ())
+    residuals = [next(measured) if square is None else square for square in expanded]
     energy = moments.energies[1]
     fits = []
     for (kind, gains, shift), residual in zip(candidates, residuals, strict=True):
@@ -69,6 +76,21 @@ def _ratio(over: Array, under: Array) -> Array:
     """Return ``over / under``, with 0 for an empty column."""
     over, under = np.asarray(over, float), np.asarray(under, float)
     return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+
+
+def _expanded(moments: Moments, gains: Array, shift: Array) -> float | None:
+    """Return ‖U − Û‖² from the moments, or ``None`` if cancellation may take more than about 10⁻⁵ of it.
+
+    Each moment is a sum of n float64 products. So it is off by at most n·2⁻⁵³ of its sum of magnitudes. By
+    Cauchy-Schwarz, these sums are at most ``largest`` for all terms together.
+    """
+    (e_squares, u_squares), (e_sums, u_sums), count = moments.squares, moments.sums, moments.count
+    terms = u_squares + gains**2 * e_squares + count * shift**2
+    terms = terms - 2 * gains * moments.cross - 2 * shift * (u_sums - gains * e_sums)
+    square = float(terms.sum())
+    lengths = np.sqrt(u_squares) + np.abs(gains) * np.sqrt(e_squares) + np.sqrt(count) * np.abs(shift)
+    largest = float(np.square(lengths).sum())
+    return square if square > ABOVE_ROUNDING * (count + len(gains)) * 2.0**-53 * largest else None
 
 
 def _residuals(embed: Table, head: Table, finite: Array, maps: list[tuple[Array, Array]]) -> list[float]:

@@ -1,9 +1,10 @@
-"""Compute the d × d moments EᵀE, UᵀU and EᵀU in one streaming pass. Memory: three such matrices for any V."""
+"""Compute the d × d moments EᵀE and EᵀU in one streaming pass. Memory: two such matrices for any V."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from tieconv.analysis.model.moments import Moments
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.checkpoint.value_type import record
 
@@ -17,35 +18,53 @@ WIDEST = 1 << 14
 
 @record
 class Grams:
-    """Centred second moments over ``rows`` rows, float64: ``ee``, ``uu`` and ``eu`` (d, d), and the mean rows."""
+    """Centred second moments over ``rows`` rows, float64: ``ee`` and ``eu`` (d, d), and the mean rows.
+
+    ``whole`` is ‖U − 1·meanᵀ‖². ``error`` is a bound γ. No entry of EᵀE is off by more than γ·|E|ᵀ|E|. No entry of
+    EᵀU is off by more than γ·|E|ᵀ|U|.
+    """
 
     rows: int
     ee: Array
-    uu: Array
     eu: Array
+    whole: float
     means: tuple[Array, Array]
+    error: float
 
     @property
     def width(self) -> int:
         return len(self.ee)
 
 
-def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -> Grams:
-    """Return both tables' moments about the given means, over the rows that are ``finite``.
+def gram(embed: Table, head: Table, moments: Moments, *, single: bool) -> Grams:
+    """Return the moments about the mean rows, over the rows that are finite in both tables.
 
-    Centring before multiplying keeps digits that a large common vector would lose. Products of 16-bit values are summed
-    in float32 inside a block and in float64 across blocks, others always in float64.
+    Centring before multiplying keeps digits that a large common vector would lose. With ``single``, the mean rows are
+    rounded to float32. Products are summed in float32 inside a block and in float64 across blocks. Let u = 2⁻²⁴. In
+    any order, n rounded products add up to an error of at most n·u/(1 − n·u) of their magnitudes. This is §3.1 of
+    Higham's Accuracy and Stability of Numerical Algorithms. The rounding of both factors adds 2·u.
     """
-    width, short = embed.width, max(embed.form.width, head.form.width) == 2
-    totals = [np.zeros((width, width)) for _ in range(3)]
-    for start, stop in spans(len(finite), width, GEMM):
+    width, finite, means = embed.width, moments.finite, moments.means
+    ee, eu, whole = np.zeros((width, width)), np.zeros((width, width)), 0.0
+    block = GEMM if embed.form.width == 2 else GEMM // 4  # fewer terms for values whose products float32 rounds
+    for start, stop in spans(len(finite), width, block):
         used = finite[start:stop]
-        e, u = embed.values(start, stop)[used] - means[0], head.values(start, stop)[used] - means[1]
-        if short:
-            e, u = e.astype("f4"), u.astype("f4")
-        for total, (left, right) in zip(totals, ((e, e), (u, u), (e, u)), strict=True):
-            total += left.T @ right
-    return Grams(int(np.count_nonzero(finite)), totals[0], totals[1], totals[2], means)
+        e, u = _centred(embed, start, stop, used, means[0], single), _centred(head, start, stop, used, means[1], single)
+        ee += e.T @ e
+        eu += e.T @ u
+        whole += float(np.einsum("ij,ij->i", u, u).sum(dtype="f8"))
+    unit = 2.0**-24 if single else 2.0**-53
+    terms = (min(block // width or 1, len(finite)) + 4) * unit
+    return Grams(moments.count, ee, eu, whole, means, terms / (1 - terms))
+
+
+def _centred(table: Table, start: int, stop: int, used: Array, mean: Array, single: bool) -> Array:
+    """Return the used rows without their mean, as float32 or float64. float32 values are subtracted in float32."""
+    rows = table.singles(start, stop) if single else table.values(start, stop)
+    rows = rows if used.all() else rows[used]
+    rows = rows if rows.flags.writeable else rows.copy()
+    rows -= mean.astype(rows.dtype)
+    return rows
 
 
 @np.errstate(all="ignore")  # the code below checks for an overflow
@@ -60,8 +79,9 @@ def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
     step = max(-(-table.rows // most), 1)
     total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
     about: Array | None = None  # a row near the mean: centring keeps digits that a large common vector would lose
-    for start, stop in spans(table.rows, table.width, GEMM):
-        block = table.values(start, stop)[-start % step :: step]
+    chosen = np.arange(0, table.rows, step)
+    for start, stop in spans(len(chosen), table.width, GEMM):
+        block = table.pick(chosen[start:stop])
         block = block[np.isfinite(block).all(axis=1)]
         if about is None and len(block):
             about = block.mean(0)

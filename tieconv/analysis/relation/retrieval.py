@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tieconv.analysis.model.moments import SQUARED, Moments
@@ -13,7 +11,8 @@ from tieconv.analysis.relation.grams import GEMM
 QUERIES = 256
 """Sampled rows. The standard error of the share is at most 3 points."""
 
-Map = Callable[[Array], Array]
+MIDDLING = (1e-12, 1e15)
+"""Lengths of rows whose squares float32 holds."""
 
 
 def sample(moments: Moments, most: int = QUERIES, seed: int = 0) -> Array:
@@ -23,25 +22,37 @@ def sample(moments: Moments, most: int = QUERIES, seed: int = 0) -> Array:
     return np.sort(np.random.default_rng(seed).choice(usable, most, replace=False))
 
 
-def precision_at_1(embed: Table, head: Table, moments: Moments, asked: Array, maps: dict[str, Map]) -> dict[str, float]:
-    """Return P@1 after each map of E, in one pass over U. Rows are centred to remove a common vector.
+def precision_at_1(head: Table, moments: Moments, asked: Array, mapped: dict[str, Array]) -> dict[str, float]:
+    """Return P@1 of each map, in one pass over U. ``mapped`` are the rows ``asked`` of E (n, d) after each map.
 
-    Chance gives 1 / rows. The first of equal rows of U is the answer, so duplicates lower P@1.
+    Rows are centred to remove a common vector. Chance gives 1 / rows. The first of equal rows of U is the answer, so
+    duplicates lower P@1.
     """
-    mean_u = moments.means[1]
-    rows = embed.pick(asked)
-    queries = {name: _unit(apply(rows) - mean_u) for name, apply in maps.items()}
-    best = {name: np.full(len(asked), -np.inf) for name in maps}
-    retrieved = {name: np.full(len(asked), -1) for name in maps}
+    mean, count = moments.means[1], len(asked)
+    queries = np.concatenate([_unit(rows - mean) for rows in mapped.values()])
+    best, retrieved = np.full(len(queries), -np.inf), np.full(len(queries), -1)
     for start, stop in spans(moments.rows, head.width, GEMM):
-        u = np.nan_to_num(_unit(head.values(start, stop) - mean_u), nan=0.0, posinf=0.0, neginf=0.0)
-        for name, query in queries.items():
-            scores = query @ u.astype("f4").T
-            top = scores.argmax(axis=1)
-            value = scores[np.arange(len(asked)), top]
-            better = value > best[name]
-            best[name][better], retrieved[name][better] = value[better], top[better] + start
-    return {name: float(np.mean(retrieved[name] == asked)) if len(asked) else 0.0 for name in maps}
+        rows, sizes = _rows(head, moments, start, stop)
+        scores = queries @ rows.T
+        scores *= sizes
+        top = scores.argmax(axis=1)
+        value = scores[np.arange(len(queries)), top]
+        better = value > best
+        best[better], retrieved[better] = value[better], top[better] + start
+    parts = np.split(retrieved, len(mapped))
+    return {name: float(np.mean(part == asked)) if count else 0.0 for name, part in zip(mapped, parts, strict=True)}
+
+
+def _rows(table: Table, moments: Moments, start: int, stop: int) -> tuple[Array, Array]:
+    """Return centred rows as float32 and 1 / length of each, 0 for rows that have no direction."""
+    mean, lengths = moments.means[1], moments.norms[1][start:stop]
+    middling = (lengths > MIDDLING[0]) & (lengths < MIDDLING[1])
+    if not middling.all():  # their squares leave the range of float32
+        rows = _unit(table.values(start, stop) - mean)
+        return np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), np.ones(len(rows), "f4")
+    rows = table.singles(start, stop) - mean.astype("f4")
+    squares = np.einsum("ij,ij->i", rows, rows)
+    return rows, np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
 
 
 def _unit(rows: Array) -> Array:

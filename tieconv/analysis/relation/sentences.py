@@ -8,13 +8,13 @@ import numpy as np
 
 from tieconv.analysis.relation.figures import (
     ColumnsScaled,
-    IntegerCodes,
     LinearlyMapped,
     LowRank,
     NoFigures,
     NotClassified,
     OnceRounded,
     Orthogonal,
+    Quantised,
     RowsAppended,
     RowsDiffering,
     RowsEqual,
@@ -44,13 +44,14 @@ def sentence(related: Related) -> str:
                 f"The head is the embedding with each row scaled, to within rounding. The factors are {least:.3g} to "
                 f"{most:.3g}."
             )
-        case LowRank(rank=rank):
+        case LowRank(rank=rank, explained=explained):
             return (
-                f"The head is the embedding plus a matrix of rank {rank}, to within rounding. Merging an adapter into "
-                "the head has this effect."
+                f"The head is the embedding plus a matrix of rank {rank}, to within rounding. It explains "
+                f"{_percent(explained)} of the energy of the difference. Merging an adapter into the head has this "
+                "effect."
             )
-        case IntegerCodes(group=group):
-            return _coded(group, related)
+        case Quantised() as figures:
+            return _coded(figures, related)
         case NotClassified(reason=reason):
             return f"The relation is unknown: {reason}."
         case NoFigures() | RowsEqual() | OnceRounded() | RowsDiffering() | Shifted() | ColumnsScaled():
@@ -88,6 +89,11 @@ def _of_class(related: Related) -> str:
     return texts[related.kind]
 
 
+def _percent(share: float) -> str:
+    """Return a share below 1 without rounding it to 100 %."""
+    return f"{min(share, 0.9999):.2%}"
+
+
 def _left(related: Related) -> str:
     """Return the residual of the map as a share of the head."""
     return f"{related.residual:.2g}" if related.residual is not None else "?"
@@ -105,10 +111,12 @@ def _share(related: Related) -> str:
     return f"{' and '.join(parts)} are {equal}" if parts else ""
 
 
-def _coded(group: int, related: Related) -> str:
-    each = "row" if group == related.moments.width else f"{group} numbers"
+def _coded(figures: Quantised, related: Related) -> str:
+    each = "row" if figures.group == related.moments.width else f"{figures.group} numbers"
+    scales = f"one scale for each {each}" if figures.group else "no scale"
+    article = "a" if figures.scheme.startswith("Q") else "an"
     return (
-        f"The head is the embedding after an int8 round trip, with one scale for each {each}. The difference is "
+        f"The head is the embedding after {article} {figures.scheme} round trip, with {scales}. The difference is "
         f"{_left(related)} of the head."
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.model.equal_rows import digests, duplicates
+from tieconv.analysis.model.equal_rows import digests, duplicates, twins
 from tieconv.analysis.model.moments import lengths
 from tieconv.analysis.model.series import points, ranges
 from tieconv.analysis.model.subject import Subject
@@ -67,7 +67,8 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
     table, used = subject.output, subject.used
     norms = related.moments.norms[1] if related else lengths(table)
     zero = norms == 0
-    groups = [group for group in duplicates(digests(table)) if not zero[group[0]]]
+    alike = twins(norms, table.width)
+    groups = duplicates(digests(table, alike), alike)
     flagged = _flagged(subject, related, norms)
     measures = [
         Measure("rows", float(table.rows), unit="rows"),

@@ -35,12 +35,25 @@ from tieconv.cli.streams import document, show
     help="UNTIED trained with another seed. Gives the ceiling of each measure.",
 )
 @click.option(
+    "--neighbours",
+    type=click.Choice(["auto", "exact", "sampled"]),
+    default="auto",
+    show_default=True,
+    help="Search the neighbours of all tokens, or of 1,000. auto: all, for up to 16,384 tokens.",
+)
+@click.option(
+    "--similarity/--no-similarity",
+    default=None,
+    help="Compare the two tables of an untied MODEL with each other. Default: for tables of ordinary size.",
+)
+@click.option(
     "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as an HTML page."
 )
+@click.option("--csv", "table", type=click.Path(), metavar="FILE", help="Also write every figure as a CSV table.")
 @name_options
 @json_option
 @common_options
-def command(model: str, as_json: bool, page: str | None, **options: Any) -> None:
+def command(model: str, as_json: bool, page: str | None, table: str | None, **options: Any) -> None:
     """Measure how the head of MODEL relates to its embedding, and whether they can be tied.
 
     Also reports rows without a token, zero rows, copied rows, rows that look untrained, and the bias. Each figure
@@ -48,13 +61,17 @@ def command(model: str, as_json: bool, page: str | None, **options: Any) -> None
 
     Exits with 0, and with 2 when MODEL cannot be read.
     """
-    if page is not None:
-        guard_report(page, [model])
+    for report in filter(None, (page, table)):
+        guard_report(report, [model])
     analysis = analyze(model, maps=page is not None, **options)
     if page is not None:
         from tieconv.reporters.html.analyze_page import render as html
 
         write_report(page, html(analysis))
+    if table is not None:
+        from tieconv.reporters.text.analyze_csv import render as comma_separated
+
+        write_report(table, comma_separated(analysis))
     if as_json:
         document(str(analysis))
     else:

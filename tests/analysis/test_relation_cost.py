@@ -1,0 +1,162 @@
+"""What makes the relation fast does not change its answer: float32 sums, early ends, lengths before digests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.constructed import Array, embedding, table
+from tieconv.analysis.model import equal_rows
+from tieconv.analysis.model.moments import Moments, measure
+from tieconv.analysis.model.tables import Table
+from tieconv.analysis.relation import classify, fits, grams, linear_map, structured_difference
+from tieconv.analysis.relation.classify import CLOSE, relate_tables
+from tieconv.analysis.relation.linear_map import fit_linear
+from tieconv.checkpoint.results.analysis import Kinship
+
+
+def pair(seed: int, rows: int = 700, width: int = 24, dtype: str = "F32") -> tuple[Table, Table, Moments]:
+    """Two unrelated tables and their moments."""
+    rng = np.random.default_rng(seed)
+    embed, head = (table(embedding(rng, rows, width), dtype) for _ in range(2))
+    return embed, head, measure(embed, head)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["F32", "BF16", "F16"]), st.integers(40, 900))
+def test_the_error_of_float32_sums_is_bounded(seed: int, dtype: str, rows: int) -> None:
+    """Every entry of both matrices is within γ of the sum of magnitudes, of what float64 gives."""
+    embed, head, moments = pair(seed, rows, 12, dtype)
+    single, double = (grams.gram(embed, head, moments, single=single) for single in (True, False))
+    assert single.error > 1e4 * double.error
+    e, u = (t.values(0, rows) - mean for t, mean in zip((embed, head), moments.means, strict=True))
+    # The mean is rounded to float32 as well: it is off by 2⁻²⁴ of itself at most.
+    a, b = (
+        np.abs(part) + 2.0**-24 * np.abs(mean) / single.error for part, mean in zip((e, u), moments.means, strict=True)
+    )
+    assert (np.abs(single.ee - double.ee) <= single.error * (a.T @ a)).all()
+    assert (np.abs(single.eu - double.eu) <= single.error * (a.T @ b)).all()
+    assert single.whole == pytest.approx(double.whole, rel=1e-4)
+
+
+def test_blocks_bound_the_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is that of one block: float64 adds the blocks, so a longer table has the same."""
+    monkeypatch.setattr(grams, "GEMM", 64 * 24)
+    for rows in (200, 800):
+        assert grams.gram(*pair(1, rows), single=True).error == pytest.approx(20 * 2.0**-24, rel=1e-4)
+
+
+def test_float64_decides_where_float32_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unrelated float32 tables need no float64 sums. A map, or a direction that float32 cannot see, gets them."""
+    asked: list[bool] = []
+    real = grams.gram
+
+    def counted(*args: object, single: bool) -> grams.Grams:
+        asked.append(single)
+        return real(*args, single=single)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(linear_map, "gram", counted)
+    rng = np.random.default_rng(5)
+    e = rng.standard_normal((900, 16))
+    assert relate_tables(table(e, "F32"), table(rng.standard_normal((900, 16)), "F32")).kind is Kinship.INDEPENDENT
+    assert asked == [True]
+    flat = e * np.where(np.arange(16) == 3, 1e-6, 1.0)  # the head is made of the one faint direction
+    related = relate_tables(
+        table(flat, "F32"), table(flat @ np.diag(1e6 ** (np.arange(16) == 3)) @ rng.random((16, 16)), "F32")
+    )
+    assert related.kind is Kinship.LINEAR and asked[1:] == [True, False]
+
+
+def test_float32_does_not_claim_what_it_cannot_know() -> None:
+    """The bound of R grows as the smallest eigenvalue shrinks, and beyond half of it nothing is sure."""
+    embed, head, moments = pair(3)
+    rows = embed.pick(np.arange(50)), head.pick(np.arange(50))
+    fitted = fit_linear(grams.gram(embed, head, moments, single=True), rows)
+    assert fitted is not None and fitted.surely_below(CLOSE) and not fitted.surely_below(fitted.linear.adjusted)
+    assert not type(fitted)(fitted.linear, None, fitted.grams, 0.0).surely_below(CLOSE)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 10.0])
+def test_held_out_rows_are_predicted_without_them(noise: float) -> None:
+    """The leverage formula gives what a second fit without the rows gives."""
+    rng = np.random.default_rng(6)
+    e = embedding(rng, 500, 20)
+    u = e @ rng.standard_normal((20, 20)) + noise * e.std() * rng.standard_normal((500, 20))
+    embed, head = table(e, "F64"), table(u, "F64")
+    moments, held = measure(embed, head), np.arange(0, 500, 7)
+    fitted = fit_linear(grams.gram(embed, head, moments, single=False), (e[held], u[held]))
+    rest = np.setdiff1d(np.arange(500), held)
+    a, b = (part - mean for part, mean in zip((e, u), moments.means, strict=True))
+    expected = a[held] @ np.linalg.lstsq(a[rest], b[rest], rcond=None)[0] + moments.means[1]
+    assert fitted is not None and fitted.held_out == pytest.approx(expected, rel=1e-6, abs=1e-8 * np.abs(u).max())
+
+
+def test_a_direction_of_the_held_out_rows_alone_is_not_predicted() -> None:
+    """What no remaining row shows is predicted as the mean, not as a quotient of two roundings."""
+    rng = np.random.default_rng(7)
+    e = rng.standard_normal((300, 8))
+    e[:, 0] = 0
+    e[4:6, 0] = 50.0, -50.0
+    u = e @ rng.standard_normal((8, 8))
+    embed, head = table(e, "F64"), table(u, "F64")
+    moments, held = measure(embed, head), np.array([4, 5])
+    fitted = fit_linear(grams.gram(embed, head, moments, single=False), (e[held], u[held]))
+    assert fitted is not None and fitted.held_out is not None
+    assert np.linalg.norm(fitted.held_out - u[held]) > 0.5 * np.linalg.norm(u[held])
+
+
+def test_residuals_from_moments_are_those_of_differences() -> None:
+    """A residual of the moments equals the one from differences to 10⁻⁵, and a small one is measured."""
+    rng = np.random.default_rng(8)
+    e = embedding(rng, 400, 16)
+    for noise, measured in ((1.0, 0), (1e-9, 1)):
+        embed, head = table(e, "F64"), table(e + noise * e.std() * rng.standard_normal(e.shape), "F64")
+        moments = measure(embed, head)
+        maps = [(gains, shift) for _, gains, shift in fits._candidates(moments)]
+        known = [fits._expanded(moments, *map_) for map_ in maps]
+        exact = fits._residuals(embed, head, moments.finite, maps)
+        assert known.count(None) == 6 * measured
+        assert all(
+            square is None or square == pytest.approx(true, rel=1e-5) for square, true in zip(known, exact, strict=True)
+        )
+
+
+def test_early_ends_read_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unrelated tables end both searches for structure after the first block, and without a digest."""
+    embed, head, moments = pair(9, rows=4000)
+    read: list[int] = []
+    real = Table.bits
+
+    def counted(self: Table, start: int, stop: int) -> Array:
+        read.append(stop - start)
+        return real(self, start, stop)
+
+    monkeypatch.setattr(structured_difference, "spans", lambda rows, width: ((i, i + 10) for i in range(0, rows, 10)))
+    monkeypatch.setattr(Table, "bits", counted)
+    assert structured_difference.row_factors(embed, head, moments, ("F32", "F32")) is None
+    assert sum(read) == 20
+    read.clear()
+    assert structured_difference.difference_rank(embed, head, moments, ("F32", "F32")) is None
+    assert sum(read) == 2 * structured_difference._PROBED
+    read.clear()
+    assert classify._moved_rows(embed, head, moments, 0) is None and not read
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
+def test_lengths_bound_the_overlap(seed: int, width: int) -> None:
+    """Rows that are equal have one length, however it was summed, so no equal row is left out."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-1, 2, (60, width)).astype(float)  # many equal rows
+    values[3], values[9, 0] = 0, np.nan
+    stored, turned = table(values, "F32"), table(values[::-1].copy(), "F32")
+    with np.errstate(invalid="ignore"):
+        norms = np.sqrt(np.cumsum(values**2, axis=1)[:, -1])  # a different order of summation
+    alike = equal_rows.twins(norms, width)
+    found = equal_rows.duplicates(equal_rows.digests(stored, alike), alike)
+    every = equal_rows.duplicates(equal_rows.digests(stored))
+    assert found == [group for group in every if values[group[0]].any()]
+    shared = equal_rows.overlap(equal_rows.digests(stored), equal_rows.digests(turned))
+    assert equal_rows.most_overlap(norms, norms[::-1], width) >= shared == 60
