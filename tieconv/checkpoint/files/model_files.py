@@ -124,9 +124,9 @@ class Checkpoint(_Tensors):
     ``others`` are the companions that hold a model in another format. ``twins`` are the weight files among those whose
     headers were read. ``read_only`` is the hint for a format that no command writes (empty: a command writes it).
     ``headers_only`` is true if tensor bytes cannot be read. ``graphs`` are those of an ONNX model. ``revision`` is the
-    commit of a model on the Hub. In an object store it is a hash of names, sizes and ETags. ``quantiser`` is the file of
-    ModelOpt that describes its quantisation. ``unread`` are the shards that were skipped because no name in them ties.
-    ``table`` has the chunks of a distributed checkpoint.
+    commit of a model on the Hub. In an object store it is a hash of names, sizes and ETags. ``quantiser`` is ModelOpt's
+    file about the quantisation. ``unread`` are the shards that were skipped because no name in them ties. ``table`` has
+    the chunks of a distributed checkpoint.
     """
 
     source: str
