@@ -9,10 +9,11 @@ A loader builds an ordinary matrix there and finds no tensor for it. It fails, o
 numbers or with uninitialised memory.
 
 ## Example
-A head of GPTQ codes, and a config without `lm_head`:
+A head that compressed-tensors packed, and a config whose `ignore` lists `lm_head`:
 
     error QNT008: lm_head.weight is stored as quantised codes, but the
-    quantisation config leaves it out. Loaders find no float matrix there.
+    quantisation config leaves it out (ignore: lm_head). Loaders find no float
+    matrix there.
 
 ## How to fix
 `tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for

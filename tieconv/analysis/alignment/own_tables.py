@@ -16,7 +16,6 @@ from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Section
 from tieconv.checkpoint.value_type import record
-from tieconv.text import shown
 
 TITLE = "Similarity"
 
@@ -98,8 +97,7 @@ def _table(subject: Subject, stored: StoredTable, role: str, rows: int) -> Table
     """Return the first ``rows`` rows of a table; rows with a token are named by their number."""
     used = subject.used
     tokens = None if used is None else [int(row) if used[row] else None for row in range(rows)]
-    name = f"{role} of {shown(subject.evidence.checkpoint.source)}"
-    return Table(name, rows, stored.width, stored.pick_singles, tokens)
+    return Table(role, rows, stored.width, stored.pick_singles, tokens)
 
 
 def _section(compared: Compared) -> Section:
