@@ -104,6 +104,7 @@ class TensorSearch:
             elements = prod(candidate.shape)
             self.sizes[elements].add(weight.dtype)
             self.places[weight.dtype, elements, candidate.probe()].append(candidate)
+        weight.drop_pages()  # the kernel maps far more than the samples
 
     def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[Candidate, Fold]]:
         """Yield every weight that holds the tensor, after a comparison of all elements."""
