@@ -19,7 +19,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.sources.hub.errors import LONGEST_WAIT, MALFORMED, Transport, malformed, retry_after, retryable, translate
 from tieconv.sources.hub.session import LARGEST_ANSWER, file_key, limits
-from tieconv.sources.ranged.traffic import Traffic
+from tieconv.sources.ranged.traffic import Traffic, read_range
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -77,13 +77,7 @@ class Client(Traffic):
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
         """Return the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`."""
-        data = bytearray(end - start)
-        body = self.open(file, start, end)
-        try:
-            body.read_into(memoryview(data))
-        finally:
-            body.close()
-        return bytes(data)
+        return read_range(self.open(file, start, end))
 
 
 def again(error: Exception, attempt: int, label: str) -> None:

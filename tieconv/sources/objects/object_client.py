@@ -18,7 +18,7 @@ from tieconv.errors import UnreadableError
 from tieconv.sources.objects.object_errors import OBSTORE, translate
 from tieconv.sources.objects.object_path import ObjectPath
 from tieconv.sources.objects.store_settings import store_settings
-from tieconv.sources.ranged.traffic import Traffic
+from tieconv.sources.ranged.traffic import Traffic, read_range
 from tieconv.sources.threads import interruptible
 
 T = TypeVar("T")
@@ -100,13 +100,7 @@ class ObjectClient(Traffic):
 
     def read(self, file: RemoteObject, start: int, end: int) -> bytes:
         """Return the bytes ``start`` to ``end`` of an object. Raises `UnreadableError`."""
-        data = bytearray(end - start)
-        stream = self.open(file, start, end)
-        try:
-            stream.read_into(memoryview(data))
-        finally:
-            stream.close()
-        return bytes(data)
+        return read_range(self.open(file, start, end))
 
 
 def call(label: str, ask: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Read the variables of the AWS, Google and Azure tools, as far as obstore does not read them itself."""
+"""Read the variables of the AWS, Google and Azure tools that obstore does not read itself."""
 
 from __future__ import annotations
 

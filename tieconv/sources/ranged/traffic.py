@@ -33,3 +33,13 @@ class Stream(Protocol):
     def close(self) -> None:
         """Close the connection without reading the rest."""
         ...
+
+
+def read_range(stream: Stream) -> bytes:
+    """Return the bytes of a stream that was not read yet, and close it. Raises `UnreadableError`."""
+    data = bytearray(stream.end - stream.position)
+    try:
+        stream.read_into(memoryview(data))
+    finally:
+        stream.close()
+    return bytes(data)
