@@ -20,7 +20,8 @@ The answer for a [quantised](quantised.md) embedding or head is what a run of th
 without codes, the config lists the head as quantised all the same.
 
 `python -m tests.oracles.quantised LOADER PYTHON` runs these combinations again. No answer was wrong. There were 112 for
-transformers 5.23.0, and 128 each for vLLM 0.32.0 and 0.28.0 on a CPU. mlx-lm 0.32.2 had 96, and llama.cpp 30.
+transformers 5.23.0, and 128 each for vLLM 0.32.0 and 0.28.0 on a CPU. mlx-lm 0.32.2 had 96, llama.cpp 30, and
+onnxruntime-genai 0.18.0 had 288.
 transformers had compressed-tensors 0.20, bitsandbytes 0.50.2 and GPTQModel 7.7. On a CPU, vLLM runs neither FP8 nor
 lookups of packed codes.
 For FP8 with `weight_scale_inv`, transformers dequantises all codes if there is no GPU. So tieconv has no answer there.

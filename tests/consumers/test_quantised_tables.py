@@ -9,13 +9,16 @@ import pytest
 
 from tests.inspection.quantised.table_models import (
     AWQ,
+    BNB,
     BY_CLASS,
     GPTQ,
     MLX_CONFIG,
     NAMED,
     UNLISTED,
+    UNLISTED_GPTQ,
     Parts,
     awq,
+    bitsandbytes,
     fp8,
     gptq,
     in_floats,
@@ -24,7 +27,7 @@ from tests.inspection.quantised.table_models import (
     packed,
 )
 from tieconv import inspect
-from tieconv.loaders.evidence.quantised_cells import CELLS, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
+from tieconv.loaders.evidence.quantised_cells import CELLS, GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
 
 LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX)
@@ -52,11 +55,11 @@ CASES: tuple[tuple[Any, dict[str, Any], bool, str, str], ...] = (
     (awq, AWQ, True, "fq", "? r u e e"),
     (awq, AWQ, False, "fq", "? u u e u"),
     (awq, UNLISTED, True, "fq", "? d e e e"),
-    (mlx, MLX_CONFIG, True, "q0", "? ? ? ? t"),
-    (mlx, MLX_CONFIG, True, "fq", "? ? ? ? e"),
-    (mlx, MLX_CONFIG, True, "qf", "? ? ? ? d"),
-    (mlx, MLX_CONFIG, False, "qq", "? ? ? ? u"),
-    (mlx, MLX_CONFIG, False, "q0", "? ? ? ? e"),
+    (mlx, MLX_CONFIG, True, "q0", "e ? ? ? t"),
+    (mlx, MLX_CONFIG, True, "fq", "e ? ? ? e"),
+    (mlx, MLX_CONFIG, True, "qf", "e ? ? ? d"),
+    (mlx, MLX_CONFIG, False, "qq", "e ? ? ? u"),
+    (mlx, MLX_CONFIG, False, "q0", "e ? ? ? e"),
 )
 WORDS = {"t": "tied", "u": "untied", "r": "random", "d": "discarded", "e": "error", "?": "unknown"}
 
@@ -76,6 +79,46 @@ def test_measured(make: Any, entries: dict[str, Any], tied: bool, pair: str, out
     assert [str(each.outcome) for each in predicted] == [WORDS[letter] for letter in outcomes.split()]
     stored = {part.name for matrix in inspection.quantised.matrices for part in matrix.parts}
     assert all(set(each.tensors) == stored for each in predicted if str(each.outcome) != "error" and each.tensors)
+
+
+GENAI_CASES: tuple[tuple[Any, dict[str, Any], bool, str, str, str], ...] = (
+    (gptq, GPTQ, True, "fq", "error", "another rank"),
+    (gptq, GPTQ, False, "fq", "untied", "its own quantised codes"),
+    (gptq, GPTQ, False, "qq", "error", "codes of a quantised embedding"),
+    (gptq, GPTQ, True, "ff", "discarded", "replaces model.embed_tokens.weight"),
+    (gptq, GPTQ, False, "f0", "tied", ""),
+    (gptq, UNLISTED_GPTQ, False, "f0", "tied", ""),
+    (gptq, UNLISTED_GPTQ, False, "ff", "untied", ""),
+    (awq, AWQ, True, "fq", "error", "another rank"),
+    (awq, UNLISTED, False, "fq", "untied", "its own quantised codes"),
+    (awq, AWQ, True, "q0", "error", "codes of a quantised embedding"),
+    (awq, AWQ, False, "f0", "tied", ""),
+    (packed, NAMED, False, "fq", "error", "model.language_model."),
+    (packed, NAMED, True, "f0", "error", "model.language_model."),
+    (bitsandbytes, BNB, False, "fq", "error", "the quantisation method bitsandbytes"),
+    (bitsandbytes, BNB, True, "f0", "error", "the quantisation method bitsandbytes"),
+    (gptq, {"quantization_config": {"quant_method": "quark"}}, True, "f0", "unknown", "no measurement"),
+)
+
+
+@pytest.mark.parametrize(("make", "entries", "tied", "pair", "outcome", "words"), GENAI_CASES)
+def test_genai(
+    make: Any, entries: dict[str, Any], tied: bool, pair: str, outcome: str, words: str, tmp_path: Path
+) -> None:
+    """The builder reads quantised checkpoints itself: an absent head is the embedding, under either flag."""
+    predicted = consumer(*GENAI).predict(inspect(model(tmp_path, make, entries, tied, pair)))
+    assert str(predicted.outcome) == outcome and words in predicted.detail
+
+
+def test_genai_of_another_class(tmp_path: Path) -> None:
+    """Llama and Qwen 2 were run; a composite of NVIDIA's quantiser was not."""
+    other = inspect(model(tmp_path / "other", gptq, GPTQ, False, "fq", kind="Mistral"))
+    assert str(consumer(*GENAI).predict(other).outcome) == "unknown"
+    nested = tmp_path / "nested"
+    (path,) = model(nested, packed, NAMED, True, "f0").glob("*.safetensors")
+    renamed = path.read_bytes().replace(b'"model.embed_tokens.weight": ', b'"model.language_model.e.ww": ')
+    path.write_bytes(renamed)
+    assert str(consumer(*GENAI).predict(inspect(nested)).outcome) == "unknown"
 
 
 def test_what_was_not_measured_is_unknown(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from run_transformers import Job, exact
 _HEAD, _TABLE, _BIAS = "lm_head.MatMul.weight", "model.embed_tokens.weight", "lm_head.Add.bias"
 
 
-def build(job: Job, folder: Path) -> int:
+def build(job: Job, folder: Path, precision: str = "fp32") -> int:
     """Write ``model.onnx`` into ``folder`` as the builder's command does, and return the size of a head of attention.
 
     The settings for generation are left out. Raises what the builder raises.
@@ -33,8 +33,8 @@ def build(job: Job, folder: Path) -> int:
             kind.make_genai_config = lambda self, *_: made.append(self)
             kind.save_processing = lambda *_: None
     torch.manual_seed(7)
-    options = builder.parse_extra_options("", job["folder"], str(folder), "fp32", "cpu", str(folder / "cache"), None)
-    builder.create_model("", job["folder"], str(folder), "fp32", "cpu", str(folder / "cache"), **options)
+    options = builder.parse_extra_options("", job["folder"], str(folder), precision, "cpu", str(folder / "cache"), None)
+    builder.create_model("", job["folder"], str(folder), precision, "cpu", str(folder / "cache"), **options)
     return int(getattr(made[0], "head_size", 0))
 
 

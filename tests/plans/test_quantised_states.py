@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ from tests.inspection.quantised.table_models import (
     mlx,
     packed,
 )
-from tieconv.loaders.evidence.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
+from tests.inspection.quantised.test_formulas import packed as packed_rows
+from tieconv.loaders.evidence.quantised_cells import GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
 
-LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX)
+LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX, GENAI)
 WORDS = {"t": "tied", "u": "untied", "r": "random", "d": "discarded", "e": "error", "?": "unknown"}
 
 
@@ -72,6 +74,18 @@ def other_scale(seed: int) -> Parts:
     return parts | {"weight_scale": tensor(scales)}
 
 
+def three_bits(seed: int, *, gaps: bool) -> Parts:
+    """The float embedding in 3 bits, rounded to nearest, in groups of 32: compressed-tensors until 0.17 left gaps."""
+    values = floats(0).reshape(ROWS, -1, 32)
+    scales = np.abs(values).max(-1) / 3.5
+    codes = np.clip(np.round(values / scales[..., None]), -4, 3).astype("i1").reshape(ROWS, WIDTH) + 4
+    return {
+        "weight_packed": tensor(packed_rows(codes, 3, gaps=gaps).view("<i4")),
+        "weight_scale": tensor(scales.astype("<f4")),
+        "weight_shape": tensor(np.array([ROWS, WIDTH], "<i8")),
+    }
+
+
 def without_scales(seed: int) -> Parts:
     return {leaf: part for leaf, part in packed(seed).items() if leaf != "weight_scale" or seed != 1}
 
@@ -89,6 +103,8 @@ INT8["quantization_config"]["config_groups"]["g"]["weights"] |= {
     "strategy": "channel",
     "group_size": None,
 }
+THREE_BITS = compressed("re:.*lm_head$")
+THREE_BITS["quantization_config"]["config_groups"]["g"]["weights"] |= {"num_bits": 3}
 WIDER_HEAD = {"quantization": {"group_size": 64, "bits": 4, "lm_head": {"group_size": 64, "bits": 8}}}
 
 
@@ -113,85 +129,93 @@ class State:
 
 NOT_EQUAL, MIXED, BROKEN = "retie.not-equal", "tie.quantised", "quantised.broken"
 STATES = {
-    "1 tied, floats, head left out": State(packed, BODY, True, "f0", "", ("=", "+1 config", "="), "t t t t e"),
+    "1 tied, floats, head left out": State(packed, BODY, True, "f0", "", ("=", "+1 config", "="), "t t t t e e"),
     "2 tied, an equal float copy": State(
-        packed, BODY, True, "ff", "wTIE002", ("-1", "config", "="), "t t t u e", equal=True
+        packed, BODY, True, "ff", "wTIE002", ("-1", "config", "="), "t t t u e e", equal=True
     ),
     "3 tied, floats differ": State(
-        packed, BODY, True, "ff", "eTIE001", (NOT_EQUAL, "config", "config"), "u d u u e"
+        packed, BODY, True, "ff", "eTIE001", (NOT_EQUAL, "config", "config"), "u d u u e e"
     ),
     "4 tied, a quantised copy of the float embedding": State(
-        rounded, INT8, True, "fq", "wQNT001", (MIXED, MIXED, "config"), "? ? ? ? ?"
+        rounded, INT8, True, "fq", "wQNT001", (MIXED, MIXED, "config"), "? ? ? ? ? e"
     ),
     "5 tied, another quantised head": State(
-        packed, NAMED, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "e r u u e"
+        packed, NAMED, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "e r u u e e"
     ),
-    "5 in GPTQ": State(gptq, GPTQ, True, "fq", "eQNT006", (MIXED, MIXED, "meaning.refused"), "d r u u e"),
-    "5 in AWQ": State(awq, AWQ, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "? r u e e"),
-    "5 in bitsandbytes": State(bitsandbytes, BNB, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "u ? ? e ?"),
-    "6 untied, quantised head": State(packed, NAMED, False, "fq", "", (MIXED, MIXED, "="), "u u u u e"),
-    "6 named by class": State(packed, LINEAR, False, "fq", "", (MIXED, MIXED, "="), "u e e u e"),
-    "7 tied, packed embedding": State(packed, NAMED, True, "q0", "wQNT010", ("=", "+3 config", "="), "e e e t e"),
-    "8 tied, FP8 embedding": State(fp8, FLOAT8, True, "q0", "eQNT010", ("=", "+2 config", "="), "r ? ? t e"),
+    "5 in GPTQ": State(gptq, GPTQ, True, "fq", "eQNT006", (MIXED, MIXED, "meaning.refused"), "d r u u e e"),
+    "5 in AWQ": State(awq, AWQ, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "? r u e e e"),
+    "5 in bitsandbytes": State(bitsandbytes, BNB, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "u ? ? e ? e"),
+    "6 untied, quantised head": State(packed, NAMED, False, "fq", "", (MIXED, MIXED, "="), "u u u u e e"),
+    "6 named by class": State(packed, LINEAR, False, "fq", "", (MIXED, MIXED, "="), "u e e u e e"),
+    "7 tied, packed embedding": State(packed, NAMED, True, "q0", "wQNT010", ("=", "+3 config", "="), "e e e t e e"),
+    "8 tied, FP8 embedding": State(fp8, FLOAT8, True, "q0", "eQNT010", ("=", "+2 config", "="), "r ? ? t e e"),
     "9 tied, equal packed parts": State(
-        packed, NAMED, True, "qq", "wQNT007", ("-3 config", "config", "="), "e e e u e", equal=True
+        packed, NAMED, True, "qq", "wQNT007", ("-3 config", "config", "="), "e e e u e e", equal=True
     ),
     "10 tied, packed parts differ": State(
-        packed, NAMED, True, "qq", "eQNT006", (NOT_EQUAL, "config", "config"), "e e e u e"
+        packed, NAMED, True, "qq", "eQNT006", (NOT_EQUAL, "config", "config"), "e e e u e e"
     ),
     "11 untied, equal packed parts": State(
-        packed, NAMED, False, "qq", "nQNT007", ("-3 config", "=", "config"), "e e e u e", equal=True
+        packed, NAMED, False, "qq", "nQNT007", ("-3 config", "=", "config"), "e e e u e e", equal=True
     ),
-    "12 one scale differs": State(other_scale, NAMED, False, "qq", "", (NOT_EQUAL, "=", "="), "e e e u e"),
-    "13 untied, two schemes": State(eight_bit, WIDER_HEAD, False, "qq", "", (NOT_EQUAL, "=", "="), "? ? ? ? u"),
+    "12 one scale differs": State(other_scale, NAMED, False, "qq", "", (NOT_EQUAL, "=", "="), "e e e u e e"),
+    "13 untied, two schemes": State(eight_bit, WIDER_HEAD, False, "qq", "", (NOT_EQUAL, "=", "="), "e ? ? ? u e"),
     "14 tied, float head": State(
-        packed, compressed("re:.*embed_tokens$"), True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "e e e u e"
+        packed, compressed("re:.*embed_tokens$"), True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "e e e u e e"
     ),
-    "15 untied, floats, no head": State(packed, BODY, False, "f0", "eTIE003", ("config", "+1", "config"), "r r r t e"),
+    "15 untied, floats, no head": State(
+        packed, BODY, False, "f0", "eTIE003", ("config", "+1", "config"), "r r r t e e"
+    ),
     "15 untied, codes, no head": State(
-        packed, NAMED, False, "q0", "eTIE003", ("config", "+3", "config"), "e e e t e"
+        packed, NAMED, False, "q0", "eTIE003", ("config", "+3", "config"), "e e e t e e"
     ),
     "16 codes without scales": State(
-        without_scales, NAMED, False, "fq", "eQNT002", (BROKEN, BROKEN, "set-tie.ambiguous"), "? ? ? ? ?"
+        without_scales, NAMED, False, "fq", "eQNT002", (BROKEN, BROKEN, "set-tie.ambiguous"), "? ? ? ? ? e"
     ),
     "17 the config leaves out stored codes": State(
-        packed, leaving_out(NAMED, "lm_head"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e"
+        packed, leaving_out(NAMED, "lm_head"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e e"
     ),
     "17 no target lists stored codes": State(
-        packed, compressed("re:.*up_proj$"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e"
+        packed, compressed("re:.*up_proj$"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e e"
     ),
     "17 in GPTQ": State(
-        gptq, in_groups("gptq"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e",
+        gptq, in_groups("gptq"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e u",
     ),
     "18 untied, the config lists a float head": State(
-        packed, LINEAR, False, "ff", "eQNT009", (NOT_EQUAL, "config", "config"), "r u u u e"
+        packed, LINEAR, False, "ff", "eQNT009", (NOT_EQUAL, "config", "config"), "r u u u e e"
     ),
     "18 listed by name": State(
-        packed, NAMED, False, "ff", "eQNT009", (NOT_EQUAL, "config", "config"), "r e e u e"
+        packed, NAMED, False, "ff", "eQNT009", (NOT_EQUAL, "config", "config"), "r e e u e e"
     ),
     "18 tied, the config lists the copy": State(
-        packed, LINEAR, True, "ff", "eQNT009 wTIE002", ("-1 config", "config", "config"), "e t t u e", equal=True
+        packed, LINEAR, True, "ff", "eQNT009 wTIE002", ("-1 config", "config", "config"), "e t t u e e", equal=True
     ),
     "18 tied, the config lists an absent head": State(
-        packed, NAMED, True, "f0", "eQNT009", ("config", "+1 config", "config"), "e r r t e"
+        packed, NAMED, True, "f0", "eQNT009", ("config", "+1 config", "config"), "e r r t e e"
     ),
     "19 bitsandbytes does not skip the tied head": State(
-        bitsandbytes, BNB, True, "f0", "eQNT009", ("config", "+1 config", "config"), "e ? ? t e"
+        bitsandbytes, BNB, True, "f0", "eQNT009", ("config", "+1 config", "config"), "e ? ? t e e"
     ),
     "19 skipped": State(
         bitsandbytes, skipping(BNB, "llm_int8_skip_modules", "lm_head"), True, "f0", "", ("=", "+1 config", "="),
-        "t t t t e",
+        "t t t t e e",
     ),
     "20 MLX, equal parts": State(
-        mlx, MLX_CONFIG, True, "qq", "wQNT007", ("-3", "config", "="), "? ? ? ? e", equal=True
+        mlx, MLX_CONFIG, True, "qq", "wQNT007", ("-3", "config", "="), "e ? ? ? e e", equal=True
     ),
     "20 MLX, parts differ": State(
-        mlx, MLX_CONFIG, True, "qq", "eQNT006", (NOT_EQUAL, "config", "config"), "? ? ? ? e"
+        mlx, MLX_CONFIG, True, "qq", "eQNT006", (NOT_EQUAL, "config", "config"), "e ? ? ? e e"
     ),
     "21 MLX, float head": State(
-        mlx, MLX_CONFIG, True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "? ? ? ? d"
+        mlx, MLX_CONFIG, True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "e ? ? ? d e"
     ),
-    "27 GPTQ, untied": State(gptq, GPTQ, False, "fq", "wQNT010", (MIXED, MIXED, "="), "r u u u e"),
+    "26 a copy in 3 bits": State(
+        partial(three_bits, gaps=False), THREE_BITS, True, "fq", "wQNT001", (MIXED, MIXED, "config"), "e r u ? e e"
+    ),
+    "26 in 3 bits with gaps": State(
+        partial(three_bits, gaps=True), THREE_BITS, True, "fq", "wQNT001", (MIXED, MIXED, "config"), "e r u ? e e"
+    ),
+    "27 GPTQ, untied": State(gptq, GPTQ, False, "fq", "wQNT010", (MIXED, MIXED, "="), "r u u u e u"),
 }  # fmt: skip
 
 

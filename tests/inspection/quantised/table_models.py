@@ -79,7 +79,7 @@ def in_groups(method: str, **entries: Any) -> dict[str, Any]:
 NAMED = compressed("re:.*lm_head$", "re:.*embed_tokens$")
 BY_CLASS = compressed("Linear", "Embedding")
 GPTQ, AWQ = in_groups("gptq", lm_head=True), in_groups("awq", lm_head=True)
-UNLISTED = in_groups("awq")
+UNLISTED, UNLISTED_GPTQ = in_groups("awq"), in_groups("gptq")
 MLX_CONFIG = {"quantization": {"group_size": 64, "bits": 4, "mode": "affine"}}
 
 

@@ -96,6 +96,7 @@ def test_a_tied_file(tmp_path: Path) -> None:
     inspection = inspect(write(tmp_path / "m.gguf", {"token_embd.weight": (VALUES, "Q4_0")}))
     assert tables(inspection).relation is None
     assert inspection.config.verdict == "tied"
+    assert inspection.config.effect.endswith("The head computes with its type, Q4_0.")
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])

@@ -24,6 +24,10 @@ def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
     if head is not None or _head_is_stored(inspection):
         quantised = _NAMES[HEAD if head is not None else EMBEDDING]
         return f"Unknown: the config says tied, but the {quantised} is quantised separately. The loader decides."
+    if inspection.checkpoint.format == "gguf":
+        embedding = tables.of(EMBEDDING)
+        scheme = embedding.scheme.removeprefix("ggml ") if embedding else ""
+        return f"{inspection.config.why} The head computes with its type, {scheme}."
     return f"{inspection.config.why} The embedding is quantised, and some loaders do not tie quantised matrices."
 
 

@@ -1,7 +1,8 @@
 """Predict the model builder of onnxruntime-genai: it loads with transformers, then shares a tied head's matrix.
 
 The first entry of ``architectures`` chooses the builder. The flag at the top level of the config, or the default of
-its class, decides whether it shares. The embedding then reads the matrix of the head.
+its class, decides whether it shares. The embedding then reads the matrix of the head. The builder reads a quantised
+checkpoint itself, by the names of a Llama: without a head, it uses the embedding, whatever the flag says.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from tieconv.architectures.flag_levels import FLAG, text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, head_pair
+from tieconv.loaders.evidence.quantised_cells import CELLS, GENAI
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
 from tieconv.loaders.transformers import load5
 from tieconv.text import shown
 
 _LOADER = "onnxruntime-genai"
+_READ_BY_NAME = frozenset({"awq", "gptq"})
+_UNMEASURED_METHODS = frozenset({"olive", "quark", "quant_auto"})
+_NVIDIA = frozenset({"compressed-tensors", "modelopt"})
+_RAN_QUANTISED = frozenset(name for cell in CELLS[GENAI] for name in cell.classes)
 _ATTENTION = frozenset({"attention", "full_attention"})
 
 
@@ -34,6 +40,8 @@ def load(inspection: Inspection) -> Loaded:
     if refusal is not None:
         return stopped(_LOADER, refusal)
     pair = head_pair(inspection)
+    if pair is not None and _method(inspection) in _READ_BY_NAME:
+        loaded = _embedding_for_head(loaded, pair)
     shares = kind != "two tables" and _flag(inspection)
     return _shared(loaded, pair) if shares and pair is not None else loaded
 
@@ -54,7 +62,31 @@ def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Ref
         return Refusal(Cause.CONFIG, sentence)
     if kind == "not read":
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(architecture)}")
+    method = _method(inspection)
+    refusal = _method_refused(inspection, architecture, method) if method else None
+    if refusal is not None:
+        return refusal
     return _layers_refused(text_config(inspection), architecture, kind)
+
+
+def _method(inspection: Inspection) -> str:
+    """Return the quantisation method at the top level of the config; empty without one."""
+    settings = inspection.checkpoint.config_values.get("quantization_config")
+    return str(settings.get("quant_method", "")) if isinstance(settings, Mapping) else ""
+
+
+def _method_refused(inspection: Inspection, architecture: str, method: str) -> Refusal | None:
+    """Return why the builder does not read this quantisation method, or why tieconv makes no claim."""
+    if method in _NVIDIA:
+        if any(name.startswith("model.language_model.") for name in inspection.checkpoint.tensors):
+            return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of a composite model")
+        sentence = f"onnxruntime-genai 0.18 reads {shown(method)} only from tensors named model.language_model.*"
+        return Refusal(Cause.CONFIG, sentence)
+    if method in _UNMEASURED_METHODS or (method in _READ_BY_NAME and architecture not in _RAN_QUANTISED):
+        return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of {shown(architecture)}")
+    if method not in _READ_BY_NAME:
+        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not read the quantisation method {shown(method)}")
+    return None
 
 
 def _layers_refused(config: Mapping[str, object], architecture: str, kind: str) -> Refusal | None:
@@ -73,6 +105,18 @@ def _flag(inspection: Inspection) -> bool:
     """Return the tie flag at the top level of the config, with the default of its class."""
     values = inspection.checkpoint.config_values
     return bool(values[FLAG]) if FLAG in values else inspection.family.default_v5
+
+
+def _embedding_for_head(loaded: Loaded, pair: Pair) -> Loaded:
+    """Return the model whose head is the embedding, if no head is stored."""
+    embedding = loaded.parameters.get(pair.embedding)
+    if loaded.source(pair.head) is not None or embedding is None or embedding.stored is None:
+        return loaded
+    return replace(
+        loaded,
+        parameters={**loaded.parameters, pair.head: embedding},
+        alternatives=tuple(_embedding_for_head(alternative, pair) for alternative in loaded.alternatives),
+    )
 
 
 def _shared(loaded: Loaded, pair: Pair) -> Loaded:

@@ -1,8 +1,9 @@
 """What each loader was seen to do with a quantised embedding or head, by scheme, flag and the two tables.
 
-Each cell was run with a tiny Llama, in vLLM also with Qwen 2. The releases are transformers 5.23.0, vLLM 0.28.0 and
-0.32.0, mlx-lm 0.32.2, and llama.cpp of llama-cpp-python 0.3.36. A combination without a cell is unknown. The first cell
-that fits is the answer. A pair without codes is one whose head the config lists as quantised all the same.
+Each cell was run with a tiny Llama, in vLLM and onnxruntime-genai also with Qwen 2. The releases are transformers
+5.23.0, vLLM 0.28.0 and 0.32.0, mlx-lm 0.32.2, onnxruntime-genai 0.18.0, and llama.cpp of llama-cpp-python 0.3.36. A
+combination without a cell is unknown. The first cell that fits is the answer. A pair without codes is one whose head
+the config lists as quantised all the same.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Cell:
 
 TRANSFORMERS, VLLM_028, VLLM = ("transformers", "5.x"), ("vllm", "<0.29"), ("vllm", ">=0.29")
 LLAMA_CPP, MLX = ("llama.cpp", "2026"), ("mlx-lm", "0.32")
+GENAI = ("onnxruntime-genai", "0.18")
 
 _PACKED = ("compressed-tensors pack-quantized",)
 _FOUR_BIT = ("compressed-tensors nvfp4-pack", "compressed-tensors mxfp4-pack")
@@ -93,6 +95,9 @@ def _transformers() -> Iterator[Cell]:
     skipped = "the config leaves the head out of the quantisation, but the file stores codes for it"
     yield Cell(here, _BITSANDBYTES, error, f"transformers fails: {skipped}", None, (_FQ,), left_out=True)
     yield Cell(here, _BITSANDBYTES, untied, _OWN_CODES, None, (_FQ,), left_out=False)
+    shapes = "transformers fails: the codes do not have the shape of a float table"
+    yield Cell(here, _BITSANDBYTES[:1], error, shapes, None, _ANY_EMBEDDING)
+    yield Cell(here, _MLX, error, shapes, None, (_FQ, *_ANY_EMBEDDING))
 
 
 def _codes_and_config_differ() -> Iterator[Cell]:
@@ -194,9 +199,22 @@ def _llama_cpp() -> Iterator[Cell]:
         yield Cell(LLAMA_CPP, schemes, Outcome.UNTIED, writes, None, (_FQ, _QQ, _QF), bits=bits, classes=_LLAMA)
 
 
+def _genai() -> Iterator[Cell]:
+    """Yield what the builder makes with ``-p int4``. The engine answers for the other methods, from the config."""
+    coded, ran = (*_GPTQ, *_AWQ), (*_LLAMA, *_QWEN)
+    embedding = "the builder does not know the codes of a quantised embedding"
+    yield Cell(GENAI, coded, Outcome.ERROR, embedding, None, _ANY_EMBEDDING, classes=ran)
+    rank = "ONNX Runtime refuses the graph: the embedding reads the head's codes, and their scales have another rank"
+    yield Cell(GENAI, coded, Outcome.ERROR, rank, True, (_FQ,), classes=ran)
+    yield Cell(GENAI, coded, Outcome.UNTIED, _OWN_CODES, False, (_FQ,), classes=ran)
+    yield Cell(GENAI, coded, None, "the builder rounds a float table to 4 bits", None, (_FF, _F0), classes=ran)
+    shapes = "the builder loads with transformers, which fails: the codes of MLX do not have the shapes of floats"
+    yield Cell(GENAI, _MLX, Outcome.ERROR, shapes, None, (_FQ, *_ANY_EMBEDDING))
+
+
 def _by_loader() -> Mapping[tuple[str, str], tuple[Cell, ...]]:
     cells: dict[tuple[str, str], list[Cell]] = {}
-    for cell in (*_transformers(), *_vllm(), *_mlx(), *_llama_cpp()):
+    for cell in (*_transformers(), *_vllm(), *_mlx(), *_llama_cpp(), *_genai()):
         cells.setdefault(cell.loader, []).append(cell)
     return {loader: tuple(listed) for loader, listed in cells.items()}
 
