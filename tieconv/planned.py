@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from tieconv.checkpoint.inspection import Fetched, Inspection
+from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
+from tieconv.execute.remote.new_prefix import check_free, check_remote_target, writer_of
+from tieconv.execute.remote.remote_files import forecast, why_upload
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import destination
+from tieconv.sources import is_object
+from tieconv.sources.objects.object_path import parse
+
+if TYPE_CHECKING:
+    from tieconv.sources.objects.object_writer import ObjectWriter
 
 Progress = Callable[[int, int], None]
 Verify = Literal["full", "structure"]
 
 
 class WriteOptions(TypedDict, total=False):
-    """Options of a write, as in `tieconv.execute.Target`. The defaults are off, and ``verify`` full."""
+    """Options of a write, as in `tieconv.execute.Target`. The defaults are off, and ``verify`` full.
+
+    In an object store tieconv reads back what it uploaded, and with ``verify`` full also what the server copied.
+    """
 
     in_place: bool
     overwrite: bool
@@ -37,25 +49,40 @@ class PlannedWrite(Printed):
     """
 
     plan: Plan
-    reinspect: Callable[[Path], Inspection]
+    reinspect: Callable[..., Inspection]
     fetch: Callable[[], PlannedWrite] | None = None
     fetched: Fetched | None = None
 
-    def outcome(self) -> Outcome:
-        """Return the outcome of a plan that is not executed."""
-        return Outcome(self.plan, executed=False, verified=False, output=None)
+    def outcome(self, out: str | Path | None = None) -> Outcome:
+        """Return the outcome of a plan that is not executed. For an object store it has the bytes to move."""
+        remote = None
+        if out is not None and is_object(str(out)):
+            remote = forecast(self.plan, parse(str(out)), self._read)
+        return Outcome(self.plan, executed=False, verified=False, output=None, remote=remote)
+
+    @property
+    def _read(self) -> int:
+        return 0 if self.fetched is None else self.fetched.bytes
 
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Raise every error of `execute` that needs no writing."""
+        if out is not None and is_object(str(out)):
+            check_remote_target(self.plan, str(out), **_without_verify(options))
+            check_free(writer_of(str(out)))
+            return
         target = self._target(out, options)
         (check_target if self.fetch is None else check_far_target)(self.plan, target)
 
     def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
         """Remove the leftovers of a killed run next to ``out``, so that `check` does not report them."""
+        if out is not None and is_object(str(out)):
+            return
         sweep(destination(self.plan, self._target(out, {"in_place": in_place})))
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Return whether writing replaces a whole directory: a shell in that directory must enter it again."""
+        if out is not None and is_object(str(out)):
+            return False
         return replaces_directory(self.plan, self._target(out, {"in_place": in_place, "overwrite": not in_place}))
 
     def execute(
@@ -65,6 +92,8 @@ class PlannedWrite(Printed):
 
         If a step fails, raises a `TieconvError`. The source is then unchanged, and ``out`` is absent or the old one.
         """
+        if out is not None and is_object(str(out)):
+            return self._execute_remote(str(out), progress, options)
         if self.fetch is not None:
             self.check(out, **options)
             return self._fetched_plan().execute(out, progress=progress, **options)
@@ -72,6 +101,56 @@ class PlannedWrite(Printed):
         notes = execute(self.plan, target, reinspect=self.reinspect, progress=progress)
         plan = replace(self.plan, notes=(*self.plan.notes, *notes))
         return Outcome(plan, executed=True, verified=True, output=str(target.path))
+
+    def _execute_remote(self, out: str, progress: Progress | None, options: WriteOptions) -> Outcome:
+        """Write below a new prefix: by copies of the server where it can, else from a temporary directory."""
+        check_remote_target(self.plan, out, **_without_verify(options))
+        writer, headers = writer_of(out), partial(self.reinspect, depth=Depth.HEADER)
+        why = why_upload(self.plan, writer.path)
+        if not why:
+            from tieconv.execute.remote.server_copy import server_copy
+            from tieconv.sources.objects.object_source import CopyUnsupportedError
+
+            full = options.get("verify") == "full"
+            try:
+                transfer, notes = server_copy(self.plan, writer, headers, full=full, read=self._read, progress=progress)
+            except CopyUnsupportedError:
+                why = "the server cannot copy ranges"
+            else:
+                plan = replace(self.plan, notes=(*self.plan.notes, *notes))
+                return Outcome(plan, executed=True, verified=True, output=out, remote=transfer)
+        return self._upload(out, writer, headers, why, progress, options)
+
+    def _upload(
+        self,
+        out: str,
+        writer: ObjectWriter,
+        headers: Callable[[Path], Inspection],
+        why: str,
+        progress: Progress | None,
+        options: WriteOptions,
+    ) -> Outcome:
+        from tieconv.execute.remote.upload import upload
+
+        check_free(writer)
+        verify: Verify = options.get("verify", "full")
+        with TemporaryDirectory(prefix="tieconv-") as directory:
+            planned = self._fetched_plan() if self.fetch is not None else self
+            local = Path(directory, "model")
+            written = planned.execute(local, verify=verify)
+            transfer = upload(
+                written.plan,
+                writer,
+                local,
+                headers,
+                full=verify == "full",
+                why=why,
+                read=self._read + (sum(file.size for file in planned.plan.fingerprint.values()) if self.fetch else 0),
+                progress=progress,
+            )
+        note = f"tieconv wrote the model to a temporary directory and uploaded it, because {why}"
+        plan = replace(written.plan, notes=(*written.plan.notes, note))
+        return Outcome(plan, executed=True, verified=True, output=out, remote=transfer)
 
     def _fetched_plan(self) -> PlannedWrite:
         """Return the same plan for the downloaded model. Raises `StalePlanError` if the branch has a new commit."""
@@ -95,3 +174,7 @@ class PlannedWrite(Printed):
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         return self.plan._rows()
+
+
+def _without_verify(options: WriteOptions) -> Any:
+    return {name: value for name, value in options.items() if name != "verify"}

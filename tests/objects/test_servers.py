@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.hub.models import same_head, sharded
+from tests.hub.models import ROWS, WIDTH, noise, same_head, sharded
 from tests.hub.verdicts import local, verdict
 from tests.objects.test_inspect import MODELS, NAMES, remote
-from tieconv import UnreadableError, check, diff, plan_retie
+from tieconv import TieconvError, UnreadableError, check, diff, plan_retie
 from tieconv.api.findings.gate import expand
 
 SEAWEEDFS = os.environ.get("TIECONV_SEAWEEDFS", "weed")
@@ -168,3 +168,70 @@ def test_a_replaced_object_is_refused_by_a_server(server: tuple[str, Any], tmp_p
         with pytest.raises(UnreadableError) as raised:
             files.read_into(ByteRange(name, 0, 100), 0, memoryview(bytearray(100)))
     assert raised.value.code == "objects.changed"
+
+
+def test_a_server_gets_a_model(server: tuple[str, Any], tmp_path: Path) -> None:
+    """S3 copies ranges and compares the ETag; Azure gets an upload. Both refuse the second write to a prefix."""
+    pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
+    from tieconv.execute.remote import parts as multipart
+
+    root, store = server
+    big = sharded(tmp_path / "big", 2, head=noise(ROWS * WIDTH * 2, 1), tied=True)
+    extra = big / "model-00002-of-00002.safetensors"
+    _grow(extra)
+    _put(store, "big", big)
+    planned = plan_retie(f"{root}/big")
+    outcome = planned.execute(f"{root}/out")
+    plan_retie(big).execute(tmp_path / "local")
+    stored = {
+        str(entry["path"]): bytes(store.get(entry["path"]).bytes()) for page in store.list("out") for entry in page
+    }
+    assert stored == {f"out/{path.name}": path.read_bytes() for path in (tmp_path / "local").iterdir()}
+    assert outcome.remote and (outcome.remote.method == "server_copy") is root.startswith("s3:")
+    assert (outcome.remote.bytes_copied > multipart.S3.least) is root.startswith("s3:")
+    with pytest.raises(TieconvError) as raised:
+        planned.execute(f"{root}/out")
+    assert raised.value.code == "out.exists"
+
+
+def test_a_copied_range_is_of_the_listed_object(server: tuple[str, Any], tmp_path: Path) -> None:
+    """The server refuses a part of an object that was replaced, and the prefix is empty again."""
+    pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
+    from tieconv.sources.objects.s3_copy import S3Copier
+
+    root, store = server
+    if not root.startswith("s3:"):
+        pytest.skip("only S3 copies ranges")
+    big = sharded(tmp_path / "big", 2, head=noise(ROWS * WIDTH * 2, 1), tied=True)
+    _grow(big / "model-00002-of-00002.safetensors")
+    _put(store, "big", big)
+    planned, copy_part, name = plan_retie(f"{root}/big"), S3Copier.copy_part, "model-00002-of-00002.safetensors"
+
+    def replaced(copier: S3Copier, *words: Any) -> str:
+        store.put(f"big/{name}", (big / name).read_bytes()[:-1] + b"x")
+        return copy_part(copier, *words)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UnreadableError) as raised:
+        patch.setattr(S3Copier, "copy_part", replaced)
+        planned.execute(f"{root}/out")
+    assert raised.value.code == "objects.changed"
+    assert [entry for page in store.list("out") for entry in page] == []
+
+
+def _grow(shard: Path) -> None:
+    """Append a tensor of 12 MB to a shard and to its index, after the head."""
+    import json
+
+    from tests.hub.models import write_shard
+    from tieconv.formats.safetensors.header import read_weight_file
+
+    data = shard.read_bytes()
+    file = read_weight_file(lambda size, offset: data[offset : offset + size], len(data), shard.name)
+    tensors = {record.name: (record.shape, data[record.range.start : record.range.end]) for record in file.tensors}
+    tensors["model.layers.9.mlp.up_proj.weight"] = ((6000, 1000), noise(12_000_000, 7))
+    write_shard(shard, tensors)
+    path = shard.parent / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.layers.9.mlp.up_proj.weight"] = shard.name
+    index["metadata"]["total_size"] += 12_000_000
+    path.write_text(json.dumps(index))

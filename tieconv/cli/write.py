@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import click
+from click.core import ParameterSource
 
 from tieconv.checkpoint.value_type import record
 from tieconv.cli.network import fetched_line
@@ -46,17 +47,19 @@ class WriteArguments:
 
     @property
     def options(self) -> WriteOptions:
-        return {
-            "in_place": self.in_place,
-            "overwrite": self.overwrite,
-            "hardlink": self.hardlink,
-            "verify": self.verify,
-        }
+        options: WriteOptions = {"in_place": self.in_place, "overwrite": self.overwrite, "hardlink": self.hardlink}
+        source = click.get_current_context().get_parameter_source("verify")
+        return options if source is ParameterSource.DEFAULT else {**options, "verify": self.verify}
 
     @property
     def planning(self) -> PlanOptions:
-        """Options for the planner. It fetches a model from the Hub only if the plan is applied."""
-        return {"drop_other_formats": self.drop_other_formats, "fetch": self.writes}
+        """Options for the planner. It fetches a remote model only if the plan is applied to a local output."""
+        return {"drop_other_formats": self.drop_other_formats, "fetch": self.writes and not self.remote}
+
+    @property
+    def remote(self) -> bool:
+        """Whether the output is in an object store."""
+        return self.output is not None and self.output.startswith(("s3://", "gs://", "az://"))
 
     @property
     def writes(self) -> bool:
@@ -70,12 +73,12 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
         planned.clear(arguments.output, in_place=arguments.in_place)
         _check_target(planned, arguments)
         if not as_json:
-            say(_text(planned.outcome(), arguments))
+            say(_text(planned.outcome(arguments.output), arguments))
         outcome = _execute(planned, arguments)
         if not as_json:
             say_notes(planned.plan.notes, outcome.plan.notes)
     else:
-        outcome = planned.outcome()
+        outcome = planned.outcome(arguments.output)
         _check_target(planned, arguments)
         if not as_json:
             echo(_text(outcome, arguments))
@@ -134,5 +137,18 @@ def _closing(outcome: Outcome, arguments: WriteArguments) -> str:
     where = shown(outcome.output)
     if outcome.plan.changes_nothing and arguments.in_place:
         return f"{where} already is as requested: nothing was written"
+    if outcome.remote is not None:
+        return _uploaded(outcome, arguments)
     proof = "every byte compared" if arguments.verify == "full" else "structure verified"
     return f"wrote {where}: {written} new, {proof}"
+
+
+def _uploaded(outcome: Outcome, arguments: WriteArguments) -> str:
+    remote = outcome.remote
+    assert remote is not None
+    moved = f"{size(remote.bytes_uploaded)} uploaded, {size(remote.bytes_copied)} copied by the server"
+    if remote.method == "upload":
+        moved = f"{size(remote.bytes_uploaded)} uploaded"
+    everything = "verify" in arguments.options and arguments.verify == "full"
+    compared = "every byte compared" if everything or remote.method == "upload" else "uploaded bytes compared"
+    return f"wrote {shown(outcome.output)}: {moved}, {compared}"

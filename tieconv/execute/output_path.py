@@ -59,7 +59,7 @@ def check_out(plan: Plan, target: Target, final: Path) -> None:
     """Check that OUT is free, or holds a model that may be overwritten."""
     if str(target.path).startswith(_REMOTE):
         raise DestinationError(
-            f"{shown(target.path)} is not a local path, and tieconv writes only local models",
+            f"{shown(target.path)} is not a local path, and this command writes only local models",
             "write to a local directory, then copy or push it",
             "out.remote",
         )

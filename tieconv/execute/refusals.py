@@ -34,8 +34,7 @@ def check_target(plan: Plan, target: Target) -> None:
 
     Raises `RefusedError`, `DestinationError`, `StalePlanError`, or `WriteFailedError` if space is short.
     """
-    check_names(plan)
-    _check_special(plan)
+    check_contents(plan)
     final = destination(plan, target)
     with writing(final.name, final.parent, 0):
         check_place(plan, target)
@@ -45,11 +44,16 @@ def check_target(plan: Plan, target: Target) -> None:
 
 def check_far_target(plan: Plan, target: Target) -> None:
     """Check the target of a model that is not fetched yet: as `check_target`, but not its files and the space."""
-    check_names(plan)
-    _check_special(plan)
+    check_contents(plan)
     final = destination(plan, target)
     with writing(final.name, final.parent, 0):
         check_place(plan, target)
+
+
+def check_contents(plan: Plan) -> None:
+    """Check that every file of the plan can be written, wherever OUT is. Raises `RefusedError`."""
+    check_names(plan)
+    _check_special(plan)
 
 
 def check_place(plan: Plan, target: Target) -> None:

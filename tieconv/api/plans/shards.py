@@ -95,9 +95,9 @@ def _is_one_file(path: str | Path) -> bool:
         return is_one_file(listing, files)
 
 
-def _indexed(out: Path) -> Inspection:
+def _indexed(out: Path, depth: Depth = Depth.HEADER) -> Inspection:
     """Return the evidence about a model with a new index. Raises `UnreadableError` if the index is wrong."""
-    evidence = inspect(out, depth=Depth.HEADER)
+    evidence = inspect(out, depth=depth)
     faults = ("index.absent", "index.absent-tensor", "index.extra-tensor")
     fault = next((caution for caution in evidence.checkpoint.cautions if caution.code in faults), None)
     if fault is not None:

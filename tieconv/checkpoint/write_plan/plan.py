@@ -11,6 +11,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.operation import LinkFile, Operation
 from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights, bytes_taken
 from tieconv.checkpoint.write_plan.proof import Proof
+from tieconv.checkpoint.write_plan.remote_transfer import RemoteTransfer
 from tieconv.text import size
 from tieconv.version import VERSION
 
@@ -116,12 +117,16 @@ class Plan(Summarised):
 
 @record
 class Outcome(Printed):
-    """The outcome of a plan. ``str()`` returns the `tieconv.plan/1` JSON."""
+    """The outcome of a plan. ``str()`` returns the `tieconv.plan/1` JSON.
+
+    ``remote`` has the moved bytes of an output in an object store. Before the write they are a forecast.
+    """
 
     plan: Plan
     executed: bool
     verified: bool
     output: str | None
+    remote: RemoteTransfer | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.plan/1`."""
@@ -141,6 +146,7 @@ class Outcome(Printed):
             "executed": self.executed,
             "verified": self.verified,
             "output": self.output,
+            **({"remote": asdict(self.remote)} if self.remote else {}),
         }
 
     def _facts(self) -> tuple[str, ...]:

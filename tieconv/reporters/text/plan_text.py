@@ -26,6 +26,7 @@ from tieconv.checkpoint.write_plan.operation import (
     TrimStorage,
 )
 from tieconv.checkpoint.write_plan.plan import Outcome, Plan
+from tieconv.checkpoint.write_plan.remote_transfer import RemoteTransfer
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -47,14 +48,15 @@ def render(
     """
     plan = outcome.plan
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}", "", width)
-    lines += columns(_rows(plan, hardlink, in_place), width=width)
+    lines += columns(_rows(outcome, hardlink, in_place), width=width)
     for note in plan.notes:
         first, *rest = wrapped(shown(note, 400), "  note: ", width)
         lines += [first.replace("note", paint("note", "warning"), 1), *rest]
     return "\n".join(lines)
 
 
-def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+def _rows(outcome: Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+    plan = outcome.plan
     unchanged, left, moved = 0, 0, _moved(plan)
     if moved:
         yield "rename", count(len(moved), "tensor"), f"{_prefix_change(moved[0])}, byte for byte"
@@ -70,6 +72,16 @@ def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...
     if left:
         yield "leave out", count(left, "tensor"), "not part of the model"
     yield from _files(plan, hardlink, in_place)
+    yield "bytes", _figures(plan, outcome.remote)
+
+
+def _figures(plan: Plan, remote: RemoteTransfer | None) -> str:
+    if remote is None:
+        return f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
+    moved = f"{size(remote.bytes_read)} read, {size(remote.bytes_uploaded)} uploaded"
+    if remote.method == "server_copy":
+        return f"{moved}, {size(remote.bytes_copied)} copied by the server"
+    return f"{moved} from a temporary directory, because {remote.why}"
 
 
 def _prefix_change(renamed: RenameTensor) -> str:
@@ -160,8 +172,6 @@ def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ..
     if plan.links:
         verb, manner = ("link", "hard links: both directories share the files") if hardlink else ("copy", "unchanged")
         yield verb, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {manner}"
-    figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
-    yield "bytes", figures
 
 
 def _json(value: object) -> str:

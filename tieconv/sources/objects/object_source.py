@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tieconv.sources.ranged.ranged_files import Tick
 
 
+class CopyUnsupportedError(Exception):
+    """The server cannot copy ranges of objects."""
+
+
 def require() -> None:
     """Raise `MissingPackageError` if obstore is not installed."""
     try:
@@ -26,6 +30,19 @@ def require() -> None:
             "models in object stores need the package obstore, which is not installed",
             install_command("objects"),
             "objects.provider",
+        ) from error
+
+
+def require_copier() -> None:
+    """Raise `MissingPackageError` if obstore or boto3 is not installed."""
+    require()
+    try:
+        import boto3  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            "writing to S3 needs the package boto3, which is not installed",
+            install_command("objects"),
+            "objects.boto3",
         ) from error
 
 

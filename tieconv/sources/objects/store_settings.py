@@ -41,8 +41,13 @@ def _read(path: str) -> bytes:
         raise UnreadableError(problem, "check the variable", "objects.settings") from error
 
 
+def s3_endpoint() -> str:
+    """Return the endpoint of S3 in the variables, or an empty string."""
+    return _first(*_S3_ENDPOINTS)
+
+
 def _s3() -> Iterator[tuple[str, Any]]:
-    endpoint = _first(*_S3_ENDPOINTS)
+    endpoint = s3_endpoint()
     profile = os.environ.get("AWS_PROFILE")
     if profile or (not os.environ.get("AWS_ACCESS_KEY_ID") and _has_aws_files()):
         provider, configured = _profile(profile)

@@ -12,10 +12,10 @@ class Traffic:
     def __init__(self) -> None:
         self.requests = 0
         self.bytes = 0
-        self._lock = Lock()
+        self.lock = Lock()
 
     def count(self, requests: int = 0, bytes: int = 0) -> None:
-        with self._lock:
+        with self.lock:
             self.requests += requests
             self.bytes += bytes
 

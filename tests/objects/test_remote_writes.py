@@ -1,0 +1,305 @@
+"""Writing to S3: the server copies what stays, a new prefix alone is written, and an index comes last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hub.models import same_head, sharded
+from tests.objects.conftest import ROOT, SECRETS, Run, variables
+from tests.objects.stub import Fault, Store
+from tests.objects.writable_stub import Writes, start_writable
+from tests.patience import HANGS
+from tieconv import TieconvError, diff, plan_retie, plan_untie
+from tieconv.execute.remote import parts as multipart
+from tieconv.execute.remote.parts import Limits
+
+pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
+
+MODELS = ROOT / "fixtures" / "models"
+CLAIM = "out/.tieconv-write"
+SMALL = Limits(least=100_000, upload=400_000, copy=300_000)
+INDEX = "model.safetensors.index.json"
+LAST = "model-00003-of-00003.safetensors"
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writes]:
+    """What was written to `store`, with small parts."""
+    from tieconv.sources.objects import s3_copy
+
+    monkeypatch.setattr(multipart, "S3", SMALL)
+    monkeypatch.setattr(s3_copy, "ATTEMPTS", 3)
+    return _STARTED[-1]
+
+
+_STARTED: list[Writes] = []
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
+    """A writable store, in place of the one that is only read."""
+    from tieconv.sources.objects import object_client
+
+    running, written, stop = start_writable()
+    written.least = SMALL.least
+    _STARTED.append(written)
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+    for name, value in variables(running, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(object_client, "_stores", {})
+    monkeypatch.setattr(object_client, "RETRIES", 2)
+    yield running
+    stop()
+    _STARTED.pop()
+
+
+@pytest.fixture
+def model(store: Store, tmp_path: Path) -> Path:
+    """A sharded model with a copy of the embedding, also at ``s3://bucket/m``."""
+    path = sharded(tmp_path / "m", 3, head=same_head(), tied=True)
+    (path / "README.md").write_text("# card\n")
+    store.add("m", path)
+    return path
+
+
+def _below(store: Store, prefix: str = "out/") -> dict[str, bytes]:
+    return {key.removeprefix(prefix): data for key, data in store.objects.items() if key.startswith(prefix)}
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_the_server_copies_what_stays(store: Store, writes: Writes, model: Path, tmp_path: Path) -> None:
+    """The result is that of the disk, byte for byte. Less than two of the smallest parts are uploaded."""
+    before = _below(store, "m/")
+    outcome = plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    plan_retie(model).execute(tmp_path / "local")
+    assert _below(store) == _contents(tmp_path / "local") and _below(store, "m/") == before
+    assert outcome.remote is not None and outcome.verified and outcome.output == "s3://bucket/out"
+    whole = sum(map(len, _below(store).values()))
+    claim = len("0.1.0 \n") + 32
+    assert outcome.remote.bytes_uploaded == writes.received - claim < 2 * SMALL.least
+    assert outcome.remote.bytes_copied == writes.copied == whole - outcome.remote.bytes_uploaded
+    assert not writes.uploads
+
+
+def test_the_forecast_is_what_is_moved(store: Store, writes: Writes, model: Path) -> None:
+    """And asking for it sends nothing."""
+    planned = plan_retie("s3://bucket/m")
+    requests = len(store.requests)
+    forecast = planned.outcome("s3://bucket/out").remote
+    assert len(store.requests) == requests and not writes.operations
+    outcome = planned.execute("s3://bucket/out")
+    assert forecast and outcome.remote
+    assert forecast.bytes_uploaded == outcome.remote.bytes_uploaded
+    assert forecast.bytes_copied == outcome.remote.bytes_copied
+
+
+def test_a_head_is_copied_by_the_server(store: Store, writes: Writes, model: Path) -> None:
+    """`untie` needs a new shard, whose matrix the server copies; the round trip keeps the function."""
+    plan_retie("s3://bucket/m").execute("s3://bucket/tied")
+    sent = writes.received
+    outcome = plan_untie("s3://bucket/tied").execute("s3://bucket/out")
+    assert writes.received - sent < 2 * SMALL.least and outcome.remote and outcome.remote.method == "server_copy"
+    assert diff("s3://bucket/out", "s3://bucket/tied").same_function
+
+
+def test_the_documents_come_last(store: Store, writes: Writes, model: Path) -> None:
+    """The claim is first, then the weights, then the config, then the index; the claim goes at the end."""
+    plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    made = [entry for entry in writes.operations if entry[0] in ("put", "copy", "complete", "delete")]
+    assert made[0] == ("put", CLAIM) and made[-1] == ("delete", CLAIM)
+    assert made[-3:-1] == [("put", "out/config.json"), ("put", f"out/{INDEX}")]
+
+
+def test_attributes_are_carried(store: Store, writes: Writes, model: Path) -> None:
+    """Metadata, content type, storage class, encryption and tags, of rewritten and of copied files."""
+    for key in [key for key in store.objects if key.startswith("m/")]:
+        writes.attributes[key] = {
+            "x-amz-meta-team": "nlp",
+            "content-type": "application/x-tensors",
+            "x-amz-storage-class": "STANDARD_IA",
+            "x-amz-server-side-encryption": "AES256",
+        }
+        writes.tags[key] = "cost=42"
+    plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    for name in _below(store):
+        assert writes.attributes[f"out/{name}"].items() >= writes.attributes[f"m/{name}"].items(), name
+        assert writes.tags[f"out/{name}"] == "cost=42", name
+
+
+def test_tags_that_may_not_be_read_are_told(store: Store, writes: Writes, model: Path) -> None:
+    store.faults["tags"] = Fault("status", value="403 AccessDenied")
+    outcome = plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    assert any("tags" in note for note in outcome.plan.notes)
+
+
+@pytest.mark.parametrize("taken", ["config.json", "deep/file"])
+def test_an_existing_prefix_is_refused(store: Store, writes: Writes, model: Path, taken: str) -> None:
+    store.objects[f"out/{taken}"] = b"theirs"
+    with pytest.raises(TieconvError) as raised:
+        plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    assert raised.value.code == "out.exists" and _below(store) == {taken: b"theirs"} and not writes.operations
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ((f"copy_part out/{LAST}", Fault("status", value="500 InternalError")), "write.http"),
+        ((f"copy_part out/{LAST}", Fault("status", value="403 ExpiredToken", after=1)), "write.forbidden"),
+        ((f"copy_part out/{LAST}", Fault("replaces", times=1)), "objects.changed"),
+        (("copy out/README.md", Fault("replaces", times=1)), "objects.changed"),
+        ((f"put_part out/{LAST}", Fault("corrupts", times=1)), "verify.bytes"),
+        ((f"complete out/{LAST}", Fault("status", value="400 InvalidPart")), "write.http"),
+        ((f"put out/{INDEX}", Fault("status", value="403 AccessDenied")), "write.forbidden"),
+        (("put", Fault("status", value="403 AccessDenied")), "write.forbidden"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_fault_leaves_nothing(store: Store, writes: Writes, model: Path, fault: tuple[str, Fault], code: str) -> None:
+    """The prefix is empty, no upload is unfinished, and the message has no text of the server."""
+    planned = plan_retie("s3://bucket/m")
+    store.faults[fault[0]] = fault[1]
+    with pytest.raises(TieconvError) as raised:
+        planned.execute("s3://bucket/out")
+    assert raised.value.code == code
+    assert _below(store) == {} and not writes.uploads
+    assert not any(secret in f"{raised.value} {raised.value.hint}" for secret in SECRETS)
+
+
+def test_a_damaged_copy_is_noticed_by_full(store: Store, writes: Writes, model: Path) -> None:
+    """``verify="full"`` reads back what the server copied; without it the bytes of a copy are the server's word."""
+    store.faults[f"copy_part out/{LAST}"] = Fault("corrupts", times=1)
+    with pytest.raises(TieconvError) as raised:
+        plan_retie("s3://bucket/m").execute("s3://bucket/out", verify="full")
+    assert raised.value.code == "verify.bytes" and _below(store) == {}
+    assert plan_retie("s3://bucket/m").execute("s3://bucket/full", verify="full").verified
+
+
+def test_a_source_that_changed_after_the_plan(store: Store, writes: Writes, model: Path) -> None:
+    planned = plan_retie("s3://bucket/m")
+    store.objects["m/config.json"] += b" "
+    with pytest.raises(TieconvError) as raised:
+        planned.execute("s3://bucket/out")
+    assert raised.value.code == "plan.stale" and not writes.operations
+
+
+def test_another_program_in_the_prefix(store: Store, writes: Writes, model: Path) -> None:
+    """A file that appears during the write, or an index, ends it; theirs stays."""
+    store.faults["put out/config.json"] = Fault("lost", times=1, value="theirs")
+    with pytest.raises(TieconvError) as raised:
+        plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    assert raised.value.code == "out.exists" and "another program" in str(raised.value)
+    assert _below(store) == {"config.json": b"theirs"}
+
+
+@pytest.mark.parametrize("name", [".tieconv-write", "config.json", INDEX])
+def test_a_lost_response(store: Store, writes: Writes, model: Path, name: str) -> None:
+    """The repeated request finds the object of the first one, which is tieconv's."""
+    store.faults[f"put out/{name}"] = Fault("lost", times=1)
+    assert plan_retie("s3://bucket/m").execute("s3://bucket/out").verified
+    assert INDEX in _below(store) and CLAIM not in store.objects
+
+
+def test_503_is_repeated(store: Store, writes: Writes, model: Path) -> None:
+    store.faults[f"copy_part out/{LAST}"] = Fault("status", times=2, value="503 SlowDown")
+    assert plan_retie("s3://bucket/m").execute("s3://bucket/out").verified
+
+
+@pytest.mark.parametrize("answer", ["501 NotImplemented", "405 MethodNotAllowed"])
+def test_a_store_without_range_copies(store: Store, writes: Writes, model: Path, tmp_path: Path, answer: str) -> None:
+    """Gets an upload of the whole model, and the note says so."""
+    store.faults["copy_part"] = Fault("status", value=answer)
+    outcome = plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    plan_retie(model).execute(tmp_path / "local")
+    assert _below(store) == _contents(tmp_path / "local") and not writes.uploads
+    assert outcome.remote and outcome.remote.method == "upload"
+    assert any("the server cannot copy ranges" in note for note in outcome.plan.notes)
+
+
+def test_a_local_model_is_uploaded(store: Store, writes: Writes, model: Path, tmp_path: Path, tieconv: Run) -> None:
+    result = tieconv("retie", model, "-o", "s3://bucket/out", "--json")
+    plan_retie(model).execute(tmp_path / "local")
+    assert result.returncode == 0, result.stderr
+    assert _below(store) == _contents(tmp_path / "local")
+    document = json.loads(result.stdout)
+    assert document["remote"]["method"] == "upload" and document["remote"]["why"] == "the model is not in S3"
+    assert document["remote"]["bytes_uploaded"] == sum(map(len, _below(store).values()))
+
+
+@pytest.mark.parametrize("option", ["--overwrite", "--hardlink"])
+def test_options_of_local_outputs(store: Store, writes: Writes, model: Path, tieconv: Run, option: str) -> None:
+    result = tieconv("retie", "s3://bucket/m", "-o", "s3://bucket/out", option)
+    assert result.returncode == 2 and option in result.stderr and "new prefix" in result.stderr
+    assert not writes.operations
+
+
+def test_the_text_says_what_is_moved(store: Store, writes: Writes, model: Path, tieconv: Run) -> None:
+    """In the plan of a dry run, and after the write; no credential is printed."""
+    dry = tieconv("retie", "s3://bucket/m", "-o", "s3://bucket/out", "--dry-run")
+    assert "copied by the server" in dry.stdout and not writes.operations
+    writes.least = 5 << 20
+    result = tieconv("retie", "s3://bucket/m", "-o", "s3://bucket/out")
+    assert result.returncode == 0, result.stderr
+    assert "wrote s3://bucket/out: " in result.stderr and "uploaded bytes compared" in result.stderr
+    assert not any(secret in result.stderr + result.stdout for secret in SECRETS)
+
+
+_DRIVER = """
+import tieconv
+from tieconv.execute.remote import parts
+parts.S3 = parts.Limits(least=100_000, upload=400_000, copy=300_000)
+tieconv.plan_retie("s3://bucket/m").execute("s3://bucket/out")
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+@pytest.mark.parametrize(
+    "after",
+    [2, 8, 33, *(pytest.param(after, marks=pytest.mark.slow) for after in (1, 4, 12, 16, 20, 24, 28, 30, 32, 34, 36))],
+)
+def test_a_kill_leaves_no_index(store: Store, writes: Writes, model: Path, after: int, sent: signal.Signals) -> None:
+    """After any number of requests. SIGTERM leaves nothing; after SIGKILL the next write says what is there."""
+    before = _below(store, "m/")
+    writes.stop_after = after
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _DRIVER],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not writes.reached.wait(0.02) and process.poll() is None:
+        pass
+    process.send_signal(sent)
+    if sent == signal.SIGKILL:
+        process.wait(HANGS)
+    writes.hold.set()
+    process.wait(HANGS)
+    left = _below(store)
+    assert _below(store, "m/") == before
+    if process.returncode == 0:
+        assert INDEX in left
+        return
+    if sent == signal.SIGTERM:
+        assert left == {} and not writes.uploads
+        return
+    assert INDEX not in left
+    if left:
+        with pytest.raises(TieconvError) as raised:
+            plan_retie("s3://bucket/m").execute("s3://bucket/out")
+        assert raised.value.code == "out.unfinished"
+    for key in [key for key in store.objects if key.startswith("out/")]:
+        del store.objects[key]
+    plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    assert not writes.uploads and CLAIM not in store.objects
