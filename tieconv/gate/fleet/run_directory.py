@@ -49,11 +49,10 @@ class RunPart:
         self.known: dict[str, str] = {}
         self._end = 0
         if os.path.lexists(self._path):
-            for entry, end in _entries(self._path):
+            for entry, model, end in _entries(self._path):
                 self._end = end
-                source, fingerprint = entry["report"]["models"][0]["source"], str(entry.get("fingerprint", ""))
-                read = entry["asked"] == self._asked and entry["report"]["models"][0]["failure"] is None
-                self.known[source] = fingerprint if read else ""
+                read = entry["asked"] == self._asked and model.failure is None
+                self.known[model.source] = str(entry.get("fingerprint", "")) if read else ""
 
     def start(self, sources: Sequence[str]) -> None:
         """Write the list of models, and remove the unfinished line of a run that was killed."""
@@ -83,8 +82,8 @@ def _unwritable(path: str, error: OSError) -> DestinationError:
     )
 
 
-def _entries(path: str) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the document of each whole line, and the offset of its end. Skips an unfinished last line."""
+def _entries(path: str) -> Iterator[tuple[dict[str, Any], CheckedModel, int]]:
+    """Yield the document of each whole line, its model, and the offset of its end. Skips an unfinished last line."""
     end = 0
     try:
         with open(path, "rb") as file:
@@ -93,10 +92,10 @@ def _entries(path: str) -> Iterator[tuple[dict[str, Any], int]]:
                     return
                 end += len(line)
                 try:
-                    parse_line(line)
-                    yield json.loads(line), end
+                    entry, model = parse_line(line)
                 except (ValueError, KeyError, TypeError) as error:
                     raise malformed(path, number) from error
+                yield entry, model, end
     except OSError as error:
         raise SettingsError(
             f"{shown(path)} cannot be read: {(error.strerror or '').lower()}", "check the path"
@@ -127,8 +126,7 @@ def read_run(directory: str) -> FleetRun:
     for name in names:
         if not name.endswith(_LINES):
             continue
-        for entry, _ in _entries(os.path.join(directory, name)):
-            _, model = parse_line(json.dumps(entry))
+        for entry, model, _ in _entries(os.path.join(directory, name)):
             finished = float(entry.get("finished", 0))
             source = model.source
             if source in wanted and (source not in models or models[source].finished <= finished):
