@@ -22,6 +22,7 @@ document. Colour and progress bars appear only on a terminal. Set `NO_COLOR` to 
 | **0** | The command succeeded. |
 | **1** (`diff`) | The models are not the same function. |
 | **1** (`check`) | A finding has the `--fail-on` level or higher. |
+| **1** (`fleet report --since`) | A finding is new, or a model can no longer be read. |
 | **1** (`parity`, `export`) | Parity failed. |
 | **2** | tieconv failed or refused. It prints one sentence and a `hint:` line. |
 | **130** | The command was interrupted. |
@@ -32,8 +33,9 @@ and [models in object stores](object-stores.md).
 
 The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schema.json),
 [plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json),
-[parity](../tieconv/reporters/schemas/parity.schema.json), [push](../tieconv/reporters/schemas/push.schema.json) and
-[analyze](../tieconv/reporters/schemas/analyze.schema.json). [analyze](analyze.md) explains its figures.
+[parity](../tieconv/reporters/schemas/parity.schema.json), [push](../tieconv/reporters/schemas/push.schema.json),
+[analyze](../tieconv/reporters/schemas/analyze.schema.json) and
+[fleet report](../tieconv/reporters/schemas/fleet.schema.json). [analyze](analyze.md) explains its figures.
 `ties[].consistent` is `null` if a necessary comparison was not made. The canonical name is a member of its group too.
 """
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
+import tieconv
 from tieconv.api.findings.gate import find_policy
 from tieconv.errors import RefusedError
 from tieconv.gate.examine import check_models
@@ -83,6 +86,53 @@ def test_a_caller_that_stops_waits_for_no_model() -> None:
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
     assert time.monotonic() - began < 0.25
+
+
+class Cluster(Executor):
+    """An executor that counts its tasks, and loses those with a path that ends in ``-gone``."""
+
+    def __init__(self) -> None:
+        self.running = self.most = self.tasks = 0
+        self.threads = ThreadPoolExecutor(2)
+
+    def submit(self, function, /, *arguments):  # type: ignore[no-untyped-def]
+        self.tasks += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+
+        def run() -> object:
+            if any(path.endswith("-gone") for path in arguments[1]):
+                raise ConnectionError("the worker is gone")
+            return function(*arguments)
+
+        future: Future[object] = self.threads.submit(run)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _: object) -> None:
+        self.running -= 1
+
+
+def test_an_executor_does_the_work_in_a_window() -> None:
+    """Several paths a task, few tasks in flight; a lost worker costs its path alone."""
+    cluster, paths = Cluster(), [*(f"model-{number}" for number in range(400)), "a-gone", *PATHS]
+    expected = [f"lost {path}" if path.endswith("-gone") else path.upper() for path in paths]
+    assert list(each(work, paths, 3, lost, executor=cluster)) == expected
+    assert cluster.tasks < len(paths) / 3
+    assert 3 <= cluster.most <= 6
+
+
+def test_a_broken_executor_of_the_caller_raises() -> None:
+    """It can take no more work, and tieconv does not replace it."""
+    with ProcessPoolExecutor(1) as pool, pytest.raises(BrokenProcessPool):
+        list(each(work, ["a-killed", *PATHS], 1, lost, executor=pool))
+
+
+def test_check_takes_an_executor(models: Path) -> None:
+    """The same findings as without."""
+    paths = [models / "t5", models / "llama-duplicated", models / "bart"]
+    with ThreadPoolExecutor(2) as threads:
+        assert tieconv.check(paths, executor=threads, jobs=2) == tieconv.check(paths)
 
 
 def _inspect(path: str) -> object:

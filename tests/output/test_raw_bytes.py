@@ -28,6 +28,9 @@ CALLS = [
     "analyze known --text text.txt", "analyze unknown --text text.txt", "analyze torch",
     "export known -o graph-out", "export unknown -o graph-out2", "parity graph/model.onnx known",
     "push known hf://org/name --dry-run", "inspect hf://EVIL", "inspect EVIL-absent", "explain EVIL",
+    f"fleet check {' '.join(FOLDERS)} EVIL -o runs", "fleet check known -o EVIL-runs", "fleet report EVIL-runs",
+    "fleet report runs --since before --no-config", "fleet report runs --since EVIL",
+    "fleet report runs --no-config --json",
     "rules --select EVIL", "EVIL", "inspect --EVIL", "completion EVIL", "completion bash", "demo -o known",
 ]  # fmt: skip
 
@@ -36,6 +39,8 @@ CALLS = [
 def home(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     write(folder, models)
+    for call in ("fleet check known -o before", f"fleet check {' '.join(FOLDERS)} EVIL -o runs"):
+        piped(folder, *words(call))
     return folder
 
 
@@ -63,7 +68,14 @@ def test_every_command_is_called() -> None:
 
 def test_the_names_are_printed(home: Path) -> None:
     """The test would prove nothing of names that no command shows."""
-    for call in ("inspect unknown", "inspect graph", "check unknown", "inspect sharded", "dedup graph"):
+    for call in (
+        "inspect unknown",
+        "inspect graph",
+        "check unknown",
+        "fleet report runs --since before --no-config",
+        "inspect sharded",
+        "dedup graph",
+    ):
         assert MARK.encode() in piped(home, *words(call)), call
 
 

@@ -66,8 +66,8 @@ SAME_ROLE = frozenset(
         r"\w+",
         """
         __init__ __main__ analysis biases carry_out comparison convert dedup disguise errors evidence external files
-        fixes head interface model packages parity plan push quantised reader registry reindex remedies resize retie
-        section set_tie shards storage sums target ties transformers untie uses verify write
+        fixes fleet head interface model packages parity plan push quantised reader registry reindex remedies resize
+        retie section set_tie shards storage sums target ties transformers untie uses verify write
         """,
     )
 )

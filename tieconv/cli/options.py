@@ -17,6 +17,14 @@ MODEL_PATH = click.Path(readable=False)
 """Click does not test whether the path can be read. The reader reports that, with the file and a hint."""
 
 
+class WholeGroup(click.Group):
+    """List the commands with whole sentences, as `tieconv --help` does."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
+
+
 def model_argument(function: F) -> F:
     """Add the argument `MODEL`. The default is the current directory."""
     return click.argument("model", default=".", type=MODEL_PATH, callback=_not_in_place)(function)

@@ -37,6 +37,18 @@ def count_progress(label: str) -> Iterator[Tick]:
 
 
 @contextmanager
+def rate_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield ``tick(rates, items done, total items)``, which shows the rates before the bar."""
+    with _bar(label, _count_columns) as bar:
+
+        def tick(rates: str, done: int, total: int) -> None:
+            bar.rename(f"{label}: {rates}")
+            bar.update(done, total)
+
+        yield tick
+
+
+@contextmanager
 def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yield ``stage(name, done, total)``, which shows the name of the current step."""
     with _bar(label, _stage_columns) as bar:
@@ -72,6 +84,10 @@ class _Bar:
         self._label = label
         self._started = float("-inf")
         self._drawn = 0.0
+
+    def rename(self, label: str) -> None:
+        """Change the label for the next time that the bar is drawn."""
+        self._label = label
 
     def _draw(self, done: int, total: int) -> None:
         if self._progress is None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
@@ -16,6 +17,9 @@ from tieconv.gate.policy import Policy
 from tieconv.gate.run_file import RunFile
 from tieconv.sources import is_object
 from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 Inspect = Callable[[str], Inspection]
 _BUG = "this is a bug in tieconv: report it with the output of tieconv inspect --traceback"
@@ -62,14 +66,16 @@ def check_models(
     jobs: int,
     tick: Callable[[CheckedModel], object],
     record: RunFile | None = None,
+    executor: Executor | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
     """Return the report, and its models by location. Each model is read once.
 
-    A model that is given twice, or that ``record`` already holds, is not read again.
+    A model that is given twice, or that ``record`` already holds, is not read again. An ``executor`` replaces the
+    processes.
     """
     places = by_place(paths)
     models: dict[str, CheckedModel] = {}
-    for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record), strict=True):
+    for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record, executor), strict=True):
         models[location] = policy.judge(model, location)
         tick(model)
     notes = tuple(policy.notes(models))
@@ -87,10 +93,13 @@ def _judged(policy: Policy, inspection: Inspection) -> CheckedModel:
     return policy.judge(examine(lambda _: inspection, name), name)
 
 
-def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None) -> Iterator[CheckedModel]:
+def _examined(
+    inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None, executor: Executor | None
+) -> Iterator[CheckedModel]:
     known = record.known if record else {}
     unknown = [path for path in paths if path not in known]
-    fresh = each(partial(examine, inspect), unknown, jobs, _lost, clean=any(map(is_object, unknown)))
+    clean = any(map(is_object, unknown))
+    fresh = each(partial(examine, inspect), unknown, jobs, lost_model, clean=clean, executor=executor)
     for path in paths:
         if path in known:
             yield known[path]
@@ -101,7 +110,7 @@ def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | N
         yield model
 
 
-def _lost(path: str) -> CheckedModel:
+def lost_model(path: str) -> CheckedModel:
     """Return the model as not read: the process that read it was killed."""
     return CheckedModel(
         path,

@@ -43,32 +43,18 @@ class RunFile:
             if not line.strip():
                 continue
             try:
-                entry = json.loads(line)
-                if entry["schema"] != RUN_SCHEMA:
-                    raise ValueError(f"not a {RUN_SCHEMA}")
-                [model] = read(json.dumps(entry["report"])).models
-                model = _with_actions(model, entry["actions"])
+                entry, model = parse_line(line)
             except (ValueError, KeyError, TypeError) as error:
                 if number == len(lines) and number > 1:  # a run that was killed while it wrote
                     continue
-                raise SettingsError(
-                    f"{shown(self._path)} is not a {RUN_SCHEMA} file: line {number} cannot be read",
-                    "give another file, or remove this one",
-                    "run.malformed",
-                ) from error
+                raise malformed(self._path, number) from error
             if entry.get("asked") == self._asked and model.failure is None:
                 models[model.source] = model
         return models
 
     def add(self, model: CheckedModel) -> None:
         """Append a model after the existing lines. Raises `DestinationError`."""
-        entry = {
-            "schema": RUN_SCHEMA,
-            "asked": self._asked,
-            "report": CheckReport((model,), Level.WARNING).to_dict(),
-            "actions": [_action_of(entry) for entry in model.findings],
-        }
-        data = json.dumps(entry).encode() + b"\n"
+        data = line_of(model, self._asked)
         try:
             with open(self._path, "ab") as file:
                 _check_own(self._path, os.fstat(file.fileno()))
@@ -81,6 +67,36 @@ class RunFile:
             raise DestinationError(
                 f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
             ) from error
+
+
+def line_of(model: CheckedModel, asked: Mapping[str, object], **listed: object) -> bytes:
+    """Return the line of a model. ``listed`` are more keys of a run over a fleet."""
+    entry = {
+        "schema": RUN_SCHEMA,
+        "asked": asked,
+        **listed,
+        "report": CheckReport((model,), Level.WARNING).to_dict(),
+        "actions": [_action_of(entry) for entry in model.findings],
+    }
+    return json.dumps(entry).encode() + b"\n"
+
+
+def parse_line(line: str | bytes) -> tuple[dict[str, Any], CheckedModel]:
+    """Return the document of a line and its model. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
+    entry: dict[str, Any] = json.loads(line)
+    if entry["schema"] != RUN_SCHEMA:
+        raise ValueError(f"not a {RUN_SCHEMA}")
+    [model] = read(json.dumps(entry["report"])).models
+    return entry, _with_actions(model, entry["actions"])
+
+
+def malformed(path: str, number: int) -> SettingsError:
+    """Return the error for a line that is not a model."""
+    return SettingsError(
+        f"{shown(path)} is not a {RUN_SCHEMA} file: line {number} cannot be read",
+        "give another file, or remove this one",
+        "run.malformed",
+    )
 
 
 def _check_own(path: str, status: os.stat_result) -> None:

@@ -11,6 +11,7 @@ from tieconv.live import is_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from torch.nn import Module
@@ -36,6 +37,7 @@ def check(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     newer_than: str | None = None,
+    executor: Executor | None = None,
 ) -> CheckReport:
     """Check one or several models, and return their findings with the waivers.
 
@@ -46,6 +48,9 @@ def check(
 
     A model may also be a pattern (``hf://org/*``), or a prefix of an object store (``s3://bucket/models/``).
     ``include``, ``exclude`` and ``newer_than`` filter the models: two lists of patterns, and an age such as ``7d``.
+
+    An ``executor`` of `concurrent.futures` replaces the processes, and keeps ``jobs`` workers busy. Dask's
+    ``client.get_executor()`` is one. Its workers need tieconv, and paths that they can read.
 
     A model may also be a `torch.nn.Module`, which is checked in this process.
     """
@@ -70,7 +75,7 @@ def check(
         exclude=exclude,
         newer_than=newer_than,
     )
-    report = run_gate(policy, paths, embed=embed, head=head, jobs=jobs)[0]
+    report = run_gate(policy, paths, embed=embed, head=head, jobs=jobs, executor=executor)[0]
     if not modules:
         return report
     from tieconv.gate.examine import in_memory_too
@@ -134,6 +139,7 @@ def run_gate(
     jobs: int = 1,
     tick: Callable[[CheckedModel], object] = lambda _: None,
     resume: str | None = None,
+    executor: Executor | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
     """Check models with a ready policy; also return them by absolute path. Calls ``tick`` with each model.
 
@@ -144,7 +150,7 @@ def run_gate(
 
     asked = {"depth": str(policy.depth), "for": policy.consumers, "embed": embed, "head": head}
     record = RunFile(resume, asked) if resume else None
-    return check_models(inspecting(policy, embed, head), policy, models, jobs, tick, record)
+    return check_models(inspecting(policy, embed, head), policy, models, jobs, tick, record, executor)
 
 
 def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[[str], Inspection]:

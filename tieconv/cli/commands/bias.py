@@ -7,19 +7,11 @@ from typing import Any
 import click
 
 from tieconv.api.plans.biases import plan_bias
-from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
+from tieconv.cli.options import WholeGroup, common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
-class _Whole(click.Group):
-    """List the commands with whole sentences, as `tieconv --help` does."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
-
-
-@click.group("bias", cls=_Whole, short_help="Add, remove, unify or resize the head bias.")
+@click.group("bias", cls=WholeGroup, short_help="Add, remove, unify or resize the head bias.")
 def command() -> None:
     """Change the head bias. The tie does not change.
 

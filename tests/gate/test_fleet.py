@@ -1,0 +1,231 @@
+"""`tieconv fleet`: results as models finish, changed models alone, parts, tables, the page, and what is new."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.cli.run import ok, refused, run
+from tieconv.gate.fleet.run_directory import read_run
+
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "fleet.schema.json").read_text())
+NAMES = ["t5", "llama-duplicated", "bart"]
+
+
+@pytest.fixture
+def fleet(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with three models, one of which has a finding."""
+    for name in NAMES:
+        shutil.copytree(models / name, tmp_path / "fleet" / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "fleet"
+
+
+def report(*words: str) -> dict[str, object]:
+    """The JSON of a report, which fits its schema."""
+    document: dict[str, object] = json.loads(run("fleet report --no-config --json", *words).stdout)
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def test_results_and_report(fleet: Path) -> None:
+    """A line a model, then the counts, the rules and the files."""
+    checked = ok("fleet check fleet -o runs")
+    assert checked.stdout == ""
+    assert checked.stderr.startswith("3 models: 3 read, 0 unchanged; ")
+    assert "models/s" in checked.stderr and checked.stderr.endswith("next: tieconv fleet report runs\n")
+    lines = [json.loads(line) for line in Path("runs/check.jsonl").read_text().splitlines()]
+    assert sorted(line["report"]["models"][0]["source"] for line in lines) == sorted(f"fleet/{name}" for name in NAMES)
+    document = report("runs")
+    assert (document["models"], document["failed"], document["unread"], document["unfinished"]) == (3, 1, 0, 0)
+    assert document["rules"] == [{"rule": "TIE002", "level": "warning", "models": 1, "before": None}]
+    assert document["bytes"] == sum(path.stat().st_size for path in fleet.rglob("*") if path.is_file())
+    text = ok("fleet report --no-config runs")
+    assert text.stdout.splitlines()[0].endswith(": 1 failed")
+    assert "wrote runs/report.html" in text.stderr
+
+
+def test_without_pyarrow_the_page_is_written(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the command says why there are no tables, and how to get them."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    ok("fleet check fleet -o runs")
+    text = ok("fleet report --no-config runs")
+    assert (
+        "wrote runs/report.html\nno tables were written, because pyarrow is not installed: pip install" in text.stderr
+    )
+    assert not Path("runs/models.parquet").exists()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_only_changed_models_are_read_again(fleet: Path, jobs: str) -> None:
+    """A changed file, its time, and a new model; then the last result counts."""
+    ok("fleet check fleet -o runs -j", jobs)
+    assert "0 read, 3 unchanged" in ok("fleet check fleet -o runs -j", jobs).stderr
+    shutil.copytree(fleet / "llama-duplicated", fleet / "new")
+    os.utime(fleet / "t5" / "config.json", (1, 1))
+    config = json.loads((fleet / "llama-duplicated" / "config.json").read_text())
+    (fleet / "llama-duplicated" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert "3 read, 1 unchanged" in ok("fleet check fleet -o runs -j", jobs).stderr
+    assert [model["source"] for model in report("runs")["worst"]] == ["fleet/new"]  # type: ignore[attr-defined]
+
+
+def test_other_options_read_every_model(fleet: Path) -> None:
+    """And a run that mixes options has no report until it is finished."""
+    ok("fleet check fleet -o runs")
+    assert "3 read, 0 unchanged" in ok("fleet check fleet -o runs --depth full").stderr
+    lines = Path("runs/check.jsonl").read_bytes().splitlines(keepends=True)
+    Path("runs/check.jsonl").write_bytes(b"".join(lines[:4]))
+    assert "different options" in refused("fleet report runs")
+
+
+def test_a_killed_run_goes_on(fleet: Path) -> None:
+    """Its unfinished line is replaced, and the report counts what is not finished."""
+    ok("fleet check fleet -o runs")
+    lines = Path("runs/check.jsonl").read_bytes().splitlines(keepends=True)
+    Path("runs/check.jsonl").write_bytes(lines[0] + lines[1][:50])
+    assert (report("runs")["models"], report("runs")["unfinished"]) == (1, 2)
+    assert run("fleet report --no-config runs --since runs").exit_code == 2
+    assert "2 read, 1 unchanged" in ok("fleet check fleet -o runs").stderr
+    assert (report("runs")["models"], report("runs")["unfinished"]) == (3, 0)
+
+
+def test_a_driver_that_is_killed(fleet: Path) -> None:
+    """SIGKILL in the middle: a later run reads only what has no line, and every model has its findings."""
+    for number in range(300):
+        shutil.copytree(fleet / "llama-duplicated", fleet / f"copy-{number}")
+    driver = subprocess.Popen([sys.executable, "-P", "-m", "tieconv", "fleet", "check", "fleet", "-o", "runs", "-j2"])
+    results = Path("runs/check.jsonl")
+    until = time.monotonic() + 60
+    while not results.exists() or results.read_bytes().count(b"\n") < 20:
+        assert time.monotonic() < until and driver.poll() is None
+        time.sleep(0.005)
+    driver.kill()
+    driver.wait()
+    done = results.read_bytes().count(b"\n")
+    assert f"{303 - done} read, {done} unchanged" in ok("fleet check fleet -o runs -j2").stderr
+    assert (report("runs")["models"], report("runs")["failed"]) == (303, 301)
+
+
+def test_parts(fleet: Path) -> None:
+    """Each part writes its file; together they are the run."""
+    ok("fleet check fleet -o runs --part 1/2")
+    assert "1 of 2 parts" in refused("fleet report runs")
+    ok("fleet check fleet -o runs --part 2/2")
+    assert sorted(path.name for path in Path("runs").glob("*.jsonl")) == ["check-1-of-2.jsonl", "check-2-of-2.jsonl"]
+    assert (report("runs")["models"], report("runs")["failed"]) == (3, 1)
+    ok("fleet check fleet -o runs")
+    assert "parts of different runs" in refused("fleet report runs")
+    for wrong in ("0/2", "3/2", "1", "a/b"):
+        assert run("fleet check fleet -o runs --part", wrong).exit_code == 2
+
+
+def test_new_fixed_still(fleet: Path) -> None:
+    """Exit 1 on what is new: a finding, and a model that can no longer be read. A removed model fixes nothing."""
+    shutil.copytree(fleet / "llama-duplicated", fleet / "second")
+    shutil.copytree(fleet / "llama-duplicated", fleet / "third")
+    ok("fleet check fleet -o yesterday")
+    same = run("fleet report --no-config yesterday --since yesterday")
+    assert same.exit_code == 0 and "0 new, 0 fixed, 3 still" in same.stdout
+    shutil.copytree("yesterday", "today")
+    shutil.rmtree(fleet / "third")
+    shutil.rmtree(fleet / "second")
+    shutil.copytree(fleet / "bart", fleet / "second")
+    shutil.copytree(fleet / "llama-duplicated", fleet / "added")
+    (fleet / "t5" / "model.safetensors").write_bytes(b"x")
+    checked = run("fleet check fleet -o today")
+    assert checked.exit_code == 2 and "1 could not be read" in checked.stderr
+    assert run("fleet report --no-config today --since yesterday").exit_code == 1
+    document = report("today", "--since", "yesterday")
+    changes = [(change["state"], change["source"], change["rule"]) for change in document["changes"]]  # type: ignore[attr-defined]
+    assert sorted(changes) == [
+        ("fixed", "fleet/second", "TIE002"),
+        ("new", "fleet/added", "TIE002"),
+        ("new", "fleet/t5", "unread"),
+    ]
+    since = document["since"]
+    assert isinstance(since, dict)
+    assert {key: since[key] for key in ("new", "fixed", "still", "added", "removed")} == {
+        "new": 2, "fixed": 1, "still": 1, "added": 1, "removed": 1,
+    }  # fmt: skip
+    assert run("fleet report --no-config today --since yesterday --ignore TIE002").exit_code == 1
+    assert run("fleet report --no-config yesterday --since today").exit_code == 1
+
+
+def test_runs_of_other_depths_are_not_compared(fleet: Path) -> None:
+    ok("fleet check fleet -o deep --depth full")
+    ok("fleet check fleet -o flat --depth header")
+    assert "cannot be compared" in refused("fleet report flat --since deep")
+
+
+def test_no_run(fleet: Path) -> None:
+    assert "holds no run" in refused("fleet report fleet")
+    assert "cannot be read" in refused("fleet report nowhere")
+
+
+def test_tables_answer_queries(fleet: Path) -> None:
+    """One row a model, one a finding, with the types that queries need."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the tables are Parquet")
+    ok("fleet check fleet -o runs")
+    assert "runs/models.parquet, runs/findings.parquet" in ok("fleet report --no-config runs").stderr
+    rows = parquet.read_table("runs/models.parquet").to_pylist()
+    assert [(row["source"], row["failed"], row["findings"]) for row in rows] == [
+        ("fleet/bart", False, 0), ("fleet/llama-duplicated", True, 1), ("fleet/t5", False, 0),
+    ]  # fmt: skip
+    [finding] = parquet.read_table("runs/findings.parquet").to_pylist()
+    assert (finding["source"], finding["rule"], finding["counts"]) == ("fleet/llama-duplicated", "TIE002", True)
+    assert finding["tensors"] == ["model.embed_tokens.weight", "lm_head.weight"] or len(finding["tensors"]) == 2
+    assert rows[0]["finished"].timestamp() == pytest.approx(read_run("runs").models["fleet/bart"].finished, abs=0.01)
+
+
+def test_the_query_of_the_guide(fleet: Path) -> None:
+    """DuckDB reads the tables."""
+    pytest.importorskip("pyarrow", reason="the tables are Parquet")
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB runs the query of the guide")
+    guide = (Path(__file__).parents[2] / "docs/guides/fleets.md").read_text(encoding="utf-8")
+    [query] = re.findall(r"```sql\n(.*?)```", guide, re.DOTALL)
+    ok("fleet check fleet -o runs")
+    ok("fleet report --no-config runs")
+    assert duckdb.sql(query.replace("findings.parquet", "runs/findings.parquet")).fetchall() == [
+        ("TIE002", "warning", 1)
+    ]
+
+
+def test_layouts_of_registries(fleet: Path) -> None:
+    """The model below an MLflow model directory, and in a directory of W&B artifacts, is found."""
+    mlflow = fleet / "mlruns" / "1" / "models" / "m-1" / "artifacts"
+    shutil.copytree(fleet / "llama-duplicated", mlflow / "model")
+    (mlflow / "MLmodel").write_text("flavors: {}\n")
+    shutil.copytree(fleet / "llama-duplicated", fleet / "artifacts" / "model-run:v3")
+    assert "5 models: 5 read" in ok("fleet check fleet -o runs").stderr
+    assert [model["source"] for model in report("runs")["worst"]] == [  # type: ignore[attr-defined]
+        "fleet/artifacts/model-run:v3", "fleet/llama-duplicated", "fleet/mlruns/1/models/m-1/artifacts/model",
+    ]  # fmt: skip
+
+
+def test_the_page_escapes_and_runs_its_search_alone(fleet: Path) -> None:
+    """A model's name is text, the policy names one script, and the page loads nothing."""
+    os.rename(fleet / "llama-duplicated", fleet / "<script>alert(1)<")
+    ok("fleet check fleet -o runs")
+    ok("fleet report --no-config runs -o page")
+    page = Path("page/report.html").read_text(encoding="utf-8")
+    assert page.count("<script>") == 1 and "&lt;script&gt;alert(1)" in page
+    assert re.findall(r"https?://", page) == []
+    assert "prefers-color-scheme:dark" in page and "script-src 'sha256-" in page
+
+
+def test_a_source_that_cannot_be_listed(fleet: Path) -> None:
+    """The run reads the others, and tries it again."""
+    for _ in range(2):
+        result = run("fleet check fleet/t5 fleet/absent -o runs")
+        assert result.exit_code == 2 and "1 could not be read" in result.stderr
+    assert report("runs")["unread"] == 1

@@ -1,0 +1,158 @@
+"""The report on a run over many models, and how it differs from an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.json_values import Printed
+from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport
+from tieconv.checkpoint.value_type import record
+from tieconv.text import count
+from tieconv.version import VERSION
+
+FLEET_SCHEMA = "tieconv.fleet-report/1"
+UNREAD = "unread"
+"""In place of a rule: the model could not be read."""
+
+
+@record
+class Change:
+    """A finding of this run or the earlier one: ``state`` is ``new``, ``fixed`` or ``still``."""
+
+    state: str
+    source: str
+    rule: str
+    level: str
+    message: str
+
+    def to_dict(self) -> dict[str, object]:
+        """Return an entry of `changes`."""
+        return {
+            "state": self.state,
+            "source": self.source,
+            "rule": self.rule,
+            "level": self.level,
+            "message": self.message,
+        }
+
+
+@record
+class RuleCount:
+    """How many models have a finding of a rule that counts, now and in the earlier run (None without one)."""
+
+    rule: str
+    level: str
+    models: int
+    before: int | None = None
+
+
+@record
+class Since:
+    """The comparison with an earlier run: its directory, its models that count, and each finding of either run."""
+
+    directory: str
+    failed: int
+    changes: tuple[Change, ...]
+    added: int
+    removed: int
+
+    def of(self, state: str) -> tuple[Change, ...]:
+        """Return the changes of a state."""
+        return tuple(change for change in self.changes if change.state == state)
+
+
+@record
+class FleetReport(Printed):
+    """The answer of `tieconv fleet report`.
+
+    ``checked`` holds the finished models. ``unfinished`` counts the models of the run without a result. ``bytes`` is
+    the size of their files. ``finished`` is the time of the last result, in seconds since 1970.
+    """
+
+    directory: str
+    checked: CheckReport
+    unfinished: int
+    bytes: int
+    finished: float
+    rules: tuple[RuleCount, ...]
+    since: Since | None = None
+
+    @property
+    def unread(self) -> int:
+        """The models that could not be read."""
+        return sum(model.failure is not None for model in self.checked.models)
+
+    @property
+    def exit_code(self) -> int:
+        """With an earlier run: 1 if a finding is new, else 2 if models are not finished. Otherwise 0."""
+        if self.since is None:
+            return 0
+        return 1 if self.since.of("new") else 2 if self.unfinished else 0
+
+    @property
+    def worst(self) -> tuple[CheckedModel, ...]:
+        """The models that fail: the unread first, then those with the most errors, warnings and notes."""
+        return tuple(sorted(filter(self.checked.fails, self.checked.models), key=self._badness))
+
+    def _badness(self, model: CheckedModel) -> tuple[object, ...]:
+        ranks = [RANK[entry.finding.level] for entry in model.findings if self.checked.counts(entry)]
+        return (model.failure is None, *(-ranks.count(rank) for rank in sorted(RANK.values())), model.source)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the document of schema `tieconv.fleet-report/1`. It names the models that fail, the worst first."""
+        since = self.since
+        return {
+            "schema": FLEET_SCHEMA,
+            "tieconv": VERSION,
+            "directory": self.directory,
+            "fail_on": str(self.checked.fail_on),
+            "models": len(self.checked.models),
+            "unfinished": self.unfinished,
+            "unread": self.unread,
+            "failed": self.checked.failed,
+            "bytes": self.bytes,
+            "finished": self.finished,
+            "rules": [
+                {"rule": rule.rule, "level": rule.level, "models": rule.models, "before": rule.before}
+                for rule in self.rules
+            ],
+            "worst": [self._model(model) for model in self.worst],
+            "since": since
+            and {
+                "directory": since.directory,
+                "failed": since.failed,
+                "added": since.added,
+                "removed": since.removed,
+                "new": len(since.of("new")),
+                "fixed": len(since.of("fixed")),
+                "still": len(since.of("still")),
+            },
+            "changes": [change.to_dict() for change in since.changes if change.state != "still"] if since else [],
+        }
+
+    def _model(self, model: CheckedModel) -> dict[str, object]:
+        return {
+            "source": model.source,
+            "failure": model.failure and model.failure.message,
+            "rules": [entry.finding.rule for entry in model.findings if self.checked.counts(entry)],
+        }
+
+    def _facts(self) -> tuple[str, ...]:
+        return count(len(self.checked.models), "model"), f"{self.checked.failed:,} failed", f"{self.unread:,} unread"
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for rule in self.rules:
+            yield rule.rule, rule.level, count(rule.models, "model")
+
+
+@record
+class FleetProgress:
+    """How far a run is. ``unchanged`` and ``unread`` models are finished too. ``bytes`` counts the models
+    that were read.
+    """
+
+    total: int
+    finished: int = 0
+    unchanged: int = 0
+    unread: int = 0
+    bytes: int = 0

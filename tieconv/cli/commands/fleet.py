@@ -1,0 +1,143 @@
+"""`tieconv fleet`: check many models into a directory, and report on it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tieconv.api.findings.fleet import fleet_check, fleet_report, has_tables
+from tieconv.api.findings.gate import expand, find_policy, read_lists
+from tieconv.cli.commands.completion import complete_rules
+from tieconv.cli.options import MODEL_PATH, WholeGroup, common_options, json_option
+from tieconv.cli.progress import rate_progress
+from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import document, echo
+from tieconv.install import install_command
+from tieconv.text import count, shell_word, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.api import FleetProgress
+
+
+@click.group("fleet", cls=WholeGroup, short_help="Check thousands of models, and report what is new.")
+def command() -> None:
+    """Check thousands of models into a directory of results, and report what changed since an earlier run."""
+
+
+def _parsed_part(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """Return I and N of ``I/N``."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter("write I/N with I from 1 to N, such as 3/100", context, parameter)
+    return int(match[1]), int(match[2])
+
+
+@command.command("check")
+@click.argument("sources", nargs=-1, required=True, type=MODEL_PATH, metavar="SOURCE...")
+@click.option("-o", "--output", "runs", required=True, type=click.Path(), metavar="RUNS", help="Directory of results.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Number of processes."
+)
+@click.option(
+    "--part", default="1/1", callback=_parsed_part, metavar="I/N", help="Check part I of N, each on another machine."
+)
+@click.option(
+    "--depth",
+    type=click.Choice(["header", "candidates", "full"]),
+    help="How much to read; see `tieconv inspect --help`.  [default: candidates]",
+)
+@click.option("consumers", "--for", metavar="CONSUMER", help="Also report what this loader does with the model.")
+@click.option("-r", "--recursive", is_flag=True, help="Also check the models in subdirectories of each model.")
+@click.option("--include", multiple=True, metavar="GLOB", help="Check only models whose name or path matches GLOB.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Do not check models whose name or path matches GLOB.")
+@click.option("--newer-than", metavar="AGE", help="Check only models that changed since AGE, such as 12h or 7d.")
+@common_options
+def check(
+    sources: tuple[str, ...],
+    runs: str,
+    jobs: int,
+    part: tuple[int, int],
+    depth: str | None,
+    consumers: str | None,
+    **choice: Any,
+) -> None:
+    """Check every model of each SOURCE, and add its findings to RUNS as it finishes.
+
+    A SOURCE is a directory of models, a prefix (s3://bucket/models/) or a pattern (hf://org/*). @FILE is a list of
+    models, and - is a list on stdin. A second run with the same RUNS reads only models whose files
+    changed, and those that could not be read.
+
+    Exits with 0 when every model was read, and with 2 otherwise. `tieconv fleet report RUNS` judges the findings.
+    """
+    models = expand(read_lists(sources, sys.stdin.read), **choice)
+    began = time.monotonic()
+    with rate_progress("check") as bar:
+
+        def tick(progress: FleetProgress) -> None:
+            rates = f"{_speed(progress, time.monotonic() - began)}, {count(progress.unread, 'failure')}"
+            bar(rates, progress.finished, progress.total)
+
+        progress = fleet_check(models, runs, depth=depth, consumers=consumers, part=part, jobs=jobs, tick=tick)
+    unread = f", {progress.unread:,} could not be read" if progress.unread else ""
+    seconds = time.monotonic() - began
+    say(
+        f"{count(progress.total, 'model')}: {progress.finished - progress.unchanged:,} read, "
+        f"{progress.unchanged:,} unchanged{unread}; {seconds:.1f} s, {_speed(progress, seconds)}"
+    )
+    say(f"next: tieconv fleet report {shell_word(runs)}")
+    sys.exit(2 if progress.unread else 0)
+
+
+def _speed(progress: FleetProgress, seconds: float) -> str:
+    passed = max(seconds, 0.001)
+    return f"{progress.finished / passed:,.0f} models/s, {size(int(progress.bytes / passed))}/s"
+
+
+@command.command("report")
+@click.argument("runs", type=click.Path())
+@click.option(
+    "--since", type=click.Path(), metavar="RUNS", help="Compare with this earlier run; exit with 1 on new findings."
+)
+@click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Where to write the files.  [default: RUNS]")
+@click.option(
+    "--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Rules that count, such as TIE,STO."
+)
+@click.option(
+    "--ignore", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Rules that do not count."
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "note"]),
+    help="A finding counts when it has this level or higher.  [default: warning]",
+)
+@click.option("--config", type=click.Path(), metavar="FILE", help="Settings file, as for `tieconv check`.")
+@click.option("--no-config", is_flag=True, help="Ignore settings files.")
+@click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE.")
+@json_option
+@common_options
+def report(runs: str, since: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+    """Report on the results in RUNS: how many models fail, by which rules, and the worst first.
+
+    Writes report.html, models.parquet and findings.parquet. The tables need pyarrow.
+
+    With --since, exits with 1 when a finding is new, or a model can no longer be read. Exits with 2 when models are not
+    finished, and with 0 otherwise.
+    """
+    if options["config"] and options["no_config"]:
+        raise click.UsageError("--config and --no-config cannot be used together")
+    policy, _ = find_policy((), **options)
+    result, files = fleet_report(runs, policy, since=since, output=output)
+    if as_json:
+        document(str(result))
+    else:
+        from tieconv.reporters.text.fleet_text import render
+
+        echo(render(result, paint, width()))
+    say(f"wrote {', '.join(map(shown, files))}")
+    if not has_tables():
+        say(f"no tables were written, because pyarrow is not installed: {install_command('fleet')}")
+    sys.exit(result.exit_code)

@@ -1,0 +1,1 @@
+"""Check many models into a directory of results, and report on it."""

@@ -1,0 +1,99 @@
+"""Judge a run by the policy, and compare it with an earlier run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport
+from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
+from tieconv.errors import SettingsError
+from tieconv.gate.examine import place_of
+from tieconv.gate.fleet.run_directory import FleetRun
+from tieconv.gate.policy import Policy
+from tieconv.text import shown
+
+
+def fleet_report(run: FleetRun, policy: Policy, earlier: FleetRun | None = None) -> FleetReport:
+    """Return the report on ``run``. Raises `SettingsError` if the runs cannot be compared."""
+    checked = _judged(run, policy)
+    since = None
+    before: Counter[tuple[str, str]] = Counter()
+    if earlier is not None:
+        if run.models and earlier.models and run.options != earlier.options:
+            raise SettingsError(
+                f"{shown(run.directory)} and {shown(earlier.directory)} cannot be compared: "
+                "their --depth or --for differs",
+                "run both with the same options",
+                "fleet.options",
+            )
+        old = _judged(earlier, policy)
+        since = _since(checked, old, earlier.directory)
+        before = _models_of_rules(old)
+    counts = _models_of_rules(checked)
+    rules = [
+        RuleCount(rule, level, counts[rule, level], before[rule, level] if earlier else None)
+        for rule, level in sorted(counts | before, key=lambda key: (_rank(key[1]), -counts[key], key[0]))
+    ]
+    return FleetReport(
+        run.directory,
+        checked,
+        run.unfinished,
+        sum(model.bytes for model in run.models.values()),
+        max((model.finished for model in run.models.values()), default=0.0),
+        tuple(rules),
+        since,
+    )
+
+
+def _judged(run: FleetRun, policy: Policy) -> CheckReport:
+    models = (policy.judge(finished.model, place_of(source)) for source, finished in run.models.items())
+    return CheckReport(tuple(models), policy.fail_on, (), policy.selection.codes())
+
+
+def _rank(level: str) -> int:
+    return RANK[Level(level)]
+
+
+def _models_of_rules(report: CheckReport) -> Counter[tuple[str, str]]:
+    """Count the models with a finding of each rule and level that counts."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for model in report.models:
+        counts.update(
+            {(entry.finding.rule, str(entry.finding.level)) for entry in model.findings if report.counts(entry)}
+        )
+    return counts
+
+
+def _since(now: CheckReport, old: CheckReport, directory: str) -> Since:
+    models, before = ({model.source: model for model in report.models} for report in (now, old))
+    changes = [change for source, model in models.items() for change in _changes(now, model, before.get(source))]
+    return Since(
+        directory, old.failed, tuple(changes), len(models.keys() - before.keys()), len(before.keys() - models.keys())
+    )
+
+
+def _changes(report: CheckReport, model: CheckedModel, before: CheckedModel | None) -> Iterator[Change]:
+    """Yield what is new, fixed or the same. Nothing is fixed in a model that could not be read."""
+    if model.failure is not None:
+        known = before is not None and before.failure is not None
+        yield Change("still" if known else "new", model.source, UNREAD, str(Level.ERROR), model.failure.message)
+        return
+    after, earlier = _counting(report, model), _counting(report, before) if before else {}
+    if before is not None and before.failure is not None:
+        yield Change("fixed", model.source, UNREAD, str(Level.ERROR), before.failure.message)
+    for fingerprint, change in after.items():
+        state = "still" if fingerprint in earlier else "new"
+        yield Change(state, *change)
+    for fingerprint, change in earlier.items():
+        if fingerprint not in after:
+            yield Change("fixed", *change)
+
+
+def _counting(report: CheckReport, model: CheckedModel) -> Mapping[str, tuple[str, str, str, str]]:
+    return {
+        entry.fingerprint: (model.source, entry.finding.rule, str(entry.finding.level), entry.finding.message)
+        for entry in model.findings
+        if report.counts(entry)
+    }

@@ -1,0 +1,193 @@
+"""A directory of results: JSON lines as models finish, and the list of the models of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tieconv.checkpoint.results.checked import CheckedModel
+from tieconv.checkpoint.value_type import record
+from tieconv.errors import DestinationError, SettingsError, TieconvError
+from tieconv.gate.fleet.listed_content import ListedContent
+from tieconv.gate.run_file import line_of, malformed, parse_line
+from tieconv.sources.texts import write_text
+from tieconv.text import shell_word, shown
+from tieconv.version import VERSION
+
+_LIST = ".list"
+_LINES = ".jsonl"
+_OURS = re.compile(r"check(-[1-9]\d{0,5}-of-[1-9]\d{0,5})?\.(list|jsonl)")
+
+
+@record
+class FinishedModel:
+    """A model of a run: its findings, the size of its files, and when it was read (seconds since 1970)."""
+
+    model: CheckedModel
+    bytes: int
+    finished: float
+
+
+class RunPart:
+    """The results of one part of a run. Only this process writes them.
+
+    ``known`` maps each model that was read with the same options to its fingerprint.
+    """
+
+    def __init__(self, directory: str, part: tuple[int, int], asked: Mapping[str, object]) -> None:
+        name = "check" if part == (1, 1) else f"check-{part[0]}-of-{part[1]}"
+        self._path = os.path.join(directory, f"{name}{_LINES}")
+        self._list = os.path.join(directory, f"{name}{_LIST}")
+        self._asked = {"tieconv": VERSION, **asked}
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        self.known: dict[str, str] = {}
+        self._end = 0
+        if os.path.lexists(self._path):
+            for entry, model, end in _entries(self._path):
+                self._end = end
+                read = entry["asked"] == self._asked and model.failure is None
+                self.known[model.source] = str(entry.get("fingerprint", "")) if read else ""
+
+    def start(self, sources: Sequence[str]) -> None:
+        """Write the list of models, and remove the unfinished line of a run that was killed."""
+        write_text(self._list, json.dumps(sources, indent=0))
+        try:
+            with open(self._path, "ab") as file:
+                file.truncate(self._end)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def add(self, model: CheckedModel, content: ListedContent, finished: float) -> None:
+        """Append a model. Raises `DestinationError`."""
+        line = line_of(
+            model, self._asked, fingerprint=content.fingerprint, bytes=content.bytes, finished=round(finished, 3)
+        )
+        try:
+            with open(self._path, "ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+
+def _unwritable(path: str, error: OSError) -> DestinationError:
+    reason = (error.strerror or "unknown error").lower()
+    return DestinationError(
+        f"{shown(path)} cannot be written: {reason}", "check the path and its directory", "out.text"
+    )
+
+
+def _entries(path: str) -> Iterator[tuple[dict[str, Any], CheckedModel, int]]:
+    """Yield the document of each whole line, its model, and the offset of its end. Skips an unfinished last line."""
+    end = 0
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                try:
+                    entry, model = parse_line(line)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise malformed(path, number) from error
+                yield entry, model, end
+    except OSError as error:
+        raise SettingsError(
+            f"{shown(path)} cannot be read: {(error.strerror or '').lower()}", "check the path"
+        ) from error
+
+
+@record
+class FleetRun:
+    """The results in a directory.
+
+    ``models`` maps each model of the lists that is finished to its last result. ``unfinished`` counts the others.
+    ``options`` are those of the run, as JSON.
+    """
+
+    directory: str
+    models: Mapping[str, FinishedModel]
+    unfinished: int
+    options: str
+
+
+def read_run(directory: str) -> FleetRun:
+    """Return the results in a directory. Raises `SettingsError` if there are none, or of different options."""
+    names = _names(directory)
+    listed = [source for name in names if name.endswith(_LIST) for source in _listed(os.path.join(directory, name))]
+    wanted = set(listed)
+    models: dict[str, FinishedModel] = {}
+    asked: dict[str, str] = {}
+    for name in names:
+        if not name.endswith(_LINES):
+            continue
+        for entry, model, _ in _entries(os.path.join(directory, name)):
+            finished = float(entry.get("finished", 0))
+            source = model.source
+            if source in wanted and (source not in models or models[source].finished <= finished):
+                models[source] = FinishedModel(model, int(entry.get("bytes", 0)), finished)
+                asked[source] = json.dumps({**entry["asked"], "tieconv": ""}, sort_keys=True)
+    options = set(asked.values())
+    if len(options) > 1:
+        raise SettingsError(
+            f"{shown(directory)} holds results of runs with different options",
+            "finish the last run, so that every model is read with its options",
+            "fleet.mixed",
+        )
+    ordered = {source: models[source] for source in sorted(models)}
+    return FleetRun(directory, ordered, len(wanted) - len(models), next(iter(options), ""))
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        names = sorted(name for name in os.listdir(directory) if _OURS.fullmatch(name))
+    except OSError as error:
+        raise SettingsError(
+            f"{shown(directory)} cannot be read: {(error.strerror or 'unknown error').lower()}",
+            "give the directory that `tieconv fleet check -o` wrote",
+            "fleet.directory",
+        ) from error
+    if not any(name.endswith(_LIST) for name in names):
+        raise SettingsError(
+            f"{shown(directory)} holds no run",
+            f"start one with: tieconv fleet check SOURCES -o {shell_word(directory)}",
+            "fleet.directory",
+        )
+    _check_parts(directory, {name.removesuffix(_LIST) for name in names if name.endswith(_LIST)})
+    return names
+
+
+def _check_parts(directory: str, parts: set[str]) -> None:
+    """Raise `SettingsError` unless each part of one run is there."""
+    number = max(int(part.rpartition("-of-")[2]) if "-of-" in part else 1 for part in parts)
+    expected = {"check"} if number == 1 else {f"check-{part}-of-{number}" for part in range(1, number + 1)}
+    if parts - expected:
+        raise SettingsError(
+            f"{shown(directory)} holds parts of different runs",
+            "use one directory for each number of parts",
+            "fleet.parts",
+        )
+    if parts != expected:
+        raise SettingsError(
+            f"{shown(directory)} holds {len(parts)} of {number} parts", "run the others first", "fleet.parts"
+        )
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            sources = json.load(file)
+        if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
+            return sources
+    except (OSError, ValueError) as error:
+        raise _no_list(path) from error
+    raise _no_list(path)
+
+
+def _no_list(path: str) -> TieconvError:
+    return SettingsError(f"{shown(path)} is not a list of models", "remove it, and run again", "fleet.list")

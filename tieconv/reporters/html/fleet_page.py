@@ -1,0 +1,150 @@
+"""`tieconv fleet report`: one page about many models, with a search that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from tieconv.checkpoint.results.checked import CheckedModel
+from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
+from tieconv.reporters.html.printing import PRINT
+from tieconv.reporters.html.style import STYLE
+from tieconv.reporters.html.svg import escape
+from tieconv.reporters.text.fleet_text import headline
+from tieconv.text import count, size
+from tieconv.version import VERSION
+
+MOST_ROWS = 2000
+"""The most models, and the most changes of each kind, on the page. The tables and JSON have all."""
+
+_SCRIPT = """\
+const box=document.getElementById('search'),shown=document.getElementById('shown');
+const rows=[...document.querySelectorAll('#models tbody tr')].map(row=>[row,row.textContent.toLowerCase()]);
+box.addEventListener('input',()=>{const words=box.value.toLowerCase().split(/\\s+/).filter(Boolean);let n=0;
+for(const [row,text] of rows){const fits=words.every(word=>text.includes(word));row.hidden=!fits;n+=fits}
+shown.textContent=words.length?n+' of '+rows.length:''});
+"""
+_HASH = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_OWN = """\
+.error{color:var(--c4)}.warning{color:var(--c0)}.note{color:var(--soft)}.new{color:var(--c4)}.fixed{color:var(--c2)}
+table.rows td,table.rows th{text-align:left;overflow-wrap:anywhere}
+table.rows td.n,table.rows th.n{text-align:right;white-space:nowrap;overflow-wrap:normal}
+table.rows td.k{white-space:nowrap;overflow-wrap:normal}
+table.rows td:last-child{color:inherit}
+tr[hidden]{display:none}
+.counts{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:.75rem 0}
+.counts div{font-size:.9rem;color:var(--soft)}.counts b{display:block;font-size:1.6rem;color:var(--ink)}
+input[type=search]{width:min(100%,24rem);font:inherit;padding:.4rem .6rem;color:var(--ink);background:var(--card);
+border:1px solid var(--rule);border-radius:6px}
+.share{display:inline-block;height:.7rem;background:var(--c1);border-radius:2px;min-width:1px}
+.share.before{background:var(--soft);opacity:.6}
+td.bars{width:30%;min-width:6rem}td.bars div{line-height:.9rem}
+@media screen and (max-width:40rem){table.rows tr{display:block}table.rows td.n{text-align:left}td.bars{width:auto}}
+"""
+
+
+def render(report: FleetReport) -> str:
+    """Return the page. Every text is escaped. The policy of the page allows no script but the search."""
+    parts = (*_head(report), *_rules(report), *_since(report.since), *_worst(report))
+    end = f"<footer>tieconv {escape(VERSION)}</footer>\n</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    return "\n".join((*parts, end))
+
+
+def _head(report: FleetReport) -> Iterator[str]:
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">'
+    yield f"<title>{escape(report.directory)} – tieconv fleet</title>"
+    yield f"<style>\n{STYLE}{_OWN}{PRINT}</style>\n</head>\n<body>\n<main>"
+    when = datetime.fromtimestamp(report.finished, UTC).strftime("%Y-%m-%d %H:%M UTC") if report.finished else ""
+    yield f"<h1>fleet <code>{escape(report.directory)}</code>{f', {when}' if when else ''}</h1>"
+    yield f'<div class="verdict"><p>{escape(headline(report))}</p></div>'
+    figures = [
+        ("models", f"{len(report.checked.models):,}"),
+        ("failed", f"{report.checked.failed:,}"),
+        ("could not be read", f"{report.unread:,}"),
+        ("in all files", size(report.bytes)),
+    ]
+    if report.since:
+        figures += [(state, f"{len(report.since.of(state)):,}") for state in ("new", "fixed", "still")]
+    yield '<div class="counts">' + "".join(f"<div><b>{value}</b>{name}</div>" for name, value in figures) + "</div>"
+
+
+def _rules(report: FleetReport) -> Iterator[str]:
+    if not report.rules:
+        return
+    most = max(max(rule.models, rule.before or 0) for rule in report.rules)
+    before = '<th class="n">before</th>' if report.since else ""
+    legend = " The grey bar is the earlier run." if report.since else ""
+    yield f"<h2>Rules</h2>\n<p>How many models have a finding that counts.{legend}</p>"
+    head = f'<th>rule</th><th>level</th><th class="n">models</th>{before}<th></th>'
+    yield f'<table class="rows"><thead><tr>{head}</tr></thead>'
+    yield f"<tbody>{''.join(_rule(rule, most) for rule in report.rules)}</tbody></table>"
+
+
+def _rule(rule: RuleCount, most: int) -> str:
+    bars = f'<div><i class="share" style="width:{100 * rule.models / most:.1f}%"></i></div>'
+    number = ""
+    if rule.before is not None:
+        number = f'<td class="n">{rule.before:,}</td>'
+        bars += f'<div><i class="share before" style="width:{100 * rule.before / most:.1f}%"></i></div>'
+    return (
+        f'<tr><td class="k">{escape(rule.rule)}</td><td class="k {escape(rule.level)}">{escape(rule.level)}</td>'
+        f'<td class="n">{rule.models:,}</td>{number}<td class="bars">{bars}</td></tr>'
+    )
+
+
+def _since(since: Since | None) -> Iterator[str]:
+    if since is None:
+        return
+    yield f"<h2>Since {escape(since.directory)}</h2>"
+    yield f"<p>{count(since.added, 'model')} added, {count(since.removed, 'model')} removed.</p>"
+    for state in ("new", "fixed"):
+        changes = since.of(state)
+        if changes:
+            rows = "".join(map(_change, changes[:MOST_ROWS]))
+            yield f'<h3 class="{state}">{len(changes):,} {state}</h3>'
+            yield f'<table class="rows"><tbody>{rows}</tbody></table>'
+            yield from _more(len(changes))
+
+
+def _change(change: Change) -> str:
+    return (
+        f'<tr><td>{escape(change.source)}</td><td class="k {escape(change.level)}">{escape(change.rule)}</td>'
+        f"<td>{escape(change.message)}</td></tr>"
+    )
+
+
+def _worst(report: FleetReport) -> Iterator[str]:
+    worst = report.worst
+    if not worst:
+        return
+    yield "<h2>Models that fail, the worst first</h2>"
+    yield '<p><input type="search" id="search" placeholder="model, rule or message" aria-label="Search the models"> '
+    yield '<span id="shown" role="status"></span></p>'
+    yield '<table class="rows" id="models"><thead><tr><th>model</th><th>rules</th><th>findings</th></tr></thead><tbody>'
+    yield from (_model(report, model) for model in worst[:MOST_ROWS])
+    yield "</tbody></table>"
+    yield from _more(len(worst))
+
+
+def _more(number: int) -> Iterator[str]:
+    if number > MOST_ROWS:
+        yield f"<p>And {number - MOST_ROWS:,} more: `tieconv fleet report --json` lists all.</p>"
+
+
+def _model(report: FleetReport, model: CheckedModel) -> str:
+    if model.failure is not None:
+        rules, messages = f'<span class="error">{UNREAD}</span>', escape(model.failure.message)
+    else:
+        counting = [entry.finding for entry in model.findings if report.checked.counts(entry)]
+        rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)
+        messages = "<br>".join(escape(entry.message) for entry in counting)
+    return f'<tr><td>{escape(model.source)}</td><td class="k">{rules}</td><td>{messages}</td></tr>'

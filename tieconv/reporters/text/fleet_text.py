@@ -1,0 +1,59 @@
+"""The report on a fleet as text: counts, rules, and the findings that are new or fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.results.fleet import FleetReport, Since
+from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain
+from tieconv.text import count, shown, size
+
+_MOST = 20
+"""The most changes of each kind. JSON has them all."""
+
+
+def render(report: FleetReport, paint: Paint = plain, width: int | None = None) -> str:
+    """Return the report as lines."""
+    return "\n".join((*_head(report, paint), *_since(report.since, paint, width)))
+
+
+def headline(report: FleetReport) -> str:
+    """Return the first sentence: how many models there are, and how many fail."""
+    parts = [f"{count(len(report.checked.models), 'model')} ({size(report.bytes)}): {report.checked.failed:,} failed"]
+    if report.unread:
+        parts.append(f"{report.unread:,} of these could not be read")
+    if report.unfinished:
+        parts.append(f"{report.unfinished:,} more not finished")
+    return ", ".join(parts)
+
+
+def _head(report: FleetReport, paint: Paint) -> Iterator[str]:
+    yield paint(headline(report), "heading")
+    rows = [("rule", "level", "models", *(["before"] if report.since else []))]
+    rows += [
+        (rule.rule, rule.level, f"{rule.models:,}", *([f"{rule.before or 0:,}"] if report.since else []))
+        for rule in report.rules
+    ]
+    if report.rules:
+        yield from columns(rows)
+
+
+def _since(since: Since | None, paint: Paint, width: int | None) -> Iterator[str]:
+    if since is None:
+        return
+    new, fixed, still = (since.of(state) for state in ("new", "fixed", "still"))
+    yield ""
+    yield paint(
+        f"since {shown(since.directory)}: {len(new):,} new, {len(fixed):,} fixed, {len(still):,} still", "heading"
+    )
+    if since.added or since.removed:
+        yield f"  {count(since.added, 'model')} added, {count(since.removed, 'model')} removed"
+    for changes in (new, fixed):
+        rows = [
+            (paint(change.state, "quiet"), paint(change.level, LEVEL_STYLES[change.level]), change.rule,
+             f"{shown(change.source)}: {shown(change.message, 400)}")
+            for change in changes[:_MOST]
+        ]  # fmt: skip
+        yield from columns(rows, width=width)
+        if len(changes) > _MOST:
+            yield f"  and {len(changes) - _MOST:,} more (use --json for all)"
