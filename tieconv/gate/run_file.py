@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tieconv.checkpoint.finding import Action, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.errors import DestinationError, SettingsError
 from tieconv.reporters.ci.check_json import read
-from tieconv.sources.texts import read_text
-from tieconv.text import shown
+from tieconv.sources.line_file import LineFile
 from tieconv.version import VERSION
 
 RUN_SCHEMA = "tieconv.run/1"
@@ -28,68 +24,25 @@ class RunFile:
     """
 
     def __init__(self, path: str, asked: Mapping[str, object]) -> None:
-        self._path = path
+        self._file = LineFile(path, RUN_SCHEMA)
         self._asked = {"tieconv": VERSION, **asked}
-        self._end, self._whole = 0, True
-        self.known = self._read() if os.path.lexists(path) else {}
+        self.known: dict[str, CheckedModel] = {}
+        self._file.read(self._use)
 
-    def _read(self) -> dict[str, CheckedModel]:
-        text = read_text(self._path)
-        self._end = len(text[: text.rfind("\n") + 1].encode())
-        self._whole = not text or text.endswith("\n")
-        lines = text.split("\n")
-        models: dict[str, CheckedModel] = {}
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-                if entry["schema"] != RUN_SCHEMA:
-                    raise ValueError(f"not a {RUN_SCHEMA}")
-                [model] = read(json.dumps(entry["report"])).models
-                model = _with_actions(model, entry["actions"])
-            except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines) and number > 1:  # a run that was killed while it wrote
-                    continue
-                raise SettingsError(
-                    f"{shown(self._path)} is not a {RUN_SCHEMA} file: line {number} cannot be read",
-                    "give another file, or remove this one",
-                    "run.malformed",
-                ) from error
-            if entry.get("asked") == self._asked and model.failure is None:
-                models[model.source] = model
-        return models
+    def _use(self, entry: Mapping[str, Any]) -> None:
+        [model] = read(json.dumps(entry["report"])).models
+        model = _with_actions(model, entry["actions"])
+        if entry.get("asked") == self._asked and model.failure is None:
+            self.known[model.source] = model
 
     def add(self, model: CheckedModel) -> None:
         """Append a model after the existing lines. Raises `DestinationError`."""
-        entry = {
-            "schema": RUN_SCHEMA,
-            "asked": self._asked,
-            "report": CheckReport((model,), Level.WARNING).to_dict(),
-            "actions": [_action_of(entry) for entry in model.findings],
-        }
-        data = json.dumps(entry).encode() + b"\n"
-        try:
-            with open(self._path, "ab") as file:
-                _check_own(self._path, os.fstat(file.fileno()))
-                if not self._whole:  # an unfinished line of a killed run
-                    file.truncate(self._end)
-                    self._whole = True
-                file.write(data)
-        except OSError as error:
-            reason = (error.strerror or "unknown error").lower()
-            raise DestinationError(
-                f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
-            ) from error
-
-
-def _check_own(path: str, status: os.stat_result) -> None:
-    """Raise `DestinationError` for a hard link, whose other names would change too."""
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        raise DestinationError(
-            f"tieconv does not append to {shown(path)}: it is a hard link to another file",
-            "give another file",
-            "out.text",
+        self._file.append(
+            {
+                "asked": self._asked,
+                "report": CheckReport((model,), Level.WARNING).to_dict(),
+                "actions": [_action_of(entry) for entry in model.findings],
+            }
         )
 
 
