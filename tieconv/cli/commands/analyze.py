@@ -32,6 +32,12 @@ from tieconv.cli.options import common_options, json_option, model_argument, nam
     help="UNTIED trained with another seed. Gives the ceiling of each measure.",
 )
 @click.option(
+    "--counts",
+    type=click.Path(),
+    metavar="FILE",
+    help="Correlate row norms with token frequency. Each line of FILE has a token id and a count.",
+)
+@click.option(
     "--neighbours",
     type=click.Choice(["auto", "exact", "sampled"]),
     default="auto",
@@ -79,7 +85,7 @@ def command(model: str, revisions: str | None, resume: str | None, **options: An
             raise click.UsageError("--resume needs --revisions")
         one_model(model, **options)
         return
-    for name, word in (("text", "--text"), ("second", "--second")):
+    for name, word in (("text", "--text"), ("second", "--second"), ("counts", "--counts")):
         if options.pop(name) is not None:
             raise click.UsageError(f"{word} cannot be used with --revisions")
     if options.pop("similarity") is not None:
