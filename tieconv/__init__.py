@@ -9,6 +9,7 @@ from tieconv.version import VERSION as __version__
 if TYPE_CHECKING:
     from tieconv.api import (
         analyze,
+        analyze_revisions,
         check,
         diff,
         export,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.analysis import Analysis
     from tieconv.checkpoint.results.checked import CheckReport
     from tieconv.checkpoint.results.comparison import Comparison
+    from tieconv.checkpoint.results.evolution import Evolution
     from tieconv.checkpoint.results.exported import ExportOutcome
     from tieconv.checkpoint.results.parity import Parity
     from tieconv.checkpoint.results.push import Push
@@ -52,6 +54,7 @@ __all__ = [
     "CheckReport",
     "Comparison",
     "DestinationError",
+    "Evolution",
     "ExportOutcome",
     "GraphOutcome",
     "Inspection",
@@ -66,6 +69,7 @@ __all__ = [
     "UnreadableError",
     "__version__",
     "analyze",
+    "analyze_revisions",
     "check",
     "diff",
     "export",
@@ -92,6 +96,7 @@ _HOMES = {
     "CheckReport": "checkpoint.results.checked",
     "Comparison": "checkpoint.results.comparison",
     "DestinationError": "errors",
+    "Evolution": "checkpoint.results.evolution",
     "ExportOutcome": "checkpoint.results.exported",
     "GraphOutcome": "checkpoint.write_plan.graph",
     "Inspection": "checkpoint.inspection",

@@ -34,7 +34,8 @@ and [models in object stores](object-stores.md).
 The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schema.json),
 [plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json),
 [parity](../tieconv/reporters/schemas/parity.schema.json), [push](../tieconv/reporters/schemas/push.schema.json),
-[analyze](../tieconv/reporters/schemas/analyze.schema.json) and
+[analyze](../tieconv/reporters/schemas/analyze.schema.json) and, with `--revisions`,
+[evolution](../tieconv/reporters/schemas/evolution.schema.json), and
 [fleet report](../tieconv/reporters/schemas/fleet.schema.json). [analyze](analyze.md) explains its figures.
 `ties[].consistent` is `null` if a necessary comparison was not made. The canonical name is a member of its group too.
 """

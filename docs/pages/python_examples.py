@@ -12,6 +12,11 @@ EXAMPLES = {
 >>> analysis.relation, analysis.verdict
 ('bit-equal', 'Yes, nothing is lost. Run: tieconv retie model -o OUT.')
 """,
+    "analyze_revisions": """\
+>>> evolution = tieconv.analyze_revisions(".", "tied,untied")
+>>> evolution.revisions[1].measure("knn E→U").n
+192
+""",
     "check": """\
 >>> report = tieconv.check(["model", "tied"], fail_on="warning")
 >>> report.failed, report.exit_code
@@ -92,6 +97,10 @@ Outcome('tied', untie, written to 'head-stored')
     "push": """\
 >>> tieconv.push(tieconv.plan_push("out", "hf://org/name")).executed
 True
+""",
+    "Evolution": """\
+>>> tieconv.analyze_revisions(".", "tied,untied")
+Evolution('.', 2 revisions)
 """,
     "Analysis": """\
 >>> for section in tieconv.analyze("model").sections:

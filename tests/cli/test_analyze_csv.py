@@ -10,7 +10,8 @@ import pytest
 
 from tests.cli.run import ok, refused
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.reporters.text.analyze_csv import COLUMNS, render
+from tieconv.reporters.tables.analyze_table import COLUMNS, figures
+from tieconv.reporters.tables.figure_table import comma_separated
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
@@ -21,10 +22,10 @@ def test_the_table_has_every_figure_of_the_json(name: str, tmp_path: Path) -> No
     model = str(MODELS / name)
     report = json.loads(ok("analyze --json", model, "--csv", tmp_path / "t.csv").stdout)
     header, *lines = csv.reader((tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
-    assert tuple(header) == COLUMNS
-    figures = [(section["title"], measure) for section in report["sections"] for measure in section["measures"]]
-    assert len(lines) == len(figures) > 3
-    for line, (title, measure) in zip(lines, figures, strict=True):
+    assert header == list(COLUMNS)
+    measured = [(section["title"], measure) for section in report["sections"] for measure in section["measures"]]
+    assert len(lines) == len(measured) > 3
+    for line, (title, measure) in zip(lines, measured, strict=True):
         assert line[:3] == [model, title, measure["name"]]
         for cell, key in zip(line[3:7], ("value", "floor", "ceiling", "n"), strict=True):
             assert (None if cell == "" else float(cell)) == measure[key]
@@ -34,7 +35,7 @@ def test_the_table_has_every_figure_of_the_json(name: str, tmp_path: Path) -> No
 def test_names_are_escaped_and_quoted() -> None:
     """A comma, a quote or a control character of a name stays in its cell, on its line."""
     section = Section('a, "b"', "", (Measure("x\ny\x1b[31m", 0.1 + 0.2, None, None, 3, "", "one, two"),))
-    text = render(Analysis("m,n", (section,), "unknown", ""))
+    text = comma_separated(figures(Analysis("m,n", (section,), "unknown", "")))
     _, line = csv.reader(text.splitlines())
     assert len(text.splitlines()) == 2 and "\x1b" not in text
     assert line[0] == "m,n" and line[1] == 'a, "b"' and line[3] == "0.30000000000000004" and line[8] == "one, two"

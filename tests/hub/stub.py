@@ -72,6 +72,7 @@ class Hub:
     """
 
     repos: dict[str, Repo] = field(default_factory=dict)
+    branches: dict[tuple[str, str], Repo] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     commits: list[dict[str, Any]] = field(default_factory=list)
@@ -97,6 +98,11 @@ class Hub:
         commit = hashlib.sha1(name.encode()).hexdigest()
         self.repos[name] = Repo(Path(path), commit, **more)
         return self.repos[name]
+
+    def add_branch(self, name: str, branch: str, path: Path) -> None:
+        """Serve a directory as a branch of a repository. Its commit follows from its files."""
+        states = [(str(file), file.stat().st_mtime_ns) for file in sorted(path.rglob("*"))]
+        self.branches[name, branch] = Repo(path, hashlib.sha1(repr((name, branch, states)).encode()).hexdigest())
 
     def modified_at(self, name: str) -> str:
         return self.modified.get(name, "2026-11-01T10:00:00.000Z")
@@ -230,6 +236,9 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def repo(self, name: str, revision: str | None) -> Repo | None:
+            for (owner, branch), on_branch in hub.branches.items():
+                if owner == name and revision in (branch, on_branch.commit):
+                    return on_branch
             repo = hub.repos.get(name)
             if repo is None:
                 self.fail(404 if self.headers.get("Authorization") else 401, "RepoNotFound")
@@ -335,12 +344,15 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             if digest:
                 self.send_header("X-Linked-Etag", f'"{digest}"')
             self.send_header("X-Linked-Size", str(path.stat().st_size))
-            self.send_header("Location", f"{hub.storage}/lfs/{name}/{file}?Signature=signed-secret")
+            self.send_header("Location", f"{hub.storage}/lfs/{name}/{file}?Signature=signed-secret&at={repo.commit}")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         def stored(self, owner: str, name: str, file: str) -> None:
-            path = hub.repos[f"{owner}/{name}"].path / file
+            at = parse_qs(urlsplit(self.path).query).get("at")
+            known = [*hub.branches.values(), *hub.repos.values()]
+            on_branch = next((repo for repo in known if at == [repo.commit]), None)
+            path = (on_branch or hub.repos[f"{owner}/{name}"]).path / file
             self.file(path, {"ETag": f'"{hub.sha256(path)}"', "Accept-Ranges": "bytes"}, file)
 
         def file(self, path: Path, headers: dict[str, str], name: str) -> None:

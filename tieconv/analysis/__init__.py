@@ -71,16 +71,24 @@ def find(evidence: Inspection, files: FileSet, text: str | None, forecast: Retie
 
 
 @np.errstate(all="ignore")
-def report(findings: Findings) -> Analysis:
-    """Return the analysis of one model."""
+def report(findings: Findings, counts: str | None = None) -> Analysis:
+    """Return the analysis of one model. ``counts`` is a file of token counts: see `read_counts` for its errors."""
     pair = _pair(findings)
     sections = [
         *pair,
         rows_section.rows_section(findings.subject, findings.related, findings.measured),
         bias_section.bias_section(findings.subject, findings.measured),
         *([findings.gradients] if findings.gradients else []),
+        *([_frequency(findings, counts)] if counts is not None else []),
     ]
     return Analysis(findings.subject.evidence.checkpoint.source, tuple(sections), _kind(findings), pair[1].sentence)
+
+
+def _frequency(findings: Findings, path: str) -> Section:
+    from tieconv.analysis.rows.count_file import read_counts
+    from tieconv.analysis.rows.norm_frequency import norm_frequency
+
+    return norm_frequency(findings.subject, findings.related, read_counts(path, findings.subject.output.rows))
 
 
 def _kind(findings: Findings) -> str:

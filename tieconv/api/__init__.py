@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tieconv.api.plans.ties import plan_untie as plan_untie
     from tieconv.api.reports import guard_report as guard_report
     from tieconv.api.reports import write_report as write_report
+    from tieconv.api.training_run import analyze_revisions as analyze_revisions
     from tieconv.checkpoint.inspection import Fetched as Fetched
     from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
     from tieconv.checkpoint.results.checked import CheckReport as CheckReport
@@ -76,6 +77,7 @@ _HOMES = {
     "demo_table": "api.demonstration",
     "run_demo": "api.demonstration",
     "inspect": "api.evidence",
+    "analyze_revisions": "api.training_run",
     "export": "api.exports",
     "parity": "api.exports",
     "plan_export": "api.exports",

@@ -24,6 +24,7 @@ def analyze(
     text: str | Path | None = None,
     against: str | Path | None = None,
     second: str | Path | None = None,
+    counts: str | Path | None = None,
     maps: bool = False,
     neighbours: Literal["auto", "exact", "sampled"] = "auto",
     similarity: bool | None = None,
@@ -33,9 +34,11 @@ def analyze(
     """Measure how embedding and head relate, whether they may be tied, and which rows are unused.
 
     ``against`` is an untied model: the result then says which of its two tables the tied table resembles. ``second`` is
-    an untied model of another seed, which gives the upper limits for that. ``maps`` adds the positions of the tokens in
-    each table. ``neighbours`` is ``sampled``, ``exact`` or ``auto``: exact for up to 16,384 tokens. ``similarity``
-    compares the two tables of an untied model with each other. By default it does so for tables of ordinary size.
+    an untied model of another seed, which gives the upper limits for that. ``counts`` is a file with a token id and a
+    count on each line. The result then says how the row norms follow the frequency of tokens. ``maps`` adds the
+    positions of the tokens in each table. ``neighbours`` is ``sampled``, ``exact`` or ``auto``: exact for up to 16,384
+    tokens. ``similarity`` compares the two tables of an untied model with each other. By default it does so for tables
+    of ordinary size.
 
     Memory is bounded for any vocabulary, and only numpy is needed. With a file of ``text``, transformers runs the model
     on the text. Raises `UnreadableError` if the model has no embedding of floats, or if the model or its tokenizer
@@ -55,7 +58,7 @@ def analyze(
         from tieconv.analysis.alignment.models import extended
 
         return extended(
-            report(findings),
+            report(findings, None if counts is None else str(counts)),
             findings,
             against,
             second,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tieconv.errors import DestinationError
 from tieconv.gate.examine import place_of
-from tieconv.sources.texts import write_text
+from tieconv.sources.texts import write_bytes, write_text
 from tieconv.text import shown
 
 
@@ -24,6 +24,9 @@ def guard_report(path: str, models: Iterable[str]) -> None:
             )
 
 
-def write_report(path: str, text: str) -> None:
+def write_report(path: str, report: str | bytes) -> None:
     """Write a report to ``path``. Raises `TieconvError` if that fails."""
-    write_text(path, text)
+    if isinstance(report, bytes):
+        write_bytes(path, report)
+    else:
+        write_text(path, report)

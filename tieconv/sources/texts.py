@@ -1,4 +1,4 @@
-"""Read and write small text files of the user: settings, baselines, and text for a model."""
+"""Read and write small files of the user: settings, baselines, reports, and text for a model."""
 
 from __future__ import annotations
 
@@ -92,8 +92,12 @@ def _unreadable(path: str, reason: str, hint: str = "check the path") -> Setting
 
 
 def write_text(path: str, text: str) -> None:
+    """Write a text file as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: str, data: bytes) -> None:
     """Write a file completely or not at all. Write directly to a FIFO or a device. Raises `DestinationError`."""
-    data = text.encode("utf-8", "backslashreplace")
     if in_hub_store(Path(path)):
         raise DestinationError(f"{shown(path)} is in the Hub cache", "write it to another directory", "out.hub-cache")
     try:

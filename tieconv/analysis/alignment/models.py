@@ -127,7 +127,7 @@ def align_models(
     _require_tied(tied)
     if second is not None:
         _require_another(untied, second)
-    references = [_untied(model) for model in (untied, second) if model is not None]
+    references = [untied_tables(model) for model in (untied, second) if model is not None]
     return align(
         table_of(tied, tied.embed, "tied table"),
         references[0],
@@ -145,7 +145,8 @@ def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
     return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick_singles, tokens)
 
 
-def _untied(subject: Subject) -> Untied:
+def untied_tables(subject: Subject) -> Untied:
+    """Return both tables of an untied model. Raises `RefusedError` if it has one table."""
     if subject.head is None or equal_tables(subject.embed, subject.head):
         problem = "stores one table" if subject.head is None else "has two equal tables"
         raise RefusedError(

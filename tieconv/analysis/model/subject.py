@@ -18,6 +18,7 @@ from tieconv.checkpoint.write_plan.retie_forecast import NOT_ASKED, RetieForecas
 from tieconv.errors import UnreadableError
 from tieconv.inspection.chunks.chunk_reader import ChunkReader
 from tieconv.sources.local.files import FileSet
+from tieconv.sources.ranged.ranged_files import RangedFiles
 from tieconv.text import shown
 
 
@@ -60,6 +61,23 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
     Raises `UnreadableError` if the input table or a stored head is not a table of floats.
     """
     checkpoint = evidence.checkpoint
+    reader, embed, head = open_tables(evidence, files)
+    final, withheld = _final(evidence, reader, (head or embed).width)
+    fed, unfed = _fed(evidence, files, embed.rows)
+    tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
+    flip = PLAIN
+    if forecast is not NOT_ASKED and (head or _may_retie(evidence, forecast)):
+        flip = flip_of(evidence, reader, embed, head or embed, forecast)
+    bias = _bias(evidence, reader)
+    return Subject(evidence, embed, head, final, bias, tokens, flip, forecast, withheld, fed, unfed, unlisted)
+
+
+def open_tables(evidence: Inspection, files: FileSet | RangedFiles) -> tuple[ByteReader, Table, Table | None]:
+    """Return the reader of a model's tensors, the input table, and the head's if it is stored separately.
+
+    Raises `UnreadableError` as `open_subject` does. Reads no tensor.
+    """
+    checkpoint = evidence.checkpoint
     if checkpoint.headers_only:
         raise UnreadableError(
             f"{shown(checkpoint.source)}: tieconv does not read the tensor bytes of this format",
@@ -85,15 +103,7 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
             )
     reader = ChunkReader(files, tensors.values(), checkpoint.table) if checkpoint.table else files
     embed = open_table(reader, tensors[source])
-    head = _head(evidence, reader, embed)
-    final, withheld = _final(evidence, reader, (head or embed).width)
-    fed, unfed = _fed(evidence, files, embed.rows)
-    tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
-    flip = PLAIN
-    if forecast is not NOT_ASKED and (head or _may_retie(evidence, forecast)):
-        flip = flip_of(evidence, reader, embed, head or embed, forecast)
-    bias = _bias(evidence, reader)
-    return Subject(evidence, embed, head, final, bias, tokens, flip, forecast, withheld, fed, unfed, unlisted)
+    return reader, embed, _head(evidence, reader, embed)
 
 
 def _final(evidence: Inspection, files: ByteReader, width: int) -> tuple[Final | None, str]:

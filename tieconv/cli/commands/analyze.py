@@ -6,11 +6,8 @@ from typing import Any
 
 import click
 
-from tieconv.api.analysis import analyze
-from tieconv.api.reports import guard_report, write_report
+from tieconv.cli.analyze_run import one_model, over_revisions
 from tieconv.cli.options import common_options, json_option, model_argument, name_options
-from tieconv.cli.screen import paint, width
-from tieconv.cli.streams import document, show
 
 
 @click.command("analyze")
@@ -35,6 +32,12 @@ from tieconv.cli.streams import document, show
     help="UNTIED trained with another seed. Gives the ceiling of each measure.",
 )
 @click.option(
+    "--counts",
+    type=click.Path(),
+    metavar="FILE",
+    help="Correlate row norms with token frequency. Each line of FILE has a token id and a count.",
+)
+@click.option(
     "--neighbours",
     type=click.Choice(["auto", "exact", "sampled"]),
     default="auto",
@@ -47,34 +50,44 @@ from tieconv.cli.streams import document, show
     help="Compare the two tables of an untied MODEL with each other. Default: for tables of ordinary size.",
 )
 @click.option(
+    "--revisions",
+    metavar="LIST",
+    help="Measure these revisions of MODEL, or directories below it, over training: step1000,step2000",
+)
+@click.option(
+    "--resume",
+    type=click.Path(),
+    metavar="FILE",
+    help="With --revisions: save the progress to FILE, and continue from it on the next run.",
+)
+@click.option(
     "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as an HTML page."
 )
 @click.option("--csv", "table", type=click.Path(), metavar="FILE", help="Also write every figure as a CSV table.")
+@click.option(
+    "--parquet", type=click.Path(), metavar="FILE", help="Also write that table as a Parquet file (needs pyarrow)."
+)
 @name_options
 @json_option
 @common_options
-def command(model: str, as_json: bool, page: str | None, table: str | None, **options: Any) -> None:
+def command(model: str, revisions: str | None, resume: str | None, **options: Any) -> None:
     """Measure how the head of MODEL relates to its embedding, and whether they can be tied.
 
     Also reports rows without a token, zero rows, copied rows, rows that look untrained, and the bias. Each figure
     has a floor (chance or rounding) and a ceiling (the largest value to expect). n is the number of rows or tokens.
 
+    With --revisions, reports how the tables change over training instead.
+
     Exits with 0, and with 2 when MODEL cannot be read.
     """
-    for report in filter(None, (page, table)):
-        guard_report(report, [model])
-    analysis = analyze(model, maps=page is not None, **options)
-    if page is not None:
-        from tieconv.reporters.html.analyze_page import render as html
-
-        write_report(page, html(analysis))
-    if table is not None:
-        from tieconv.reporters.text.analyze_csv import render as comma_separated
-
-        write_report(table, comma_separated(analysis))
-    if as_json:
-        document(str(analysis))
-    else:
-        from tieconv.reporters.text.analyze_text import render
-
-        show(render(analysis, paint, width()))
+    if revisions is None:
+        if resume is not None:
+            raise click.UsageError("--resume needs --revisions")
+        one_model(model, **options)
+        return
+    for name, word in (("text", "--text"), ("second", "--second"), ("counts", "--counts")):
+        if options.pop(name) is not None:
+            raise click.UsageError(f"{word} cannot be used with --revisions")
+    if options.pop("similarity") is not None:
+        raise click.UsageError("--similarity cannot be used with --revisions, which always compares the tables")
+    over_revisions(model, revisions, resume, **options)

@@ -48,6 +48,8 @@ svg .value{font-weight:600}
 .grid{stroke:var(--rule);stroke-width:1}
 .axis{stroke:var(--soft);stroke-width:1}
 .line{fill:none;stroke:var(--of);stroke-width:2;stroke-linejoin:round}
+.chance{stroke-width:1.4;stroke-dasharray:4 3}
+.mark.chance{border-left:2px dashed var(--soft)}
 .band{fill:var(--of);opacity:.18}
 .dots{stroke:var(--of);stroke-width:3.2;stroke-linecap:round;fill:none;opacity:.75}
 .few{stroke-width:5.5;opacity:.9}

@@ -99,7 +99,7 @@ class Frame:
         for value, text in marks:
             along = _LEFT + (value - self.x[0]) / (self.x[1] - self.x[0]) * (WIDTH - _LEFT - _RIGHT)
             anchor = "start" if along < _LEFT + 12 else "end" if along > WIDTH - _RIGHT - 12 else "middle"
-            yield f'<text class="tick" x="{along:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{text}</text>'
+            yield f'<text class="tick" x="{along:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{escape(text)}</text>'
         yield f'<path class="axis" d="M{_LEFT} {bottom}H{WIDTH - _RIGHT}"/>'
         middle = (_LEFT + WIDTH - _RIGHT) / 2
         yield f'<text class="title" x="{middle}" y="{self.height - 6}" '

@@ -1,0 +1,90 @@
+"""The steps of `tieconv analyze`: measure, write the reports, print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tieconv.api.analysis import analyze
+from tieconv.api.reports import guard_report, write_report
+from tieconv.api.training_run import analyze_revisions
+from tieconv.cli.progress import count_progress
+from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, show
+
+if TYPE_CHECKING:
+    from tieconv.reporters.tables.figure_table import FigureTable
+
+
+def one_model(
+    model: str, as_json: bool, page: str | None, table: str | None, parquet: str | None, **options: Any
+) -> None:
+    """Analyze a model. ``options`` are parameters of `api.analyze`."""
+    _guard((page, table, parquet), [model], parquet)
+    analysis = analyze(model, maps=page is not None, **options)
+    if page is not None:
+        from tieconv.reporters.html.analyze_page import render as html
+
+        write_report(page, html(analysis))
+    if table or parquet:
+        from tieconv.reporters.tables.analyze_table import figures
+
+        _write_tables(figures(analysis), table, parquet)
+    if as_json:
+        document(str(analysis))
+    else:
+        from tieconv.reporters.text.analyze_text import render
+
+        show(render(analysis, paint, width()))
+
+
+def over_revisions(
+    model: str,
+    revisions: str,
+    resume: str | None,
+    as_json: bool,
+    page: str | None,
+    table: str | None,
+    parquet: str | None,
+    **options: Any,
+) -> None:
+    """Analyze the revisions of a model. ``options`` are parameters of `api.analyze_revisions`."""
+    _guard((page, table, parquet, resume), [model], parquet)
+    with count_progress("revisions") as done:
+        evolution = analyze_revisions(model, revisions, resume=resume, done=done, **options)
+    if page is not None:
+        from tieconv.reporters.html.evolution_page import render as html
+
+        write_report(page, html(evolution))
+    if table or parquet:
+        from tieconv.reporters.tables.evolution_table import figures
+
+        _write_tables(figures(evolution), table, parquet)
+    if as_json:
+        document(str(evolution))
+    else:
+        from tieconv.reporters.text.evolution_text import render
+
+        show(render(evolution, paint, width()))
+
+
+def _guard(paths: Iterable[str | None], models: list[str], parquet: str | None) -> None:
+    """Refuse reports that would replace a file of a model, and a Parquet file without its package."""
+    for path in filter(None, paths):
+        guard_report(path, models)
+    if parquet is not None:
+        from tieconv.reporters.tables.figure_table import require_parquet
+
+        require_parquet()
+
+
+def _write_tables(figures: FigureTable, table: str | None, parquet: str | None) -> None:
+    from tieconv.reporters.tables import figure_table
+
+    writers: tuple[tuple[str | None, Callable[[FigureTable], str | bytes]], ...] = (
+        (table, figure_table.comma_separated),
+        (parquet, figure_table.parquet),
+    )
+    for path, write in writers:
+        if path is not None:
+            write_report(path, write(figures))

@@ -1,0 +1,1 @@
+"""Figures as tables for other programs: CSV and Parquet."""
