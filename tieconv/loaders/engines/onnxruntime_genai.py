@@ -2,7 +2,7 @@
 
 The first entry of ``architectures`` chooses the builder. The flag at the top level of the config, or the default of
 its class, decides whether it shares. The embedding then reads the matrix of the head. The builder reads a quantised
-checkpoint itself, by the names of a Llama: without a head, it uses the embedding, whatever the flag says.
+checkpoint itself. Without a stored head, it uses the embedding, whatever the flag says.
 """
 
 from __future__ import annotations
