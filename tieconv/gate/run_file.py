@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tieconv.checkpoint.finding import Action, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.errors import DestinationError, SettingsError
 from tieconv.reporters.ci.check_json import read
-from tieconv.sources.texts import read_text
-from tieconv.text import shown
+from tieconv.sources.line_file import LineFile
 from tieconv.version import VERSION
 
 RUN_SCHEMA = "tieconv.run/1"
@@ -28,85 +24,35 @@ class RunFile:
     """
 
     def __init__(self, path: str, asked: Mapping[str, object]) -> None:
-        self._path = path
+        self._file = LineFile(path, RUN_SCHEMA)
         self._asked = {"tieconv": VERSION, **asked}
-        self._end, self._whole = 0, True
-        self.known = self._read() if os.path.lexists(path) else {}
+        self.known: dict[str, CheckedModel] = {}
+        self._file.read(self._use)
 
-    def _read(self) -> dict[str, CheckedModel]:
-        text = read_text(self._path)
-        self._end = len(text[: text.rfind("\n") + 1].encode())
-        self._whole = not text or text.endswith("\n")
-        lines = text.split("\n")
-        models: dict[str, CheckedModel] = {}
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                entry, model = parse_line(line)
-            except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines) and number > 1:  # a run that was killed while it wrote
-                    continue
-                raise malformed(self._path, number) from error
-            if entry.get("asked") == self._asked and model.failure is None:
-                models[model.source] = model
-        return models
+    def _use(self, entry: Mapping[str, Any]) -> None:
+        model = model_of(entry)
+        if entry.get("asked") == self._asked and model.failure is None:
+            self.known[model.source] = model
 
     def add(self, model: CheckedModel) -> None:
         """Append a model after the existing lines. Raises `DestinationError`."""
-        data = line_of(model, self._asked)
-        try:
-            with open(self._path, "ab") as file:
-                _check_own(self._path, os.fstat(file.fileno()))
-                if not self._whole:  # an unfinished line of a killed run
-                    file.truncate(self._end)
-                    self._whole = True
-                file.write(data)
-        except OSError as error:
-            reason = (error.strerror or "unknown error").lower()
-            raise DestinationError(
-                f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
-            ) from error
+        self._file.append(entry_of(model, self._asked))
 
 
-def line_of(model: CheckedModel, asked: Mapping[str, object], **listed: object) -> bytes:
-    """Return the line of a model. ``listed`` are more keys of a run over a fleet."""
-    entry = {
-        "schema": RUN_SCHEMA,
+def entry_of(model: CheckedModel, asked: Mapping[str, object], **listed: object) -> dict[str, object]:
+    """Return the object of a model's line. ``listed`` are more keys of a run over a fleet."""
+    return {
         "asked": asked,
         **listed,
         "report": CheckReport((model,), Level.WARNING).to_dict(),
         "actions": [_action_of(entry) for entry in model.findings],
     }
-    return json.dumps(entry).encode() + b"\n"
 
 
-def parse_line(line: str | bytes) -> tuple[dict[str, Any], CheckedModel]:
-    """Return the document of a line and its model. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
-    entry: dict[str, Any] = json.loads(line)
-    if entry["schema"] != RUN_SCHEMA:
-        raise ValueError(f"not a {RUN_SCHEMA}")
+def model_of(entry: Mapping[str, Any]) -> CheckedModel:
+    """Return the model of a line's object. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
     [model] = read(json.dumps(entry["report"])).models
-    return entry, _with_actions(model, entry["actions"])
-
-
-def malformed(path: str, number: int) -> SettingsError:
-    """Return the error for a line that is not a model."""
-    return SettingsError(
-        f"{shown(path)} is not a {RUN_SCHEMA} file: line {number} cannot be read",
-        "give another file, or remove this one",
-        "run.malformed",
-    )
-
-
-def _check_own(path: str, status: os.stat_result) -> None:
-    """Raise `DestinationError` for a hard link, whose other names would change too."""
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        raise DestinationError(
-            f"tieconv does not append to {shown(path)}: it is a hard link to another file",
-            "give another file",
-            "out.text",
-        )
+    return _with_actions(model, entry["actions"])
 
 
 def _action_of(entry: CheckedFinding) -> list[object] | None:

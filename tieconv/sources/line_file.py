@@ -1,4 +1,4 @@
-"""Read and extend a file of JSON lines. A killed run may leave its last line unfinished."""
+"""Read and extend files of JSON lines. A killed run may leave the last line unfinished."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from tieconv.errors import DestinationError, SettingsError
 from tieconv.sources.texts import read_text
@@ -36,37 +36,58 @@ class LineFile:
             if not line.strip():
                 continue
             try:
-                entry = json.loads(line)
-                if entry["schema"] != self._schema:
-                    raise ValueError(f"not a {self._schema}")
-                use(entry)
+                use(parse_line(line, self._schema))
             except (ValueError, KeyError, TypeError) as error:
                 if number == len(lines) and number > 1:  # a run that was killed while it wrote
                     continue
-                self._refuse(number, error)
-
-    def _refuse(self, number: int, error: Exception) -> NoReturn:
-        raise SettingsError(
-            f"{shown(self._path)} is not a {self._schema} file: line {number} cannot be read",
-            "give another file, or remove this one",
-            "run.malformed",
-        ) from error
+                raise malformed(self._path, self._schema, number) from error
 
     def append(self, entry: Mapping[str, object]) -> None:
         """Append an object as a line, after removing an unfinished one. Raises `DestinationError`."""
-        data = json.dumps({"schema": self._schema, **entry}).encode() + b"\n"
-        try:
-            with open(self._path, "ab") as file:
-                _check_own(self._path, os.fstat(file.fileno()))
-                if not self._whole:  # an unfinished line of a killed run
-                    file.truncate(self._end)
-                    self._whole = True
-                file.write(data)
-        except OSError as error:
-            reason = (error.strerror or "unknown error").lower()
-            raise DestinationError(
-                f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
-            ) from error
+        append_bytes(self._path, line_of(entry, self._schema), None if self._whole else self._end)
+        self._whole = True
+
+
+def line_of(entry: Mapping[str, object], schema: str) -> bytes:
+    """Return an object as a line."""
+    return json.dumps({"schema": schema, **entry}).encode() + b"\n"
+
+
+def parse_line(line: str | bytes, schema: str) -> dict[str, Any]:
+    """Return the object of a line. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
+    entry: dict[str, Any] = json.loads(line)
+    if entry["schema"] != schema:
+        raise ValueError(f"not a {schema}")
+    return entry
+
+
+def append_bytes(path: str, data: bytes, end: int | None = None) -> None:
+    """Append to a file, after cutting it to ``end`` bytes if that is given. Raises `DestinationError`."""
+    try:
+        with open(path, "ab") as file:
+            _check_own(path, os.fstat(file.fileno()))
+            if end is not None:
+                file.truncate(end)
+            file.write(data)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def malformed(path: str, schema: str, number: int) -> SettingsError:
+    """Return the error for a line that is not such an object."""
+    return SettingsError(
+        f"{shown(path)} is not a {schema} file: line {number} cannot be read",
+        "give another file, or remove this one",
+        "run.malformed",
+    )
+
+
+def unwritable(path: str, error: OSError) -> DestinationError:
+    """Return the error for a file or directory that the system does not let tieconv write."""
+    reason = (error.strerror or "unknown error").lower()
+    return DestinationError(
+        f"{shown(path)} cannot be written: {reason}", "check the path and its directory", "out.text"
+    )
 
 
 def _check_own(path: str, status: os.stat_result) -> None:

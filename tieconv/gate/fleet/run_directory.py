@@ -10,9 +10,10 @@ from typing import Any
 
 from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import DestinationError, SettingsError, TieconvError
+from tieconv.errors import SettingsError, TieconvError
 from tieconv.gate.fleet.listed_content import ListedContent
-from tieconv.gate.run_file import line_of, malformed, parse_line
+from tieconv.gate.run_file import RUN_SCHEMA, entry_of, model_of
+from tieconv.sources.line_file import append_bytes, line_of, malformed, parse_line, unwritable
 from tieconv.sources.texts import write_text
 from tieconv.text import shell_word, shown
 from tieconv.version import VERSION
@@ -45,7 +46,7 @@ class RunPart:
         try:
             os.makedirs(directory, exist_ok=True)
         except OSError as error:
-            raise _unwritable(directory, error) from error
+            raise unwritable(directory, error) from error
         self.known: dict[str, str] = {}
         self._end = 0
         if os.path.lexists(self._path):
@@ -57,29 +58,14 @@ class RunPart:
     def start(self, sources: Sequence[str]) -> None:
         """Write the list of models, and remove the unfinished line of a run that was killed."""
         write_text(self._list, json.dumps(sources, indent=0))
-        try:
-            with open(self._path, "ab") as file:
-                file.truncate(self._end)
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
+        append_bytes(self._path, b"", self._end)
 
     def add(self, model: CheckedModel, content: ListedContent, finished: float) -> None:
         """Append a model. Raises `DestinationError`."""
-        line = line_of(
+        entry = entry_of(
             model, self._asked, fingerprint=content.fingerprint, bytes=content.bytes, finished=round(finished, 3)
         )
-        try:
-            with open(self._path, "ab") as file:
-                file.write(line)
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-
-def _unwritable(path: str, error: OSError) -> DestinationError:
-    reason = (error.strerror or "unknown error").lower()
-    return DestinationError(
-        f"{shown(path)} cannot be written: {reason}", "check the path and its directory", "out.text"
-    )
+        append_bytes(self._path, line_of(entry, RUN_SCHEMA))
 
 
 def _entries(path: str) -> Iterator[tuple[dict[str, Any], CheckedModel, int]]:
@@ -92,9 +78,10 @@ def _entries(path: str) -> Iterator[tuple[dict[str, Any], CheckedModel, int]]:
                     return
                 end += len(line)
                 try:
-                    entry, model = parse_line(line)
+                    entry = parse_line(line, RUN_SCHEMA)
+                    model = model_of(entry)
                 except (ValueError, KeyError, TypeError) as error:
-                    raise malformed(path, number) from error
+                    raise malformed(path, RUN_SCHEMA, number) from error
                 yield entry, model, end
     except OSError as error:
         raise SettingsError(
