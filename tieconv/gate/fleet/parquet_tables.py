@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tieconv.checkpoint.results.checked import CheckReport
-from tieconv.errors import DestinationError
 from tieconv.gate.fleet.run_directory import FinishedModel
-from tieconv.text import shown
+from tieconv.sources.texts import write_bytes
 
 MODELS, FINDINGS = "models.parquet", "findings.parquet"
 
@@ -62,17 +61,11 @@ def write_tables(directory: str, report: CheckReport, models: Mapping[str, Finis
 
 
 def _write(path: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> str:
-    """Write a table beside ``path`` and rename it, so that a reader sees the whole table."""
+    """Write a table completely or not at all."""
     import pyarrow
     from pyarrow import parquet
 
-    staged = f"{path}.{os.getpid()}.tmp"
-    try:
-        parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(columns.items()))), staged)
-        os.replace(staged, path)
-    except OSError as error:
-        reason = (error.strerror or "unknown error").lower()
-        raise DestinationError(
-            f"{shown(path)} cannot be written: {reason}", "check the path and its directory", "out.text"
-        ) from error
+    file = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(columns.items()))), file)
+    write_bytes(path, file.getvalue().to_pybytes())
     return path
