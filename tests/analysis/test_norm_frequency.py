@@ -99,6 +99,8 @@ def test_few_tokens_have_no_correlation(model: Path) -> None:
     ("text", "says"),
     [
         ("1,2\nx\n", "line 2 is not a token id and a count"),
+        ("0 1e400\n1 2\n", "line 1 is not"),
+        ("-1,2\n1,2\n", "line 1 is not"),
         ("1,2\n-3,4\n", "line 2 is not"),
         ("1,2\n1,3\n", "line 2 repeats the id 1"),
         ("1,2\n400,3\n", "line 2 has the id 400, but the table has 400 rows"),

@@ -99,6 +99,35 @@ def test_a_killed_run_goes_on(fleet: Path) -> None:
     assert (report("runs")["models"], report("runs")["unfinished"]) == (3, 0)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "list"])
+def test_deeply_nested_results_are_refused(kind: str, fleet: Path) -> None:
+    """Neither file makes the parser fail without a sentence."""
+    ok("fleet check fleet -o runs")
+    Path(f"runs/check.{kind}").write_text("[" * 100_000 + "\n")
+    said = refused("fleet report runs")
+    assert "is not a" in said and "RecursionError" not in said
+    shutil.copy(f"runs/check.{kind}", "earlier.jsonl")
+    assert "line 1 cannot be read" in refused("check fleet/llama-duplicated --resume earlier.jsonl")
+
+
+@pytest.mark.parametrize(("asked", "finished"), [("[1]", "0"), ("null", "0"), ("{}", "[]"), ("{}", '"x"')])
+def test_keys_of_another_type_are_refused(asked: str, finished: str, fleet: Path) -> None:
+    ok("fleet check fleet -o runs")
+    entry = json.loads(Path("runs/check.jsonl").read_text().splitlines()[0]) | {
+        "asked": json.loads(asked), "finished": json.loads(finished), "actions": []
+    }  # fmt: skip
+    entry["report"]["models"][0]["findings"] = []
+    Path("runs/check.jsonl").write_text(json.dumps(entry) + "\n")
+    assert "line 1 cannot be read" in refused("fleet report runs")
+
+
+def test_a_hard_link_is_not_extended(fleet: Path) -> None:
+    """Its other name would change too."""
+    ok("fleet check fleet -o runs")
+    Path("backup.jsonl").hardlink_to("runs/check.jsonl")
+    assert "hard link" in refused("fleet check fleet -o runs")
+
+
 def test_a_driver_that_is_killed(fleet: Path) -> None:
     """SIGKILL in the middle: a later run reads only what has no line, and every model has its findings."""
     for number in range(300):

@@ -55,7 +55,10 @@ def line_of(entry: Mapping[str, object], schema: str) -> bytes:
 
 def parse_line(line: str | bytes, schema: str) -> dict[str, Any]:
     """Return the object of a line. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
-    entry: dict[str, Any] = json.loads(line)
+    try:
+        entry: dict[str, Any] = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if entry["schema"] != schema:
         raise ValueError(f"not a {schema}")
     return entry

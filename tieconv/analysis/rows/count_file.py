@@ -12,19 +12,21 @@ from tieconv.sources.texts import read_text
 from tieconv.text import shown
 
 _LINE = re.compile(r"(\d{1,9})\s*[,\t ]\s*(\d{1,18})")
+_HEADER = re.compile(r"\s*[^-+.\d\s]")
 
 
 def read_counts(path: str, rows: int) -> Array:
     """Return how often the token of each row occurs, (rows,). Rows that the file leaves out occur never.
 
-    Each line has a token id and a count, with a comma, a tab or a space between them. The first line may be a header.
-    Raises `SettingsError` for another line, for an id twice, and for an id without a row.
+    Each line has a token id and a count, with a comma, a tab or a space between them. The first line may be a header,
+    which does not start like a number. Raises `SettingsError` for another line, for an id twice, and for an id without
+    a row.
     """
     counts, seen = np.zeros(rows), np.zeros(rows, bool)
     for number, line in enumerate(read_text(path).splitlines(), 1):
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            if not line.strip() or number == 1:
+            if not line.strip() or (number == 1 and _HEADER.match(line)):
                 continue
             raise _malformed(path, f"line {number} is not a token id and a count")
         row, count = int(match[1]), int(match[2])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.value_type import record
@@ -50,10 +49,11 @@ class RunPart:
         self.known: dict[str, str] = {}
         self._end = 0
         if os.path.lexists(self._path):
-            for entry, model, end in _entries(self._path):
-                self._end = end
-                read = entry["asked"] == self._asked and model.failure is None
-                self.known[model.source] = str(entry.get("fingerprint", "")) if read else ""
+            for line in _lines(self._path):
+                self._end = line.end
+                model = line.finished.model
+                read = line.asked == self._asked and model.failure is None
+                self.known[model.source] = line.fingerprint if read else ""
 
     def start(self, sources: Sequence[str]) -> None:
         """Write the list of models, and remove the unfinished line of a run that was killed."""
@@ -68,8 +68,18 @@ class RunPart:
         append_bytes(self._path, line_of(entry, RUN_SCHEMA))
 
 
-def _entries(path: str) -> Iterator[tuple[dict[str, Any], CheckedModel, int]]:
-    """Yield the document of each whole line, its model, and the offset of its end. Skips an unfinished last line."""
+@record
+class _Line:
+    """A whole line of results. ``end`` is the offset of its end."""
+
+    finished: FinishedModel
+    asked: Mapping[str, object]
+    fingerprint: str
+    end: int
+
+
+def _lines(path: str) -> Iterator[_Line]:
+    """Yield each whole line. Skips an unfinished last line. Raises `SettingsError`."""
     end = 0
     try:
         with open(path, "rb") as file:
@@ -78,15 +88,21 @@ def _entries(path: str) -> Iterator[tuple[dict[str, Any], CheckedModel, int]]:
                     return
                 end += len(line)
                 try:
-                    entry = parse_line(line, RUN_SCHEMA)
-                    model = model_of(entry)
+                    parsed = _parsed(line, end)
                 except (ValueError, KeyError, TypeError) as error:
                     raise malformed(path, RUN_SCHEMA, number) from error
-                yield entry, model, end
+                yield parsed
     except OSError as error:
         raise SettingsError(
             f"{shown(path)} cannot be read: {(error.strerror or '').lower()}", "check the path"
         ) from error
+
+
+def _parsed(line: bytes, end: int) -> _Line:
+    """Return the result of a line. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
+    entry = parse_line(line, RUN_SCHEMA)
+    finished = FinishedModel(model_of(entry), int(entry.get("bytes", 0)), float(entry.get("finished", 0)))
+    return _Line(finished, {**entry["asked"]}, str(entry.get("fingerprint", "")), end)
 
 
 @record
@@ -113,12 +129,11 @@ def read_run(directory: str) -> FleetRun:
     for name in names:
         if not name.endswith(_LINES):
             continue
-        for entry, model, _ in _entries(os.path.join(directory, name)):
-            finished = float(entry.get("finished", 0))
-            source = model.source
-            if source in wanted and (source not in models or models[source].finished <= finished):
-                models[source] = FinishedModel(model, int(entry.get("bytes", 0)), finished)
-                asked[source] = json.dumps({**entry["asked"], "tieconv": ""}, sort_keys=True)
+        for line in _lines(os.path.join(directory, name)):
+            source = line.finished.model.source
+            if source in wanted and (source not in models or models[source].finished <= line.finished.finished):
+                models[source] = line.finished
+                asked[source] = json.dumps({**line.asked, "tieconv": ""}, sort_keys=True)
     options = set(asked.values())
     if len(options) > 1:
         raise SettingsError(
@@ -171,7 +186,7 @@ def _listed(path: str) -> list[str]:
             sources = json.load(file)
         if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
             return sources
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_list(path) from error
     raise _no_list(path)
 

@@ -31,7 +31,7 @@ def read(text: str | bytes) -> CheckReport:
             raise ValueError(f"its schema is not {CHECK_SCHEMA}")
         models = tuple(_model_of(model) for model in document["models"])
         return CheckReport(models, Level(document["fail_on"]), _texts(document["notes"]), _texts(document["rules"]))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"a key is missing or does not fit {CHECK_SCHEMA}: {error}") from error
 
 

@@ -89,7 +89,7 @@ def _ids(path: str, directory: str) -> Any:
         else:
             ids = load_tokenizer(directory)(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int64).reshape(-1)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise _unreadable(path, f"cannot be read as tokens: {shown(str(error), 200)}") from error
 
 
