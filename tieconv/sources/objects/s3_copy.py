@@ -17,19 +17,17 @@ from tieconv.sources.objects.store_settings import s3_endpoint
 from tieconv.sources.threads import interruptible
 
 ATTEMPTS = 6
-_CARRIED = (
+_DESCRIPTION = (
     "Metadata",
     "ContentType",
     "ContentEncoding",
     "ContentDisposition",
     "ContentLanguage",
     "CacheControl",
-    "StorageClass",
-    "ServerSideEncryption",
-    "SSEKMSKeyId",
-    "BucketKeyEnabled",
 )
-"""What a multipart upload does not take over from its source."""
+"""What only a multipart upload does not take over from its source."""
+_STORAGE = ("StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
+"""What no copy takes over."""
 _MISSING = frozenset({"NotImplemented", "MethodNotAllowed", "UnsupportedOperation", "501", "405"})
 _REPLACED = frozenset({"PreconditionFailed", "412"})
 _FORBIDDEN = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403", "401"})
@@ -55,7 +53,7 @@ class S3Copier:
     def attributes(self, bucket: str, source: RemoteObject) -> dict[str, Any]:
         """Return metadata, tags, encryption and storage class of an object, as arguments of a write."""
         head = self._ask(source.label, "head_object", Bucket=bucket, Key=source.key, **_if("IfMatch", source.etag))
-        carried = {name: head[name] for name in _CARRIED if head.get(name)}
+        carried = {name: head[name] for name in (*_DESCRIPTION, *_STORAGE) if head.get(name)}
         try:
             answer = self._client_call("get_object_tagging", Bucket=bucket, Key=source.key)
         except ClientError as error:
@@ -124,7 +122,7 @@ class S3Copier:
 
     def copy(self, key: str, bucket: str, source: RemoteObject, attributes: dict[str, Any]) -> None:
         """Let the server copy a whole object. It takes over metadata and tags itself."""
-        storage = {name: attributes[name] for name in _CARRIED[6:] if name in attributes}
+        storage = {name: attributes[name] for name in _STORAGE if name in attributes}
         self._ask(
             source.label,
             "copy_object",
