@@ -104,8 +104,8 @@ def test_deeply_nested_results_are_refused(kind: str, fleet: Path) -> None:
     """Neither file makes the parser fail without a sentence."""
     ok("fleet check fleet -o runs")
     Path(f"runs/check.{kind}").write_text("[" * 100_000 + "\n")
-    said = refused("fleet report runs")
-    assert "is not a" in said and "RecursionError" not in said
+    message = refused("fleet report runs")
+    assert "is not a" in message and "RecursionError" not in message
     shutil.copy(f"runs/check.{kind}", "earlier.jsonl")
     assert "line 1 cannot be read" in refused("check fleet/llama-duplicated --resume earlier.jsonl")
 

@@ -42,6 +42,7 @@ class RunPart:
         self._path = os.path.join(directory, f"{name}{_LINES}")
         self._list = os.path.join(directory, f"{name}{_LIST}")
         self._asked = {"tieconv": VERSION, **asked}
+        options = _as_json(asked)
         try:
             os.makedirs(directory, exist_ok=True)
         except OSError as error:
@@ -52,7 +53,7 @@ class RunPart:
             for line in _lines(self._path):
                 self._end = line.end
                 model = line.finished.model
-                read = line.asked == self._asked and model.failure is None
+                read = (line.version, line.options) == (VERSION, options) and model.failure is None
                 self.known[model.source] = line.fingerprint if read else ""
 
     def start(self, sources: Sequence[str]) -> None:
@@ -70,10 +71,14 @@ class RunPart:
 
 @record
 class _Line:
-    """A whole line of results. ``end`` is the offset of its end."""
+    """A whole line of results.
+
+    ``version`` is of tieconv. ``options`` are those of the run, as JSON. ``end`` is the offset of the line's end.
+    """
 
     finished: FinishedModel
-    asked: Mapping[str, object]
+    version: str
+    options: str
     fingerprint: str
     end: int
 
@@ -102,7 +107,13 @@ def _parsed(line: bytes, end: int) -> _Line:
     """Return the result of a line. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
     entry = parse_line(line, RUN_SCHEMA)
     finished = FinishedModel(model_of(entry), int(entry.get("bytes", 0)), float(entry.get("finished", 0)))
-    return _Line(finished, {**entry["asked"]}, str(entry.get("fingerprint", "")), end)
+    options = {**entry["asked"]}
+    version = str(options.pop("tieconv", ""))
+    return _Line(finished, version, _as_json(options), str(entry.get("fingerprint", "")), end)
+
+
+def _as_json(options: Mapping[str, object]) -> str:
+    return json.dumps(options, sort_keys=True)
 
 
 @record
@@ -125,7 +136,7 @@ def read_run(directory: str) -> FleetRun:
     listed = [source for name in names if name.endswith(_LIST) for source in _listed(os.path.join(directory, name))]
     wanted = set(listed)
     models: dict[str, FinishedModel] = {}
-    asked: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name in names:
         if not name.endswith(_LINES):
             continue
@@ -133,16 +144,16 @@ def read_run(directory: str) -> FleetRun:
             source = line.finished.model.source
             if source in wanted and (source not in models or models[source].finished <= line.finished.finished):
                 models[source] = line.finished
-                asked[source] = json.dumps({**line.asked, "tieconv": ""}, sort_keys=True)
-    options = set(asked.values())
-    if len(options) > 1:
+                options[source] = line.options
+    different = set(options.values())
+    if len(different) > 1:
         raise SettingsError(
             f"{shown(directory)} holds results of runs with different options",
             "finish the last run, so that every model is read with its options",
             "fleet.mixed",
         )
     ordered = {source: models[source] for source in sorted(models)}
-    return FleetRun(directory, ordered, len(wanted) - len(models), next(iter(options), ""))
+    return FleetRun(directory, ordered, len(wanted) - len(models), next(iter(different), ""))
 
 
 def _names(directory: str) -> list[str]:
