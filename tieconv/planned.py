@@ -31,13 +31,15 @@ Verify = Literal["full", "structure"]
 class WriteOptions(TypedDict, total=False):
     """Options of a write, as in `tieconv.execute.Target`. The defaults are off, and ``verify`` full.
 
-    In an object store tieconv reads back what it uploaded, and with ``verify`` full also what the server copied.
+    In an object store tieconv reads back what it uploaded, and with ``verify`` full also what the server copied. There
+    it refuses ``resume``.
     """
 
     in_place: bool
     overwrite: bool
     hardlink: bool
     verify: Verify
+    resume: bool
 
 
 @record

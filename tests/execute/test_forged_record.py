@@ -8,7 +8,7 @@ import pytest
 
 from tieconv.checkpoint.write_plan.output import OutputWeights
 from tieconv.errors import VerificationError
-from tieconv.execute.contents.write import Record, Shared
+from tieconv.execute.contents.write_record import Record, Shared
 from tieconv.execute.proof.verify import Verifier
 
 from . import models

@@ -14,6 +14,7 @@ from tieconv.cli.network import fetched_line
 from tieconv.cli.progress import byte_progress
 from tieconv.cli.screen import painter, say, timed, width
 from tieconv.cli.streams import MAX_LINES, document, echo, shortened
+from tieconv.errors import WriteFailedError
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
@@ -38,16 +39,21 @@ class WriteArguments:
     drop_other_formats: bool
     hardlink: bool
     verify: Verify
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if self.output is not None and self.in_place:
             raise click.UsageError("-o OUT and --in-place cannot be used together")
         if self.overwrite and self.output is None:
             raise click.UsageError("--overwrite needs -o OUT")
+        if self.resume and self.output is None:
+            raise click.UsageError("--resume needs -o OUT")
 
     @property
     def options(self) -> WriteOptions:
         options: WriteOptions = {"in_place": self.in_place, "overwrite": self.overwrite, "hardlink": self.hardlink}
+        if self.resume:
+            options["resume"] = True
         source = click.get_current_context().get_parameter_source("verify")
         return options if source is ParameterSource.DEFAULT else {**options, "verify": self.verify}
 
@@ -70,7 +76,8 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
     """Print the plan, and apply it if the user gave a target."""
     stands_inside = arguments.writes and _stands_inside(planned, arguments)
     if arguments.writes:
-        planned.clear(arguments.output, in_place=arguments.in_place)
+        if not arguments.resume:
+            planned.clear(arguments.output, in_place=arguments.in_place)
         _check_target(planned, arguments)
         if not as_json:
             say(_text(planned.outcome(arguments.output), arguments))
@@ -98,6 +105,7 @@ def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
             say(f"note: {note}")
 
 
+_AGAIN = "run the same command again to go on"
 _AFTER = 10
 """Lines that may follow a plan, such as what was fetched and written."""
 
@@ -127,7 +135,16 @@ def _check_target(planned: PlannedWrite, arguments: WriteArguments) -> None:
 
 def _execute(planned: PlannedWrite, arguments: WriteArguments) -> Outcome:
     with timed("write and verify"), byte_progress(planned.plan.command) as progress:
-        return planned.execute(arguments.output, progress=progress, **arguments.options)
+        try:
+            return planned.execute(arguments.output, progress=progress, **arguments.options)
+        except (KeyboardInterrupt, SystemExit):
+            if arguments.resume:
+                say(f"the finished weight files are kept: {_AGAIN}")
+            raise
+        except WriteFailedError as error:
+            if not arguments.resume:
+                raise
+            raise WriteFailedError(error.message, f"{error.command_hint}; then {_AGAIN}", error.code) from error
 
 
 def _closing(outcome: Outcome, arguments: WriteArguments) -> str:

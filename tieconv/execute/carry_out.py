@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from tieconv.checkpoint.write_plan.output import OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import VerificationError
 from tieconv.execute import tree
+from tieconv.execute.byte_meter import ByteMeter, Progress
 from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
+from tieconv.execute.contents.file_layout import file_layout
+from tieconv.execute.contents.finished_file import is_finished
 from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Record, Writer
+from tieconv.execute.contents.write import Writer
+from tieconv.execute.contents.write_record import Record
 from tieconv.execute.proof.dropped import check_dropped
 from tieconv.execute.proof.promises import check_promises
 from tieconv.execute.proof.sums import blame_source, check_source_sums
@@ -39,7 +44,6 @@ from tieconv.execute.target import (
 )
 
 Reinspect = Callable[[Path], Inspection]
-Progress = Callable[[int, int], None]
 
 
 def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> tuple[str, ...]:
@@ -54,32 +58,15 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
     """
     final = destination(plan, target)
     with interrupts() as signals:
-        checked(final, lambda: check_target(plan, target))
+        if target.resume:
+            check_target(plan, target)
+        else:
+            checked(final, lambda: check_target(plan, target))
         if target.in_place and plan.changes_nothing:
             sweep(final)
             return ()
-        job = _Job(plan, target, final, reinspect, _Meter.of(plan, target, progress))
-        return owning(final, signals, lambda staging: job.run(staging, signals))
-
-
-@dataclass
-class _Meter:
-    """Count bytes for ``progress``."""
-
-    total: int
-    progress: Progress | None
-    done: int = 0
-
-    @classmethod
-    def of(cls, plan: Plan, target: Target, progress: Progress | None) -> _Meter:
-        once = plan.bytes_written + (0 if target.in_place or target.hardlink else plan.bytes_linked)
-        return cls(once * (2 if target.verify == "full" else 1), progress)
-
-    def tick(self, count: int) -> None:
-        """Count ``count`` more bytes as done."""
-        self.done = min(self.done + count, self.total)
-        if self.progress is not None:
-            self.progress(self.done, self.total)
+        job = _Job(plan, target, final, reinspect, ByteMeter.of(plan, target, progress))
+        return owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
 
 
 @dataclass
@@ -90,7 +77,7 @@ class _Job:
     target: Target
     final: Path
     reinspect: Reinspect
-    meter: _Meter
+    meter: ByteMeter
 
     def __post_init__(self) -> None:
         self.root = source_root(self.plan)
@@ -104,11 +91,12 @@ class _Job:
             self.replaced = os.lstat(self.final) if self.swaps else None
             if self.swaps and self.target.in_place and not swap.can_exchange(staging.held):
                 raise swap.cannot_exchange(self.final)
-            os.mkdir(staging.new)
+            finished = self._make_new(staging)
         syncer = Syncer()
         try:
-            record = self._write(staging, syncer)
-            self._prove(staging, record)
+            writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
+            record = self._write(staging, writer, finished)
+            self._prove(staging, writer)
             with writing(self.final.name, staging.held, self.plan.bytes_written):
                 syncer.finish()
         finally:
@@ -119,12 +107,17 @@ class _Job:
         with signals.shielded(), writing(self.final.name, staging.held, 0):
             staging.check()
             self._publish(staging)
-        return notes(record.lost)
+        return (*notes(record.lost), *record.resumed(len(self.plan.weights)))
 
-    def _write(self, staging: Staging, syncer: Syncer) -> Record:
-        writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
+    def _make_new(self, staging: Staging) -> Collection[str]:
+        """Make the new directory, with the weight files that a killed run finished; return their names."""
+        files = {self._staged_name(weights): weights for weights in self.plan.weights}
+        return staging.make_new(files, lambda name, path: is_finished(path, file_layout(files[name])))
+
+    def _write(self, staging: Staging, writer: Writer, finished: Collection[str]) -> Record:
         for weights in self.plan.weights:
-            writer.weights(weights, self._staged_name(weights))
+            name = self._staged_name(weights)
+            (writer.keep if name in finished else writer.weights)(weights, name)
         for text in self.plan.texts:
             writer.text(text)
         if self.target.in_place and self.swaps:
@@ -156,14 +149,14 @@ class _Job:
         replaces = self.target.overwrite or self.target.in_place
         return first_like(replaced if replaces else None, self.root / name if whole else source_path(self.plan))
 
-    def _prove(self, staging: Staging, record: Record) -> None:
-        full = self.target.verify == "full"
+    def _prove(self, staging: Staging, writer: Writer) -> None:
+        full, record = self.target.verify == "full", writer.record
         verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
         verifier.names(self._expected())
         check_source_sums(self.plan, self.root, full=full)
         try:
             for weights in self.plan.weights:
-                verifier.weights(weights, self._staged_name(weights))
+                self._prove_weights(weights, verifier, writer)
         except VerificationError:
             blame_source(self.plan, self.root)
             raise
@@ -172,6 +165,14 @@ class _Job:
         for name in record.companions:
             verifier.companion(name)
         check_promises(self.plan.promises, self._inspectable(staging), self.reinspect)
+
+    def _prove_weights(self, weights: OutputWeights, verifier: Verifier, writer: Writer) -> None:
+        name = self._staged_name(weights)
+        if name in writer.record.reused:
+            with suppress(VerificationError):
+                return verifier.weights(weights, name)
+            writer.replace(weights, name)
+        return verifier.weights(weights, name)
 
     def _expected(self) -> set[str]:
         if is_file(self.plan):

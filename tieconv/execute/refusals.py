@@ -23,6 +23,7 @@ from tieconv.execute.target import (
     linked_names,
     replaces_directory,
     source_root,
+    staging_path,
 )
 from tieconv.sources.local.files import file_state, open_regular
 from tieconv.sources.local.links import in_hub_cache, in_hub_store
@@ -175,7 +176,7 @@ def _check_space(plan: Plan, target: Target) -> None:
     needed = bytes_in_place_of_shared(plan) if shares else plan.bytes_written
     if not (shares or target.in_place or target.hardlink):
         needed += plan.bytes_linked
-    free = free_bytes(final.parent)
+    free = free_bytes(final.parent) + (tree.allocated(staging_path(final)) if target.resume else 0)
     if needed > free:
         raise no_space(final.name, needed, free)
 

@@ -26,7 +26,8 @@ class Target:
 
     With ``in_place`` the write replaces the model itself and ignores ``path``. ``hardlink`` shares unchanged files with
     the source as hard links. ``verify="structure"`` skips the byte comparison of ranges that the kernel copied or
-    shared.
+    shared. ``resume`` takes over the finished files of a killed run. It leaves them if a signal or the system stops
+    this one.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class Target:
     overwrite: bool = False
     hardlink: bool = False
     verify: Literal["full", "structure"] = "full"
+    resume: bool = False
 
 
 def is_file(plan: Plan) -> bool:

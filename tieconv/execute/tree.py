@@ -64,6 +64,15 @@ def relinked(root: Path) -> set[tuple[int, int]]:
     return {*UNLINKED, *((status.st_dev, status.st_ino) for status in files)}
 
 
+def allocated(root: Path) -> int:
+    """Return the bytes on disk of the files under ``root`` that have one name; 0 if it is missing."""
+    if not os.path.isdir(root):
+        return 0
+    return sum(
+        512 * status.st_blocks for _, status in walk(root) if stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    )
+
+
 def link(root: Path, new: Path, without: Collection[str]) -> None:
     """Make ``new`` a second directory of everything under ``root``: hard links, also to symlinks themselves.
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tieconv import api
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.execute.contents.write import Writer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -55,6 +56,28 @@ def written(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def test_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped goes on with its finished files."""
+    source, out = save(tmp_path / "c", llama(tied=False)), tmp_path / "out"
+    planned = api.plan_convert("safetensors", source, max_shard_size="2kB")
+    names = [weights.name for weights in planned.plan.weights]
+    write = Writer.weights
+
+    def stopped(self: Writer, output: Any, name: str) -> None:
+        if name == names[-1]:
+            raise KeyboardInterrupt
+        write(self, output, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "weights", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            planned.execute(out, resume=True)
+    outcome = api.plan_convert("safetensors", source, max_shard_size="2kB").execute(out, resume=True)
+    assert f"{len(names) - 1} of {len(names)} weight files" in outcome.plan.notes[-1]
+    expected = llama(tied=False).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in written(out).items())
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -32,6 +32,11 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
     callback=_size,
     help="Largest size of a file's tensors, such as 500MB or 2GiB. A larger tensor gets a separate file.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Take over the finished files of a killed run. Keep them if this run is stopped.",
+)
 @write_options
 @name_options
 @json_option

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from tieconv.checkpoint.files.model_files import FileState
 from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.output import (
     Assembled,
     Averaged,
@@ -33,50 +31,13 @@ from tieconv.execute.contents.mean import averaged_blocks
 from tieconv.execute.contents.power_of_two import scaled
 from tieconv.execute.contents.strided_write import write_gathered
 from tieconv.execute.contents.sync import EARLY, Syncer
+from tieconv.execute.contents.write_record import Record, Shared
 from tieconv.execute.system_errors import writing
 from tieconv.sources.local.files import FileSet, file_state, open_files, open_regular
 from tieconv.text import shown
 
 SCALE_BLOCK = 1024 * 1024
 """Bytes scaled in one step: a multiple of every element's width."""
-
-
-@record
-class Shared:
-    """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
-
-    The source ``file`` holds the same bytes at ``shift`` more.
-    """
-
-    start: int
-    end: int
-    file: str
-    shift: int
-
-
-@dataclass
-class Record:
-    """What was written: the kernel-copied extents of each file, and the source files as they were.
-
-    ``lost`` has the extended attributes of replaced files that could not be kept.
-    """
-
-    shared: dict[str, list[Shared]] = field(default_factory=dict)
-    companions: list[str] = field(default_factory=list)
-    sources: dict[str, FileState] = field(default_factory=dict)
-    lost: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def add_shared(self, name: str, extents: list[Shared]) -> None:
-        self.shared[name] = extents
-
-    def add_companion(self, name: str) -> None:
-        self.companions.append(name)
-
-    def add_source(self, name: str, state: FileState) -> None:
-        self.sources[name] = state
-
-    def add_lost(self, name: str, attributes: tuple[str, ...]) -> None:
-        self.lost[name] = attributes
 
 
 @dataclass
@@ -101,6 +62,23 @@ class Writer:
             self._created(name, self.like(output.name)) as descriptor,
         ):
             self.record.add_shared(name, self._fill(output, files, descriptor))
+
+    def keep(self, output: OutputWeights, name: str) -> None:
+        """Take over the weight file ``name`` of a killed run, which is compared later like a written one."""
+        with writing(name, self.new, 0):
+            descriptor = os.open(self.new / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _finish(descriptor, name, self.like(output.name), self.syncer, self.record)
+            finally:
+                os.close(descriptor)
+        self.record.add_reused(name)
+        self.tick(output.nbytes)
+
+    def replace(self, output: OutputWeights, name: str) -> None:
+        """Write the weight file anew: the one of the killed run has other bytes."""
+        self.record.reused.remove(name)
+        os.unlink(self.new / name)
+        self.weights(output, name)
 
     def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
         whole = file_layout(output)
@@ -240,8 +218,12 @@ def created(directory: Path, name: str, like: Like | None, syncer: Syncer, writt
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         yield descriptor
-        if like is not None and (lost := inherit(descriptor, like)):
-            written.add_lost(name, lost)
-        syncer.add(descriptor)
+        _finish(descriptor, name, like, syncer, written)
     finally:
         os.close(descriptor)
+
+
+def _finish(descriptor: int, name: str, like: Like | None, syncer: Syncer, written: Record) -> None:
+    if like is not None and (lost := inherit(descriptor, like)):
+        written.add_lost(name, lost)
+    syncer.add(descriptor)

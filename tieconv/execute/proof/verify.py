@@ -28,7 +28,7 @@ from tieconv.execute.contents.file_layout import checksum, file_layout, places
 from tieconv.execute.contents.layout import Piece
 from tieconv.execute.contents.mean import averaged_blocks
 from tieconv.execute.contents.strided_write import blocks
-from tieconv.execute.contents.write import Record, Shared
+from tieconv.execute.contents.write_record import Record, Shared
 from tieconv.execute.proof.first_difference import first_difference, first_nonzero, first_unlike_blocks, first_unscaled
 from tieconv.formats.safetensors.header import read_weight_file
 from tieconv.formats.torch.write import torch_metadata

@@ -14,6 +14,8 @@ from tieconv.execute.system_errors import writing
 from tieconv.text import shown
 
 T = TypeVar("T")
+STOPS = (KeyboardInterrupt, SystemExit, WriteFailedError)
+"""What stops a write and says nothing against the files that are already written."""
 
 
 def checked(final: Path, check: Callable[[], None]) -> None:
@@ -26,9 +28,10 @@ def checked(final: Path, check: Callable[[], None]) -> None:
         check()
 
 
-def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T]) -> T:
+def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T], *, resume: bool = False) -> T:
     """Return the result of ``write``, which gets the staging directory of ``final``; remove that directory in any case.
 
+    With ``resume``, ``write`` gets the directory of a killed run. A signal or the system leaves it to the next run.
     Not a context manager: a signal between its entry and its body would leave the directory behind. Raises
     `DestinationError` if a live process has the directory. Raises `WriteFailedError` if the system stops the write or
     the directory cannot be removed after it.
@@ -36,13 +39,16 @@ def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T]) -> T
     staging: Staging | None = None
     try:
         with signals.shielded(), writing(final.name, final.parent, 0):
-            staging = Staging(final)
+            staging = Staging(final, resume=resume)
         with writing(final.name, final.parent, 0):
             made = write(staging)
-    except BaseException:
+    except BaseException as error:
         if staging is not None:
             with signals.shielded(), suppress(OSError):
-                staging.release()
+                if resume and isinstance(error, STOPS):
+                    staging.leave()
+                else:
+                    staging.release()
         raise
     with signals.shielded():
         _release(staging)

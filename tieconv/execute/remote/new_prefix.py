@@ -37,7 +37,13 @@ _HINT = "tieconv removed what it wrote; run the command again, and report this i
 
 
 def check_remote_target(
-    plan: Plan, out: str, *, in_place: bool = False, overwrite: bool = False, hardlink: bool = False
+    plan: Plan,
+    out: str,
+    *,
+    in_place: bool = False,
+    overwrite: bool = False,
+    hardlink: bool = False,
+    resume: bool = False,
 ) -> None:
     """Raise what stops a write to an object store before any request.
 
@@ -50,6 +56,12 @@ def check_remote_target(
             f"{shown(out)}: an object store gets a model only below a new prefix, so {option} cannot be used",
             "give a new prefix with -o",
             "out.new-prefix",
+        )
+    if resume:
+        raise DestinationError(
+            f"{shown(out)}: tieconv resumes only a write to a local path",
+            "give a local path with -o",
+            "out.resume",
         )
     if is_file(plan) or not published(plan):
         raise RefusedError(

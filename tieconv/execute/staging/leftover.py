@@ -7,7 +7,8 @@ import fcntl
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tieconv.errors import DestinationError
@@ -21,7 +22,8 @@ NEW = "new"
 OLD = "old"
 DATA = ".data"
 """The suffix of a graph's data file, after the graph's name."""
-_OURS = re.compile(r"new|old|raw|exchange-[ab]|step-[0-9]+")
+EARLIER = "earlier"
+_OURS = re.compile(r"new|old|earlier|raw|exchange-[ab]|step-[0-9]+")
 """The directories that a run makes in its staging directory."""
 _OPEN_MARKER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -33,21 +35,54 @@ def clear(home: int, path: Path, final: Path) -> None:
     Does nothing if it has gone meanwhile. Raises `DestinationError` and changes nothing if a live process owns it.
     Raises it too if anything in it differs from what a killed run of this user leaves.
     """
-    with suppress(FileNotFoundError):
-        status = os.stat(path.name, dir_fd=home, follow_symlinks=False)
-        _check_kind(status, path)
-        _check_private(status, path, "it")
-        directory = open_directory(home, path.name)
-        try:
-            if not os.path.samestat(status, os.fstat(directory)):
-                return  # another directory has the name now
-            if os.listdir(directory):
-                _clear(home, directory, path, final)
-            else:
-                with suppress(OSError):  # another run fills it at this moment
-                    os.rmdir(path.name, dir_fd=home)
-        finally:
-            os.close(directory)
+    with suppress(FileNotFoundError), _opened(home, path) as directory:
+        if directory is None:
+            return
+        if not os.listdir(directory):
+            with suppress(OSError):  # another run fills it at this moment
+                os.rmdir(path.name, dir_fd=home)
+            return
+        with _settled(home, directory, path, final) as marker:
+            if marker is not None:
+                empty(directory)
+                remove(home, directory, path)
+
+
+def take_over(home: int, path: Path, final: Path) -> tuple[int, int] | None:
+    """Return the open staging directory that a killed run left, and its locked marker; ``None`` if there is none.
+
+    Only `NEW` and the marker stay in it. Raises `DestinationError` in the cases of `clear`.
+    """
+    with suppress(FileNotFoundError), _opened(home, path) as directory:
+        if directory is None or not os.listdir(directory):
+            return None
+        with _settled(home, directory, path, final) as marker:
+            if marker is None:
+                return None
+            empty(directory, NEW)
+            owned = os.dup(directory)
+            try:
+                return owned, os.dup(marker)  # the lock lasts until both descriptors of the marker are closed
+            except OSError:
+                os.close(owned)
+                raise
+    return None
+
+
+@contextmanager
+def _opened(home: int, path: Path) -> Iterator[int | None]:
+    """Yield the open directory at ``path``, or ``None`` if another one has the name now.
+
+    Raises `FileNotFoundError` if there is none, and `DestinationError` if it is not a private directory of this user.
+    """
+    status = os.stat(path.name, dir_fd=home, follow_symlinks=False)
+    _check_kind(status, path)
+    _check_private(status, path, "it")
+    directory = open_directory(home, path.name)
+    try:
+        yield directory if os.path.samestat(status, os.fstat(directory)) else None
+    finally:
+        os.close(directory)
 
 
 def open_directory(home: int, name: str) -> int:
@@ -80,19 +115,21 @@ def in_the_way(path: Path, why: str, hint: str = "") -> DestinationError:
     return DestinationError(f"{shown(path)} is in the way: {why}", hint, "out.staging")
 
 
-def _clear(home: int, directory: int, path: Path, final: Path) -> None:
+@contextmanager
+def _settled(home: int, directory: int, path: Path, final: Path) -> Iterator[int | None]:
+    """Yield the locked marker of a killed run, after OUT has its name back; ``None`` if the owner removed it."""
     marker = _open_marker(directory, path)
     try:
         lock(marker, directory, final)
         if not is_at(marker, MARKER, directory):
-            return  # its owner removed it before this run had the lock
+            yield None  # its owner removed it before this run had the lock
+            return
         owner = _owner(marker, directory, path)
         _check_content(directory, path, owner)
         if not os.path.lexists(final):
             _restore_old(directory, home, final)
             _remove_data(home, final, owner)
-        empty(directory)
-        remove(home, directory, path)
+        yield marker
     finally:
         os.close(marker)
 
@@ -181,10 +218,10 @@ def _remove_data(home: int, final: Path, owner: Owner | None) -> None:
         os.unlink(name, dir_fd=home)
 
 
-def empty(directory: int) -> None:
-    """Remove everything in the open staging directory except the marker."""
+def empty(directory: int, but: str = MARKER) -> None:
+    """Remove everything in the open staging directory except the marker and ``but``."""
     for name in os.listdir(directory):
-        if name != MARKER:
+        if name not in (MARKER, but):
             tree.remove_at(directory, name)
 
 

@@ -7,13 +7,14 @@ cannot put another directory in its place.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from tieconv.errors import DestinationError
 from tieconv.execute.staging import leftover
-from tieconv.execute.staging.leftover import MARKER, NEW, OLD
+from tieconv.execute.staging.leftover import EARLIER, MARKER, NEW, OLD
 from tieconv.execute.staging.marker import Owner
 from tieconv.execute.target import staging_path
 from tieconv.text import shown
@@ -29,16 +30,18 @@ class Staging:
     ``path`` is its name, for messages; ``held`` leads to the open directory, whatever has that name now.
     """
 
-    def __init__(self, final: Path) -> None:
+    def __init__(self, final: Path, *, resume: bool = False) -> None:
         """Make the staging directory of ``final`` after removing what a killed run left there.
 
-        Raises `DestinationError` if a live process holds it or something else has its name.
+        With ``resume``, take that directory over instead: `new` then holds the files of the killed run. Raises
+        `DestinationError` if a live process holds it or something else has its name.
         """
         self.final = final
         self.path = staging_path(final)
         self._home = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._directory, self._marker = _make(self._home, self.path, final)
+            taken = _take_over(self._home, self.path, final) if resume else None
+            self._directory, self._marker = taken or _make(self._home, self.path, final)
         except BaseException:
             os.close(self._home)
             raise
@@ -62,6 +65,24 @@ class Staging:
         if not leftover.is_at(self._directory, self.path.name, self._home):
             raise _replaced(self.path)
 
+    def make_new(self, names: Iterable[str], is_finished: Callable[[str, Path], bool]) -> frozenset[str]:
+        """Make `new` with those of ``names`` that a killed run finished. Remove its other files, and return the names.
+
+        ``is_finished(name, path)`` looks at a file of the killed run.
+        """
+        if not os.path.lexists(self.new):
+            os.mkdir(self.new)
+            return frozenset()
+        earlier = self.held / EARLIER
+        os.rename(self.new, earlier)
+        os.mkdir(self.new)
+        finished = frozenset(name for name in names if is_finished(name, earlier / name))
+        for name in finished:
+            (self.new / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(earlier / name, self.new / name)
+        leftover.empty(self._directory, NEW)
+        return finished
+
     def set_aside(self, old: os.stat_result) -> None:
         """Record durably that the directory ``old`` may wait at `old`: only that one gets its name back."""
         _sign(self._marker, replace(Owner.current(), old=old.st_ino))
@@ -69,6 +90,10 @@ class Staging:
     def set_data(self, data: os.stat_result) -> None:
         """Record durably that the file ``data`` gets its name before the graph that reads it."""
         _sign(self._marker, replace(Owner.current(), data=data.st_ino))
+
+    def leave(self) -> None:
+        """Give up the lock, but not the files: a later run may take them over."""
+        self._close()
 
     def release(self) -> None:
         """Remove the directory and give up the lock."""
@@ -78,9 +103,12 @@ class Staging:
             leftover.empty(self._directory)
             leftover.remove(self._home, self._directory, self.path)
         finally:
-            self.held = self.path  # the system may give the number of a closed descriptor to another file
-            for descriptor in (self._marker, self._directory, self._home):
-                os.close(descriptor)
+            self._close()
+
+    def _close(self) -> None:
+        self.held = self.path  # the system may give the number of a closed descriptor to another file
+        for descriptor in (self._marker, self._directory, self._home):
+            os.close(descriptor)
 
 
 def sweep(final: Path) -> bool:
@@ -95,6 +123,14 @@ def sweep(final: Path) -> bool:
         finally:
             os.close(home)
     return not os.path.lexists(path)
+
+
+def _take_over(home: int, path: Path, final: Path) -> tuple[int, int] | None:
+    """Return the open directory of a killed run and its marker, now of this process; ``None`` if there is none."""
+    taken = leftover.take_over(home, path, final)
+    if taken is not None:
+        _sign(taken[1], Owner.current())
+    return taken
 
 
 def _make(home: int, path: Path, final: Path) -> tuple[int, int]:

@@ -16,7 +16,8 @@ from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
 from tieconv.execute.contents.copy import Tick, copy_range, write_full
 from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Record, Writer, created
+from tieconv.execute.contents.write import Writer, created
+from tieconv.execute.contents.write_record import Record
 from tieconv.execute.publish import swap
 from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
