@@ -36,6 +36,7 @@ from pages import (  # noqa: E402
     schemas,
     silence,
     states,
+    toys,
 )
 
 WRITTEN: dict[Path, Callable[[], str]] = {
@@ -56,7 +57,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),
-    HERE / "alignment.md": partial(outputs.page, HERE / "alignment.md"),
+    HERE / "alignment.md": partial(toys.page, HERE / "alignment.md"),
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),
     **{path: partial(guides.page, path) for path in guides.pages()},
 }

@@ -123,6 +123,14 @@ def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
     assert "training" in output and "6/6" in output and b"training" not in done.stdout
 
 
+def test_table_fits_a_terminal(shown: tuple[Path, Result]) -> None:
+    """No line of the table is wider than 100 columns, and the answer comes first."""
+    lines = shown[1].stdout.splitlines()
+    assert lines[0].startswith("The tied table is output-shaped")
+    assert max(map(len, (line.rstrip() for line in lines[2:]))) <= 110
+    assert all(len(line.rstrip()) <= 100 for line in lines if "[" in line)
+
+
 def test_existing_directory_is_left_alone(tmp_path: Path) -> None:
     """OUT must not exist, and a missing parent is an error; nothing is trained or left behind."""
     (tmp_path / "there").mkdir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,24 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.analysis import Analysis
 
 
-def run_demo(out: str | Path, *, steps: int, seed: int, step_done: Callable[[], None]) -> Analysis:
-    """Train the toys in the new directory ``out`` and return their analysis; call ``step_done`` after each step."""
+def run_demo(
+    out: str | Path,
+    *,
+    steps: int,
+    seed: int,
+    seeds: int,
+    gradient_ratios: Sequence[str],
+    done: Callable[[int, int], None],
+) -> Analysis:
+    """Train the toys in the new directory ``out`` and return their analysis.
+
+    ``gradient_ratios`` are written as ``5:1``. ``done`` is called after each step with the steps so far and of all.
+    """
+    from tieconv.demo.gradient_ratio import parse_ratio
     from tieconv.demo.toys import run
 
-    return run(Path(out), steps=steps, seed=seed, step_done=step_done)
+    ratios = [parse_ratio(text) for text in gradient_ratios]
+    return run(Path(out), steps=steps, seed=seed, seeds=seeds, ratios=ratios, done=done)
 
 
 def demo_table(analysis: Analysis) -> str:

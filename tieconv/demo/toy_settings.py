@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tieconv.checkpoint.value_type import record
+from tieconv.demo.gradient_ratio import GradientRatio
+
 WORDS = 1984
 VOCABULARY = 2048
 """Rows of the tables: the words, and padding rows that no text uses."""
@@ -20,8 +23,31 @@ STEPS = 1000
 RATE = 3e-3
 DECAY = 0.1
 
-MODELS: Mapping[str, tuple[bool, int]] = {"tied": (True, 0), "untied": (False, 1), "untied-second": (False, 2)}
-"""Directory → (tied, seed of the weights and of the text's order)."""
+
+@record
+class Toy:
+    """A model to train: its directory, whether it is tied, and its number, which decides its initial weights.
+
+    ``ratio`` scales the two gradients of a tied table.
+    """
+
+    name: str
+    tied: bool
+    number: int
+    ratio: GradientRatio | None = None
+
+    def seed(self, run: int) -> int:
+        """Return the seed of the weights and of the order of the text in the run of seed ``run``."""
+        return len(TOYS) * run + self.number
+
+
+TOYS = (Toy("tied", True, 0), Toy("untied", False, 1), Toy("untied-second", False, 2))
+TIED, UNTIED, SECOND = TOYS
+
+
+def scaled(ratio: GradientRatio) -> Toy:
+    """Return the tied toy with scaled gradients. It starts from the weights of the ordinary tied toy."""
+    return Toy(ratio.directory, TIED.tied, TIED.number, ratio)
 
 
 REFERENCE: Mapping[str, tuple[float, ...]] = {
