@@ -50,7 +50,7 @@ def _wrong(document: dict[str, Any]) -> Iterator[str]:
         yield f"provider {document.get('provider')}, rehearsal {document.get('rehearsal')}"
     if not (document.get("machine", {}).get("gpu") or {}).get("name"):
         yield "no device"
-    for part in ("verdicts", "faults", "memory", "latency"):
+    for part in ("verdicts", "faults", "device_faults", "exports", "memory", "latency", "serving"):
         for row in document.get("parts", {}).get(part, ()):
             if row.get("verdict") != "not_run" and row.get("active") not in (CUDA, "cuda", None):
                 yield f"{part} {row['key']} ran on {row['active']}"
@@ -75,7 +75,9 @@ def figures(measured: dict[str, Any] | None) -> Iterator[str]:
         yield from ("", f"### {title}", "")
         rows = measured["parts"].get(part, [])
         if rows:
-            yield from table([row for row in rows if "error" not in row])
+            measured_rows = [row for row in rows if "error" not in row]
+            if measured_rows:
+                yield from table(measured_rows)
             yield from _errors(rows)
         else:
             yield "Not run."
@@ -123,19 +125,21 @@ def _machine(measured: dict[str, Any]) -> Iterator[str]:
     gpu, torch, ort = machine["gpu"], machine["torch"], machine["onnxruntime"]
     packages = machine["packages"]
     device = f"{gpu['name']} (compute capability {gpu['capability']}, {gpu['bytes'] / 2**30:.0f} GiB)"
-    yield f"{measured['date']}, tieconv {measured['tieconv']}: {device},"
-    yield f"driver {gpu['driver'] or 'unknown'} serving CUDA {gpu['driver_cuda']};"
-    yield f"onnxruntime {ort['version']} built for CUDA {ort['cuda']};"
-    yield f"torch {torch['version']} with CUDA {torch['cuda']} and cuDNN {torch['cudnn']};"
-    yield f"transformers {packages.get('transformers')}, onnx {packages.get('onnx')}, Python {machine['python']}."
+    yield f"{measured['date']}, tieconv {measured['tieconv']}: {device}."
+    yield ""
+    yield f"The driver {gpu['driver'] or 'unknown'} serves CUDA {gpu['driver_cuda']}."
+    yield f"onnxruntime {ort['version']} is built for CUDA {ort['cuda']}."
+    yield f"torch {torch['version']} has CUDA {torch['cuda']} and cuDNN {torch['cudnn']}."
+    yield f"With transformers {packages.get('transformers')}, onnx {packages.get('onnx')}, Python {machine['python']}."
     sources = sorted({row["source"] for rows in measured["parts"].values() for row in rows if "source" in row})
-    yield f"{measured['seconds']:.0f} s in all; SHA-256 of tieconv's sources: {', '.join(sources) or 'unknown'}."
+    yield f"It took {measured['seconds']:.0f} s. SHA-256 of tieconv's sources: {', '.join(sources) or 'unknown'}."
 
 
 def _errors(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         if "error" in row:
-            yield f"\n**Not measured**, {row['key']}: {row['error']}"
+            # A library's message, which no rule of language binds.
+            yield f"\n**Not measured**, {row['key']}: `{row['error']}`"
 
 
 def _verdicts(rows: list[Row]) -> Iterator[str]:
@@ -215,6 +219,29 @@ def _faults(rows: list[Row]) -> Iterator[str]:
     yield from _not_run(rows)
 
 
+def _device_faults(rows: list[Row]) -> Iterator[str]:
+    yield "The file is right, and what computes it is not. A fault is caught if parity fails or gives no verdict."
+    yield ""
+    yield from _head("fault", "model", "verdict", "RMS ratio", "what parity said")
+    for row in rows:
+        gates = ", ".join(f"`{name}`" for name in row["failed"])
+        ratio = _figure(row["gates"].get("rms_ratio", {}).get("value"))
+        where = f"{row['model']} {row['precision']}"
+        yield _line(row["fault"], where, row["verdict"], ratio, gates or row.get("reason") or "")
+    for row in rows:
+        if row["verdict"] == "passed":
+            yield f"\n**Not caught**: {row['fault']}. Figures as without the fault mean that it had no effect."
+
+
+def _exports(rows: list[Row]) -> Iterator[str]:
+    yield "`tieconv export MODEL -o OUT --precision … --provider cuda`: parity measures the graph that will be served."
+    yield ""
+    yield from _head("precision", "exit", "verdict", "ran on", "written")
+    for row in rows:
+        written = ", ".join(f"`{name}`" for name in row["written"]) or "nothing"
+        yield _line(row["precision"], row["exit"], row["verdict"] or "", row["active"] or "", written)
+
+
 def _smallest(rows: list[Row], precision: str) -> str:
     values = [row["gates"].get("rms_ratio", {}).get("value") for row in rows if row["precision"] == precision]
     return _figure(min((value for value in values if value is not None), default=None))
@@ -269,6 +296,18 @@ def _latency(rows: list[Row]) -> Iterator[str]:
     yield from _not_run(rows)
 
 
+def _serving(rows: list[Row]) -> Iterator[str]:
+    yield "As above, of what makes serving fast: torch compiled for each length, and a CUDA graph that onnxruntime"
+    yield "captured. A replayed graph must give the logits of other tokens bit for bit."
+    yield ""
+    yield from _head("precision", "pass", "tokens", "milliseconds", "logits of other tokens")
+    for row in rows:
+        if "median" in row:
+            equal = {True: "equal", False: "**different**", None: ""}[row.get("equal")]
+            yield _line(row["precision"], row["form"], row["sequence"], _span(row), equal)
+    yield from _not_run(rows)
+
+
 def _span(row: Row) -> str:
     return f"{row['median']:.3g} ({row['low']:.3g}–{row['high']:.3g})"
 
@@ -295,7 +334,10 @@ def _figure(value: float | None) -> str:
 PARTS: dict[str, tuple[str, Callable[[list[Row]], Iterator[str]]]] = {
     "verdicts": ("Verdicts", _verdicts),
     "faults": ("Planted faults", _faults),
+    "device_faults": ("Faults of the device", _device_faults),
     "refusals": ("Refusals", _refusals),
+    "exports": ("Export with parity on the device", _exports),
     "memory": ("Memory", _memory),
     "latency": ("Latency", _latency),
+    "serving": ("Compiled and captured passes", _serving),
 }

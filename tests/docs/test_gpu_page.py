@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-PARTS = ("verdicts", "faults", "refusals", "memory", "latency")
+PARTS = ("verdicts", "faults", "device_faults", "refusals", "exports", "memory", "latency", "serving")
 
 
 @pytest.fixture
@@ -61,6 +61,24 @@ def document(**more: Any) -> dict[str, Any]:
                 *({"key": f"{name}/bf16/mask", "verdict": "not_run", "reason": "no kernel for Gelu"}
                   for name in ("llama", "bert")),
             ],
+            "device_faults": [
+                {"key": fault, "fault": fault, "model": "llama", "precision": "fp32", "verdict": verdict,
+                 "active": CUDA, "failed": failed, "gates": gates(ratio), "reason": reason}
+                for fault, verdict, failed, ratio, reason in (
+                    ("tf32", "failed", ["rms_ratio"], 2285.0, "no constant"),
+                    ("moved", "not_run", [], 1.0, "1 heavy node"),
+                    ("stale", "passed", [], 1.0, None),
+                )
+            ],
+            "exports": [{"key": "bf16", "precision": "bf16", "exit": 0, "written": ["model.onnx"], "verdict": "passed",
+                         "active": CUDA}],
+            "serving": [
+                {"key": "bf16/torch compiled/1", "precision": "bf16", "form": "torch compiled", "sequence": 1,
+                 "active": "cuda", "rounds": 50, "median": 1.5, "low": 1.4, "high": 1.75},
+                {"key": "bf16/gemm captured/1", "precision": "bf16", "form": "gemm captured", "sequence": 1,
+                 "active": CUDA, "rounds": 50, "median": 0.5, "low": 0.4, "high": 0.75, "equal": False},
+                {"key": "bf16/gemm captured/8", "form": "gemm captured", "verdict": "not_run", "reason": "shape nodes"},
+            ],
             "refusals": [{"key": "no device, auto", "case": "no device, auto", "verdict": "passed", "active": CPU,
                           "reason": None, "hint": None, "notes": ["the session runs on the CPU"]}],
             "memory": [
@@ -99,11 +117,11 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     """Date, device and versions; every row; what failed, was not caught, not measured or left is told in words."""
     text = page(gpu, tmp_path / "gpu.json", document(), monkeypatch)
     assert "2026-11-21, tieconv 0.1.0: NVIDIA TEST" in text
-    assert "driver 580.1 serving CUDA 13.0" in text
+    assert "The driver 580.1 serves CUDA 13.0" in text
     assert "1 of 2 passed" in text
     assert "| llama | fp32 | passed | 1.04 | 1.04 | 1.04 |  | 8.1e+02 | 10 + 3 |" in text
     assert "bert/bf16: beyond its limit: `case_ratio`" in text
-    assert "**Not measured**, opt/fp32: RuntimeError: CUDA error 700" in text
+    assert "**Not measured**, opt/fp32: `RuntimeError: CUDA error 700`" in text
     assert "| fp32 | 1.04 llama | 1.04 llama | 1.04 llama |" in text
     assert "| bf16 | 1.04 bert | 1.04 bert | 1.04 bert |" in text
     assert "On the CPU: Shape." in text
@@ -116,6 +134,13 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in text
     assert "| fp32 | 1 | 1.5 (1.4–1.75) | 1.5 (1.4–1.75) |" in text
     assert "Not run for want of time: `latency/bf16`" in text
+    assert "| tf32 | llama fp32 | failed | 2.3e+03 | `rms_ratio` |" in text
+    assert "| moved | llama fp32 | not_run | 1.00 | 1 heavy node |" in text
+    assert "**Not caught**: stale. Figures as without the fault mean that it had no effect." in text
+    assert "| bf16 | 0 | passed | CUDAExecutionProvider | `model.onnx` |" in text
+    assert "| bf16 | torch compiled | 1 | 1.5 (1.4–1.75) |  |" in text
+    assert "| bf16 | gemm captured | 1 | 0.5 (0.4–0.75) | **different** |" in text
+    assert "**Not run**: bf16/gemm captured/8: shape nodes" in text
     assert "generator object" not in text
 
 
@@ -124,8 +149,21 @@ def test_a_part_that_is_empty_was_not_run(gpu: Any, tmp_path: Path, monkeypatch:
     made = document()
     made["parts"]["latency"] = []
     text = page(gpu, tmp_path / "gpu.json", made, monkeypatch)
-    assert "Not run." in text.partition("### Latency")[2]
+    latency, _, serving = text.partition("### Latency")[2].partition("### Compiled")
+    assert "Not run." in latency
+    assert "Not run." not in serving
     assert "Not run." not in text.partition("### Latency")[0]
+
+
+def test_the_readme_quotes_the_document() -> None:
+    """Its two figures are those that were measured."""
+    parts = json.loads((ROOT / "docs" / "measured" / "gpu.json").read_text())["parts"]
+    loaded = {row["key"]: row["loaded"] / 2**20 for row in parts["memory"]}
+    caught = sum(row["verdict"] == "failed" for row in parts["faults"])
+    text = (ROOT / "README.md").read_text()
+    assert f"parity caught {caught} of {len(parts['faults'])} planted faults" in text
+    assert f"took {loaded['fp16/gemm/exact']:.0f} MiB of the device" in text
+    assert f"{loaded['fp16/transformers/exact']:.0f} MiB as transformers exports it" in text
 
 
 @pytest.mark.parametrize(
@@ -176,7 +214,7 @@ def test_what_the_standin_says(gpu: Any, tmp_path: Path, monkeypatch: pytest.Mon
     assert "1 of 3 graphs (1 models in three precisions) start on CUDA" in not_run
     assert "On the CPU, for shapes: Shape." in not_run
     assert "**Not run**: bert/bf16: 1 heavy node runs on the CPU" in not_run
-    assert "**Not measured**, opt/fp16: RuntimeError: no" in not_run
+    assert "**Not measured**, opt/fp16: `RuntimeError: no`" in not_run
     assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in not_run
 
 

@@ -22,10 +22,15 @@ Spec = tuple[str, ...]
 """The part, then what it is about: ("verdicts", "llama", "fp32")."""
 FORMS_PART = "forms"
 """No part of the document: the large model's graphs are made, so that others find them."""
+ROWS_EACH = ("latency", "serving")
+"""Parts whose specs make a row for each form and length."""
 _MAKERS = {
     "verdicts": ("tests.gpu.verdicts", "verdict_row"),
     "faults": ("tests.gpu.verdicts", "fault_row"),
     "placement": ("tests.gpu.verdicts", "placement_row"),
+    "device_faults": ("tests.gpu.device_faults", "device_fault_row"),
+    "exports": ("tests.gpu.refusals", "export_row"),
+    "serving": ("tests.gpu.serving", "serving_rows"),
     "refusals": ("tests.gpu.refusals", "refusal_row"),
     "memory": ("tests.gpu.memory", "memory_row"),
     "latency": ("tests.gpu.latency", "latency_rows"),
@@ -41,20 +46,30 @@ def rows(spec: Spec, workshop: Any, provider: str) -> Iterator[tuple[str, dict[s
     from tieconv.errors import NotRunError, TieconvError
 
     module, name = _MAKERS[spec[0]]
+
+    def without_place(text: str) -> str:
+        return text.replace(str(workshop.directory), "WORK")
+
     try:
         found = getattr(importlib.import_module(module), name)(workshop, provider, *spec[1:])
-        if spec[0] == "latency":
+        if spec[0] in ROWS_EACH:
             yield from ((f"{spec[1]}/{row['form']}/{row['sequence']}", row) for row in found)
         else:
             yield key_of(spec), found
     except NotRunError as stop:
-        yield key_of(spec), {"verdict": "not_run", "reason": stop.message, "hint": stop.hint, "about": list(spec[1:])}
+        yield (
+            key_of(spec),
+            {"verdict": "not_run", "reason": without_place(stop.message), "hint": stop.hint, "about": list(spec[1:])},
+        )
     except TieconvError as error:
-        yield key_of(spec), {"error": error.message, "hint": error.hint, "about": list(spec[1:])}
+        yield key_of(spec), {"error": without_place(error.message), "hint": error.hint, "about": list(spec[1:])}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        yield key_of(spec), {"error": f"{type(error).__name__}: {error}"[:600], "where": where, "about": list(spec[1:])}
+        yield (
+            key_of(spec),
+            {"error": without_place(f"{type(error).__name__}: {error}"[:600]), "where": where, "about": list(spec[1:])},
+        )
 
 
 def main(document: str) -> None:

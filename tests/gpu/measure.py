@@ -133,6 +133,10 @@ def outcome(row: dict[str, Any]) -> str:
 
 def keys(spec: Spec) -> list[str]:
     """The rows that a spec makes."""
+    if spec[0] == "serving":
+        from tests.gpu.serving import keys as of_precision
+
+        return of_precision(spec[1])
     if spec[0] != "latency":
         return [key_of(spec)]
     from tests.gpu.latency import LENGTHS, TORCH
@@ -143,9 +147,10 @@ def keys(spec: Spec) -> list[str]:
 
 def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], int]]:
     """What is measured, in stages: groups of rows, each group in a process, and how many side by side (0: as asked)."""
+    from tests.gpu.device_faults import DEVICE_FAULTS
     from tests.gpu.memory import ARENAS
     from tests.gpu.models import FORMS, LARGE, tiny
-    from tests.gpu.refusals import CASES
+    from tests.gpu.refusals import CASES, FULL
     from tests.gpu.verdicts import planted
 
     by_model: dict[str, list[Spec]] = {name: [] for name in tiny(small=small)}
@@ -161,16 +166,26 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
             for name, precision in places:
                 if name in by_model:
                     by_model[name].append(("faults", name, precision, label))
-    refusals: list[Spec] = [("refusals", case) for case in CASES] if "refusals" in parts else []
+    others: list[list[Spec]] = []
+    if "device_faults" in parts:
+        others += [[("device_faults", label)] for label in DEVICE_FAULTS]
+    if "refusals" in parts:
+        others.append([("refusals", case) for case in CASES if case != FULL])
+        alone.append([("refusals", FULL)])
+    if "exports" in parts:
+        others += [[("exports", precision)] for precision in PRECISIONS]
     if "memory" in parts:
         alone += [[("memory", *of)] for of in itertools.product(PRECISIONS, FORMS, ARENAS)]
     if "latency" in parts:
         alone += [[("latency", precision)] for precision in PRECISIONS]
+    if "serving" in parts:
+        # What is served is seldom float32.
+        alone += [[("serving", precision)] for precision in reversed(PRECISIONS)]
     if alone:
         # The graphs of the next stage, which measures one at a time.
         large += [[(FORMS_PART, precision)] for precision in PRECISIONS]
     # Of the large one few at a time, which leaves each some threads and memory.
-    return [([group for group in (*by_model.values(), refusals) if group], 0), (large, 3), (alone, 1)]
+    return [([group for group in (*by_model.values(), *others) if group], 0), (large, 3), (alone, 1)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,8 @@ from tieconv.checkpoint.results.exported import PRECISIONS
 from tieconv.onnx.write import session_proof as graph_proof
 
 LARGE = "llama-large"
+WIDE = "llama-wide"
+"""Products over 4096 elements: enough for the precision of their sums to show."""
 FORMS = ("gemm", "fused", "transpose", "transformers")
 """The heads that `dedup` writes, and what transformers' own exporter does."""
 SMALL = ("llama", "bert")
@@ -41,6 +43,23 @@ def large_config(*, small: bool) -> tr.LlamaConfig:
         initializer_range=0.02,
         bos_token_id=1,
         eos_token_id=2,
+    )
+
+
+def wide() -> tr.LlamaForCausalLM:
+    """Two wide layers and few tokens."""
+    return tr.LlamaForCausalLM(
+        tr.LlamaConfig(
+            vocab_size=1024,
+            hidden_size=1024,
+            intermediate_size=4096,
+            num_hidden_layers=2,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            initializer_range=0.05,
+        )
     )
 
 
@@ -66,6 +85,9 @@ class Workshop:
                 torch.manual_seed(0)
                 made = tr.LlamaForCausalLM(large_config(small=self.small))
                 made.generation_config = tr.GenerationConfig()
+            elif name == WIDE:
+                torch.manual_seed(0)
+                made = wide()
             else:
                 made = make(name)
             made.save_pretrained(out)
@@ -73,13 +95,16 @@ class Workshop:
         return self._once(f"{name}/model", build)
 
     def graph(self, name: str, precision: str) -> Path:
-        """tieconv's own export, its axes and weights proved and its parity not yet measured."""
+        """tieconv's own export, its axes and weights proved and its parity not yet measured: a graph, or the directory
+        of an encoder and a decoder.
+        """
 
         def build(out: Path) -> None:
             tieconv.export(model, out, precision=precision, parity=False)
 
         model = self.model(name)
-        return self._once(f"{name}/{precision}", build) / "model.onnx"
+        out = self._once(f"{name}/{precision}", build)
+        return out / "model.onnx" if (out / "model.onnx").exists() else out
 
     def form(self, precision: str, form: str) -> Path:
         """The large model's graph with a head in one form, or as transformers' exporter leaves it."""

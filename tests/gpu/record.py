@@ -13,7 +13,7 @@ from tests.gpu.standin import STANDIN
 from tieconv.version import VERSION
 
 SCHEMA = "tieconv.gpu/1"
-PARTS = ("verdicts", "faults", "refusals", "memory", "latency")
+PARTS = ("verdicts", "faults", "device_faults", "refusals", "exports", "memory", "latency", "serving")
 PLACEMENT = "placement"
 """A part of its own where nothing can be computed; else a verdict has it."""
 Row = dict[str, Any]
@@ -52,7 +52,8 @@ class Record:
                     f"{self.path} holds another measurement ({key}: {before.get(key)} instead of "
                     f"{self.document[key]}): give another -o"
                 )
-        self.document |= {key: before[key] for key in ("date", "seconds", "parts")}
+        self.document |= {key: before[key] for key in ("date", "seconds")}
+        self.document["parts"] |= before["parts"]
 
     def done(self, part: str, key: str) -> bool:
         """Whether the row is there and was measured; one with an error is measured again."""

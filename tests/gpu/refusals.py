@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,26 @@ from tests.gpu.models import Workshop
 from tieconv.errors import NotRunError
 from tieconv.onnx.session.open_ import open_session
 
+CASES = ("no device, cuda", "no device, auto", "a heavy node without a CUDA kernel", "device 1 of one", "memory full")
+QUIET = {"TQDM_DISABLE": "1"}
+FULL = CASES[4]
+FREE = 8 << 20
+"""Bytes that are left of the device: less than the provider's own handles take."""
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
-CASES = ("no device, cuda", "no device, auto", "a heavy node without a CUDA kernel")
 
 
 def refusal_row(workshop: Workshop, provider: str, case: str) -> dict[str, Any]:
     if case == CASES[2]:
         return _heavy(workshop.directory / "integer.onnx", provider)
-    asked = case.rpartition(" ")[2]
+    if case == FULL:
+        return _full(workshop.graph("llama", "fp32"), provider)
+    asked = ["cuda", "--device", "1"] if case == CASES[3] else [case.rpartition(" ")[2]]
+    hidden = {} if case == CASES[3] else HIDDEN
     command = [sys.executable, "-m", "tieconv", "parity", str(workshop.graph("llama", "fp32")),
-               str(workshop.model("llama")), "--provider", asked, "--json"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | HIDDEN, check=False)
+               str(workshop.model("llama")), "--provider", *asked, "--json"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | hidden, check=False)
+    if not done.stdout:
+        raise RuntimeError(f"no report, exit {done.returncode}: {done.stderr.strip()[-300:]}")
     told = json.loads(done.stdout)
     return {
         "case": case,
@@ -38,6 +48,40 @@ def refusal_row(workshop: Workshop, provider: str, case: str) -> dict[str, Any]:
         "notes": told["provider"]["notes"],
         "stderr": done.stderr.strip()[-300:],
     }
+
+
+def export_row(workshop: Workshop, provider: str, precision: str) -> dict[str, Any]:
+    """`export` with the parity of the provider, in the precision that will be served, by the command."""
+    with tempfile.TemporaryDirectory(dir=workshop.directory) as folder:
+        command = [sys.executable, "-m", "tieconv", "export", str(workshop.model("llama")), "-o", f"{folder}/out",
+                   "--precision", precision, "--provider", provider, "--json"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | QUIET, check=False)
+        told = json.loads(done.stdout)
+        parity = told.get("parity") or {}
+        return {
+            "precision": precision,
+            "exit": done.returncode,
+            "written": sorted(path.name for path in Path(folder, "out").glob("*")),
+            "verdict": parity.get("verdict"),
+            "active": (parity.get("provider") or {}).get("active"),
+            "stderr": done.stderr.strip().replace(folder, "WORK")[-300:],
+        }
+
+
+def _full(graph: Path, provider: str) -> dict[str, Any]:
+    """A session where another program holds nearly all of the device's memory."""
+    import torch
+
+    held = []
+    if provider == "cuda":
+        free = torch.cuda.mem_get_info()[0]
+        held = [torch.empty(free - FREE, dtype=torch.uint8, device="cuda")]
+    try:
+        active = open_session(graph, provider).use.active
+        return {"case": FULL, "verdict": "ran", "active": active, "reason": None, "hint": None, "held": len(held)}
+    except NotRunError as refused:
+        return {"case": FULL, "verdict": "not_run", "active": refused.active or None, "reason": refused.message,
+                "hint": refused.hint, "code": refused.code}  # fmt: skip
 
 
 def _heavy(path: Path, provider: str) -> dict[str, Any]:

@@ -46,6 +46,26 @@ def timed(row: Any) -> None:
     on_gpu.test_latency_was_measured(row, "fp32/gemm/1")
 
 
+TF32 = {"fault": "TF32 silently on", "verdict": "failed", "failed": ["rms_ratio"], "gates": {}}
+MOVED = {"fault": "a product moved to the CPU", "verdict": "not_run", "failed": [], "gates": {}, "fallback_nodes": 1}
+EXPORT = {"exit": 0, "verdict": "passed", "active": CUDA, "written": ["model.onnx"]}
+CAPTURED = {"median": 1.0, "equal": True}
+ABSENT = {"exit": 2, "verdict": "not_run", "reason": "there is no device 1: the only visible GPU is 0"}
+FULL = {"verdict": "not_run", "code": "session.memory", "reason": "memory ran out", "hint": "see nvidia-smi"}
+
+
+def on_device(row: Any) -> None:
+    on_gpu.test_faults_of_the_device_are_caught(row, "any")
+
+
+def exported(row: Any) -> None:
+    on_gpu.test_export_measures_what_is_served(row, "bf16")
+
+
+def captured(row: Any) -> None:
+    on_gpu.test_a_captured_graph_is_current(row, "bf16/gemm captured/1")
+
+
 def giving(*rows: dict[str, Any]) -> Any:
     """A fixture that finds these rows, the first for every key but those of the refusals."""
     return lambda part, key: rows[CASES.index(key)] if part == "refusals" else rows[0]
@@ -60,6 +80,13 @@ def giving(*rows: dict[str, Any]) -> Any:
         (copies, [MEMORY]),
         (copies, [MEMORY | {"form": "transformers", "beyond_stored": 1.01}]),
         (timed, [LATENCY]),
+        (on_device, [TF32]),
+        (on_device, [MOVED]),
+        (exported, [EXPORT]),
+        (captured, [CAPTURED]),
+        (captured, [{"verdict": "not_run", "reason": "shape nodes on the CPU"}]),
+        (on_gpu.test_a_device_that_does_not_exist, [HIDDEN, AUTO, HEAVY, ABSENT]),
+        (on_gpu.test_a_full_device_is_no_run, [HIDDEN, AUTO, HEAVY, ABSENT, FULL]),
         (on_gpu.test_no_device_is_no_run, [HIDDEN, AUTO]),
         (on_gpu.test_a_silent_fallback_is_detected, [HIDDEN, AUTO, HEAVY]),
     ],
@@ -85,6 +112,15 @@ def test_what_must_be_is_accepted(check: Callable[[Any], None], rows: list[dict[
         (copies, [MEMORY | {"memory": "host"}]),
         (copies, [MEMORY | {"form": "transpose"}]),
         (timed, [LATENCY | {"active": CPU}]),
+        (on_device, [TF32 | {"verdict": "passed"}]),
+        (on_device, [TF32 | {"failed": ["weights"]}]),
+        (on_device, [MOVED | {"fallback_nodes": 0}]),
+        (exported, [EXPORT | {"active": CPU}]),
+        (exported, [EXPORT | {"written": []}]),
+        (captured, [CAPTURED | {"equal": False}]),
+        (captured, [CAPTURED | {"median": 0, "reason": ""}]),
+        (on_gpu.test_a_device_that_does_not_exist, [HIDDEN, AUTO, HEAVY, ABSENT | {"reason": "unknown"}]),
+        (on_gpu.test_a_full_device_is_no_run, [HIDDEN, AUTO, HEAVY, ABSENT, FULL | {"code": "session.fallback"}]),
         (timed, [LATENCY | {"rounds": 3}]),
         (on_gpu.test_no_device_is_no_run, [HIDDEN | {"verdict": "passed"}, AUTO]),
         (on_gpu.test_no_device_is_no_run, [HIDDEN, AUTO | {"notes": []}]),

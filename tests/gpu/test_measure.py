@@ -15,12 +15,13 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.gpu import machine, measure, memory
+from tests.gpu.device_faults import DEVICE_FAULTS
 from tests.gpu.job import key_of, rows
 from tests.gpu.latency import LENGTHS, latency_rows, quantiles
 from tests.gpu.memory import memory_row, open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config, matrix_bytes
 from tests.gpu.record import PARTS, SCHEMA, OtherMeasurementError, Record
-from tests.gpu.refusals import CASES, refusal_row
+from tests.gpu.refusals import CASES, FULL, refusal_row
 from tests.gpu.verdicts import fault_row, planted, short, verdict_row
 from tests.onnx.table import FAULTS
 
@@ -105,7 +106,9 @@ def test_what_is_planned() -> None:
     assert {spec[2] for spec in specs if spec[0] == "memory"} == set(FORMS)
     alone, at_once = stages[-1]
     assert (at_once, {len(group) for group in alone}) == (1, {1}), "a process for each, and one at a time"
-    assert {group[0][0] for group in alone} == {"memory", "latency"}
+    assert {group[0][0] for group in alone} == {"memory", "latency", "serving", "refusals"}
+    assert {spec[1] for spec in specs if spec[0] == "device_faults"} == set(DEVICE_FAULTS)
+    assert {spec[1] for spec in specs if spec[0] == "exports"} == {"fp32", "fp16", "bf16"}
     assert LENGTHS == (1, 8, 64, 256)
     assert len(measure.keys(("latency", "fp32"))) == len(LENGTHS) * (len(FORMS) + 1)
     keys = [(spec[0], key) for spec in specs for key in measure.keys(spec)]
@@ -246,10 +249,10 @@ def test_a_process_that_dies_blames_one_row(tmp_path: Path, monkeypatch: pytest.
     output = tmp_path / "out.json"
     assert measure.main(["-o", str(output), "--provider", "cpu", "--small", "--parts", "refusals"]) == 1
     found = read(output)
-    (row,) = found["parts"]["refusals"]
-    assert row["key"] == CASES[0]
-    assert "CUDA error 700" in row["error"]
-    assert found["left"] == [f"refusals/{case}" for case in CASES[1:]]
+    rows = found["parts"]["refusals"]
+    assert [row["key"] for row in rows] == [CASES[0], FULL]  # the last one has a process of its own
+    assert all("CUDA error 700" in row["error"] for row in rows)
+    assert found["left"] == [f"refusals/{case}" for case in CASES[1:4]]
 
 
 @pytest.mark.parametrize(("given", "folder"), [(["--small"], "small"), ([], "whole")])
@@ -262,7 +265,7 @@ def test_a_rehearsals_models_are_not_measured_later(tmp_path: Path, monkeypatch,
     output = tmp_path / "out.json"
     asked = ["-o", str(output), "--provider", "cpu", "--parts", "refusals", "--work", str(tmp_path / "work"), *given]
     assert measure.main(asked) == 1
-    (row,) = read(output)["parts"]["refusals"]
+    row = read(output)["parts"]["refusals"][0]
     assert json.loads(row["error"].partition("status 3: ")[2])["work"] == str(tmp_path / "work" / folder)
 
 
@@ -304,6 +307,8 @@ def test_the_rehearsal(tmp_path: Path) -> None:
     assert all(found["parts"][part] for part in PARTS)
     assert all(row["verdict"] in ("passed", "not_run") for row in found["parts"]["verdicts"])
     assert all(row["verdict"] in ("failed", "not_run") for row in found["parts"]["faults"])
+    caught = {row["fault"]: row["verdict"] for row in found["parts"]["device_faults"]}
+    assert caught["the session holds another embedding"] == "failed"  # the CPU has no TF32 and no CUDA graph
     before = found["parts"]
     assert measure.main(command) == 0
     assert read(tmp_path / "try.json")["parts"] == before

@@ -77,6 +77,48 @@ def test_faults_are_caught(row, key: str) -> None:
     assert found["active"] == CUDA or found["failed"] == ["structure"]
 
 
+@pytest.mark.parametrize("key", of("device_faults"))
+def test_faults_of_the_device_are_caught(row, key: str) -> None:
+    """Whatever computes wrong, parity fails or gives no verdict; TF32 fails by its figures."""
+    found = row("device_faults", key)
+    assert found["verdict"] in ("failed", "not_run"), found["gates"]
+    if found["fault"] == "TF32 silently on":
+        assert "rms_ratio" in found["failed"]
+    if found["fault"] == "a product moved to the CPU":
+        assert found["fallback_nodes"] == 1
+
+
+@pytest.mark.parametrize("key", of("exports"))
+def test_export_measures_what_is_served(row, key: str) -> None:
+    """The command writes a graph in each precision after parity passed on the device."""
+    found = row("exports", key)
+    assert (found["exit"], found["verdict"], found["active"]) == (0, "passed", CUDA)
+    assert "model.onnx" in found["written"]
+
+
+@pytest.mark.parametrize("key", of("serving"))
+def test_a_captured_graph_is_current(row, key: str) -> None:
+    """A replayed graph gives the logits of the tokens that it got; or onnxruntime says why there is none."""
+    found = row("serving", key)
+    assert found.get("equal", True)
+    assert found.get("median", 0) > 0 or found["reason"]
+
+
+def test_a_device_that_does_not_exist(row) -> None:
+    """The sentence names the devices that do."""
+    found = row("refusals", CASES[3])
+    assert (found["exit"], found["verdict"]) == (2, "not_run")
+    assert "there is no device 1: the only visible GPU is 0" in found["reason"]
+
+
+def test_a_full_device_is_no_run(row) -> None:
+    """Too little memory is said as such, with a command."""
+    found = row("refusals", CASES[4])
+    assert (found["verdict"], found["code"]) == ("not_run", "session.memory")
+    assert "memory ran out" in found["reason"]
+    assert "nvidia-smi" in found["hint"]
+
+
 def test_no_device_is_no_run(row) -> None:
     """Without a visible GPU, cuda is not run and says why; auto runs on the CPU and says so."""
     found = row("refusals", CASES[0])

@@ -124,13 +124,14 @@ def short(value: float | None) -> float | None:
     return float(f"{value:.3e}")
 
 
-def placement(graph: Path, provider: str, dtype: str) -> dict[str, Any]:
-    """Operators by provider, and how many of those on the CPU look rows of a weight up."""
-    read = read_graph(str(graph))
-    light = shape_nodes(read)
-    session = open_session(graph, provider, precision=dtype, weight_gathers=weight_gathers(read), shape_nodes=light)
+def placement(path: Path, provider: str, dtype: str) -> dict[str, Any]:
+    """Operators by provider, of a graph or of all graphs of a directory."""
     found: dict[str, Any] = {}
-    for part in session.inner.get_provider_graph_assignment_info():
-        counts = found.setdefault(str(part.ep_name), Counter())
-        counts.update(str(node.op_type) for node in part.get_nodes())
+    for graph in sorted(path.glob("*.onnx")) if path.is_dir() else [path]:
+        read = read_graph(str(graph))
+        light = shape_nodes(read)
+        session = open_session(graph, provider, precision=dtype, weight_gathers=weight_gathers(read), shape_nodes=light)
+        for part in session.inner.get_provider_graph_assignment_info():
+            counts = found.setdefault(str(part.ep_name), Counter())
+            counts.update(str(node.op_type) for node in part.get_nodes())
     return {name: dict(sorted(counts.items())) for name, counts in sorted(found.items())}

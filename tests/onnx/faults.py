@@ -160,8 +160,12 @@ def _own_head(model: ModelProto) -> str:
 def _change(
     model: ModelProto, chosen: Callable[[str, np.ndarray], bool], change: Callable[[np.ndarray], np.ndarray]
 ) -> None:
+    changed = False
     for weight in list(model.graph.initializer):
         values = numpy_helper.to_array(weight)
-        if values.dtype.kind == "f" and chosen(weight.name, values):
+        # numpy knows bfloat16 as an extension type, whose kind is not "f".
+        if (values.dtype.kind == "f" or values.dtype.name == "bfloat16") and chosen(weight.name, values):
             made = np.ascontiguousarray(change(values).astype(values.dtype))
             weight.CopyFrom(numpy_helper.from_array(made, weight.name))
+            changed = True
+    assert changed, "no weight to change"

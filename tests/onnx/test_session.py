@@ -44,6 +44,20 @@ class Part:
         return self.nodes
 
 
+class Driver:
+    """The NVIDIA driver of a machine with ``count`` GPUs."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self.count
+        return 0
+
+
 @dataclass
 class Runtime:
     """What the fake onnxruntime has, does, and was asked."""
@@ -55,6 +69,7 @@ class Runtime:
     parts: list[Part] = field(default_factory=lambda: [Part(CUDA, [Node("MatMul", "head")])])
     asked: list[Any] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
+    bound: list[tuple[str, str, int]] = field(default_factory=list)
     preloaded: int = 0
     severity: int = 2
     module: ModuleType = field(default_factory=lambda: ModuleType("onnxruntime"))
@@ -81,7 +96,7 @@ class Runtime:
 
             def io_binding(self) -> Any:
                 return SimpleNamespace(
-                    bind_output=lambda name, device: None,
+                    bind_output=lambda *place: runtime.bound.append(place),
                     synchronize_inputs=lambda: None,
                     synchronize_outputs=lambda: None,
                     get_outputs=list,
@@ -143,7 +158,7 @@ def test_cuda_is_asked_for_without_tf32(monkeypatch, packages, provider: str, tf
     """The verdict's session sets use_tf32=0, records the placement, and loads the CUDA libraries first."""
     runtime = Runtime().install(monkeypatch)
     session = open_session("model.onnx", provider, tf32=tf32)
-    assert runtime.asked == [(CUDA, {"use_tf32": "1" if tf32 else "0"}), CPU]
+    assert runtime.asked == [(CUDA, {"device_id": "0", "use_tf32": "1" if tf32 else "0"}), CPU]
     assert runtime.entries["session.record_ep_graph_assignment_info"] == "1"
     assert runtime.preloaded == 1
     assert (session.device, session.use.active, session.use.tf32) == ("cuda", CUDA, tf32)
@@ -333,12 +348,43 @@ def test_a_device_without_cudnn_is_no_verdict(monkeypatch, packages) -> None:
         run_graph(graph, work, store, "graph")  # type: ignore[arg-type]
 
 
-def test_a_full_device(monkeypatch, packages) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA failure 2: out of memory ; GPU=0",
+        # What an H100 without free memory said.
+        "CUBLAS failure 3: the resource allocation failed ; GPU=0 ; hostname=h",
+        "CUDNN failure 4003: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+def test_a_full_device(monkeypatch, packages, said: str) -> None:
     """Memory that runs out is no fault of the graph's, and not measured rather than unreadable."""
-    Runtime(fails="CUDA failure 2: out of memory ; GPU=0").install(monkeypatch)
+    Runtime(fails=said).install(monkeypatch)
     with pytest.raises(NotRunError, match="memory ran out") as refused:
         open_session("model.onnx", "cuda")
     assert "nvidia-smi" in refused.value.hint
+
+
+@pytest.mark.parametrize(("count", "visible"), [(1, "only visible GPU is 0"), (2, "visible GPUs are 0 to 1")])
+def test_a_device_that_does_not_exist(monkeypatch, packages, count: int, visible: str) -> None:
+    """The driver is asked before a session is made, and the sentence names the devices that exist."""
+    runtime = Runtime().install(monkeypatch)
+    monkeypatch.setattr("tieconv.onnx.session.diagnosis._driver", lambda load: Driver(count))
+    with pytest.raises(NotRunError, match=f"no device {count}: the {visible}") as stop:
+        open_session("model.onnx", f"cuda:{count}")
+    assert (stop.value.code, runtime.asked) == ("session.no-such-device", [])
+
+
+def test_a_second_device(monkeypatch, packages) -> None:
+    """The session and what it returns are on the device that was asked for."""
+    runtime = Runtime().install(monkeypatch)
+    monkeypatch.setattr("tieconv.onnx.session.diagnosis._driver", lambda load: Driver(2))
+    session = open_session("model.onnx", "cuda:1")
+    assert runtime.asked[0] == (CUDA, {"device_id": "1", "use_tf32": "0"})
+    assert session.use.requested == "cuda:1"
+    with pytest.raises(ValueError, match="zip"):  # the imitation returns nothing
+        session.run({}, ["logits", "cache"], "logits")
+    assert runtime.bound == [("logits", "cpu", 0), ("cache", "cuda", 1)]
 
 
 def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:

@@ -38,8 +38,8 @@ def plan_export(
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
-    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` is the
-    one that measures parity. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
+    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` measures
+    parity, as for `parity`. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
     attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
     such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
     graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
@@ -49,7 +49,7 @@ def plan_export(
     transformers does not load the model, and `MissingPackageError` if a package is not installed.
     """
     _check_choice("precision", precision, ("fp32", "fp16", "bf16"))
-    _check_choice("provider", provider, ("auto", "cpu", "cuda"))
+    _check_provider(provider)
     _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
     _check_choice("layout", layout, LAYOUT_NAMES)
     if quantise is not None:
@@ -126,7 +126,8 @@ def parity(
 ) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
-    ``provider`` is ``auto``, ``cpu`` or ``cuda``. ``reference`` is the precision of the torch reference: ``float64``,
+    ``provider`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` for the GPU with number N.
+    ``reference`` is the precision of the torch reference: ``float64``,
     ``float32`` or ``auto`` (float64 if it fits into memory). With ``quantised``, a quantised graph is compared with its
     own dequantised weights. Its loss is compared with that of a known-good quantiser. ``text`` is then a file of text
     or token ids for the perplexity. A missing provider gives the verdict ``not_run``.
@@ -135,7 +136,7 @@ def parity(
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
-    _check_choice("provider", provider, ("auto", "cpu", "cuda"))
+    _check_provider(provider)
     _check_choice("reference", reference, ("auto", "float64", "float32"))
     from tieconv.reference.packages import require
 
@@ -176,6 +177,13 @@ def _check_graph(onnx: str) -> None:
             "give the graph, or a directory with model.onnx, and then the model: tieconv parity ONNX MODEL",
             "path.absent",
         )
+
+
+def _check_provider(provider: str) -> None:
+    """Raise `ValueError` for a name that is neither a choice nor ``cuda:N``."""
+    name, _, number = provider.partition(":")
+    if name != "cuda" or not (number.isascii() and number.isdecimal()):
+        _check_choice("provider", provider, ("auto", "cpu", "cuda"))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -64,6 +64,23 @@ def choice_option(name: str, *choices: str, help: str) -> Callable[[F], F]:
     return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
 
 
+device_option = click.option(
+    "--device",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Run on the GPU with this number, as nvidia-smi counts. Implies --provider cuda.",
+)
+
+
+def on_device(provider: str, device: int | None) -> str:
+    """Return the provider with its device: ``cuda:1``. Raises `click.UsageError` for a device of the CPU."""
+    if device is None:
+        return provider
+    if provider == "cpu":
+        raise click.UsageError("--device needs --provider cuda")
+    return f"cuda:{device}"
+
+
 def write_options(function: F) -> F:
     """Add the options that say where and how a command writes."""
     options = [

@@ -9,7 +9,7 @@ import click
 
 from tieconv.api import Verdict
 from tieconv.api.exports import LAYOUT_NAMES, plan_export
-from tieconv.cli.options import choice_option, common_options, json_option, model_argument
+from tieconv.cli.options import choice_option, common_options, device_option, json_option, model_argument, on_device
 from tieconv.cli.progress import stage_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
 from tieconv.cli.streams import echo
@@ -78,6 +78,7 @@ _STAGES = {
     "cuda",
     help="Where to measure parity. cuda: fails if a large operator runs on the CPU.",
 )
+@device_option
 @click.option(
     "--no-parity", is_flag=True, help="Do not measure the logits. The weights are still compared bit for bit."
 )
@@ -90,6 +91,8 @@ def command(
     dry_run: bool,
     no_parity: bool,
     as_json: bool,
+    provider: str,
+    device: int | None,
     **options: Any,
 ) -> None:
     """Export MODEL to ONNX with each tied matrix stored once, and measure parity.
@@ -104,7 +107,7 @@ def command(
 
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
-    planned = plan_export(model, parity=not no_parity, **options)
+    planned = plan_export(model, parity=not no_parity, provider=on_device(provider, device), **options)
     before = planned.outcome()
     if output is not None:
         if not dry_run:

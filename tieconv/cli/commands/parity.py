@@ -9,7 +9,7 @@ import click
 from tieconv.api import Parity, Verdict
 from tieconv.api.exports import parity
 from tieconv.api.reports import write_report
-from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
+from tieconv.cli.options import MODEL_PATH, choice_option, common_options, device_option, json_option, on_device
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import document, show
 from tieconv.errors import NotRunError
@@ -26,6 +26,7 @@ from tieconv.text import shown
     "cuda",
     help="Where to run the graph. cuda: fails if a large operator runs on the CPU.",
 )
+@device_option
 @choice_option(
     "--reference",
     "auto",
@@ -59,6 +60,7 @@ def command(
     onnx: str,
     model: str,
     provider: str,
+    device: int | None,
     reference: str,
     quantised: bool,
     text: str | None,
@@ -81,7 +83,7 @@ def command(
     report = parity(
         onnx,
         model,
-        provider=provider,
+        provider=on_device(provider, device),
         reference=reference,
         quantised=quantised,
         text=text,

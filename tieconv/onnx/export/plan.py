@@ -183,7 +183,7 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
 def _notes(options: ExportOptions, shared: HeadForm | None) -> list[str]:
     """Return what the user should know before the export. ``shared`` is the form of a tied head."""
     notes = [HELD_TWICE] if shared is HeadForm.TRANSPOSE else []
-    if options.precision == "bf16" and options.parity and options.provider != "cuda":
+    if options.precision == "bf16" and options.parity and not options.provider.startswith("cuda"):
         notes.append("ONNX Runtime's CPU provider cannot run bf16: without a GPU use --no-parity")
     if not options.parity:
         notes.append("the logits will not be measured; the weights are still compared bit for bit")

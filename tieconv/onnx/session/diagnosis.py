@@ -53,6 +53,20 @@ def diagnose(ort: Any, error_text: str = "", load: Load = ctypes.CDLL) -> Cause:
     )
 
 
+def no_such_device(number: int, load: Load = ctypes.CDLL) -> Cause | None:
+    """Return the cause if the driver has GPUs, but none with this ``number``."""
+    count = ctypes.c_int(0)
+    try:
+        driver = _driver(load)
+        status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        return None
+    if status or not 0 < count.value <= number:
+        return None
+    visible = "the only visible GPU is 0" if count.value == 1 else f"the visible GPUs are 0 to {count.value - 1}"
+    return Cause(f"there is no device {number}: {visible}", "nvidia-smi -L lists the GPUs", "session.no-such-device")
+
+
 def failed_while_run(ort: Any, error_text: str, load: Load = ctypes.CDLL) -> Cause | None:
     """Return what failed while a graph ran on CUDA, or ``None`` if device and libraries did not fail.
 

@@ -12,9 +12,9 @@ import numpy as np
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.session.diagnosis import UNKNOWN, diagnose, failed_while_run
+from tieconv.onnx.session.diagnosis import UNKNOWN, diagnose, failed_while_run, no_such_device
 from tieconv.onnx.session.placement import check_placement
-from tieconv.onnx.session.provider import CPU, CUDA, Choice, choose, runtime, versions
+from tieconv.onnx.session.provider import CPU, CUDA, Choice, choose, device_id, runtime, versions
 from tieconv.text import shown
 
 ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
@@ -78,7 +78,7 @@ class Session:
         for name, value in feeds.items():
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
-            binding.bind_output(name, "cpu" if name == host else self.device)
+            binding.bind_output(name, *(("cpu", 0) if name == host else (self.device, device_id(self.use.requested))))
         try:
             binding.synchronize_inputs()
             self.inner.run_with_iobinding(binding)
@@ -103,7 +103,7 @@ def open_session(
     shape_nodes: Collection[str] = (),
     folder: str = "",
 ) -> Session:
-    """Return a session of the graph at ``path`` on ``provider`` (``auto``, ``cpu`` or ``cuda``).
+    """Return a session of the graph at ``path`` on ``provider`` (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``path`` may also be the bytes of a graph whose data is in ``folder``.
 
@@ -137,6 +137,9 @@ def _start(ort: Any, path: _Model, provider: str, choice: Choice, precision: str
     if choice.providers[0] == CPU:
         return _open(ort, path, choice.providers), choice.notes
     inner, error_text = None, ""
+    absent = no_such_device(device_id(provider)) if device_id(provider) else None
+    if absent:
+        raise NotRunError(absent.why, absent.hint, absent.code)
     try:
         with _unlogged(ort):
             inner = _open(ort, path, choice.providers)
@@ -148,7 +151,7 @@ def _start(ort: Any, path: _Model, provider: str, choice: Choice, precision: str
     if inner is not None and str(inner.get_providers()[0]) == CUDA:
         return inner, choice.notes
     cause = diagnose(ort, error_text)
-    if provider == "cuda":
+    if provider.startswith("cuda"):
         problem = f"onnxruntime silently uses the CPU: {cause.why}" if inner else f"CUDA does not start: {cause.why}"
         raise NotRunError(f"--provider cuda is not possible: {problem}", cause.hint, cause.code, active=CPU)
     _check_precision(precision)
@@ -173,7 +176,8 @@ def _unlogged(ort: Any) -> Iterator[None]:
 def out_of_memory(error: Exception) -> bool:
     """Return whether the runtime reports that main memory or device memory ran out."""
     message = str(error)
-    return isinstance(error, MemoryError) or "llocate memory" in message or "out of memory" in message
+    phrases = ("llocate memory", "out of memory", "resource allocation failed", "ALLOCATION_FAILED", "ALLOC_FAILED")
+    return isinstance(error, MemoryError) or any(phrase in message for phrase in phrases)
 
 
 def _check_precision(precision: str) -> None:

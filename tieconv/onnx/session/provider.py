@@ -60,8 +60,13 @@ def installed() -> list[Package]:
     return packages
 
 
+def device_id(provider: str) -> int:
+    """Return the device of ``cuda:1``, and 0 where none is named."""
+    return int(provider.partition(":")[2] or 0)
+
+
 def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
-    """Return the providers for ``auto``, ``cpu`` or ``cuda``. Raises `NotRunError` if CUDA is impossible."""
+    """Return the providers for a name that `open_session` accepts. Raises `NotRunError` if CUDA is impossible."""
     notes = _clash_notes(provider)
     if provider == "cpu":
         return Choice([CPU], notes)
@@ -71,7 +76,7 @@ def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
         raise _no_provider(ort)
     preload(ort)
     # Without use_tf32=0 the tensor cores round float32 products to 10 bits; torch does not.
-    return Choice([(CUDA, {"use_tf32": "1" if tf32 else "0"}), CPU], notes)
+    return Choice([(CUDA, {"device_id": str(device_id(provider)), "use_tf32": "1" if tf32 else "0"}), CPU], notes)
 
 
 def _no_provider(ort: Any) -> NotRunError:
@@ -94,7 +99,7 @@ def _clash_notes(provider: str) -> tuple[str, ...]:
         return ()
     names = " and ".join(map(str, both))
     sentence = f"{names} are both installed in one directory, so the last one overwrote the other"
-    if provider == "cuda":
+    if provider.startswith("cuda"):
         raise NotRunError(sentence, _CLASH, "session.packages")
     return (f"{sentence}; to keep one: {_CLASH}",)
 
