@@ -100,6 +100,21 @@ def test_text_and_json() -> None:
     assert document["live"]["save_pretrained"]["leaves_out"] == {HEAD: EMBED}
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_zero_3_leaves_empty_parameters(tied: bool) -> None:
+    """DeepSpeed empties a parameter and notes its shape: identities and shapes are read, and no value is claimed."""
+    model = planted.llama(tied=tied)
+    for parameter in model.parameters():
+        parameter.ds_shape = parameter.shape
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
+    inspection = tieconv.inspect(model)
+    live = inspection.live
+    assert live is not None and bool(live.one_object) is tied
+    assert dict(live.unread)[EMBED] == "sharded by DeepSpeed ZeRO-3"
+    assert "[99, 64]" in render(inspection)
+    assert state_of(inspection) is (State.ALIASED if tied else State.UNREAD)
+
+
 def test_meta_tensors_have_identities_and_no_values() -> None:
     """Nothing is claimed about values, and the reason is said."""
     config = planted.llama().config

@@ -143,7 +143,7 @@ STATES = {
         packed, NAMED, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "e r u u e e"
     ),
     "5 in GPTQ": State(gptq, GPTQ, True, "fq", "eQNT006", (MIXED, MIXED, "meaning.refused"), "d r u u e e"),
-    "5 in AWQ": State(awq, AWQ, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "? r u e e e"),
+    "5 in AWQ": State(awq, AWQ, True, "fq", "eQNT006", (MIXED, MIXED, "meaning.refused"), "d r u e e e"),
     "5 in bitsandbytes": State(bitsandbytes, BNB, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "u ? ? e ? e"),
     "6 untied, quantised head": State(packed, NAMED, False, "fq", "", (MIXED, MIXED, "="), "u u u u e e"),
     "6 named by class": State(packed, LINEAR, False, "fq", "", (MIXED, MIXED, "="), "u e e u e e"),

@@ -217,8 +217,8 @@ class TestLoaders:
         assert [note for note in plan.notes if "mlx-lm" in note or "transformers" in note] == []
 
     def test_no_measurement(self, tmp_path: Path) -> None:
-        plan = tieconv.plan_retie(model(tmp_path / "m", equal(awq), AWQ, False, "qq")).plan
-        assert any("no measurement of how transformers 5" in note for note in plan.notes)
+        plan = tieconv.plan_retie(model(tmp_path / "m", equal(packed), NAMED, False, "qq", kind="Mistral")).plan
+        assert "tieconv has no measurement of how vLLM 0.32, vLLM 0.28, llama.cpp would load the result" in plan.notes
 
 
 class TestConfigs:

@@ -60,6 +60,7 @@ _FF, _F0 = (FLOAT, FLOAT), (FLOAT, ABSENT)
 _LLAMA, _QWEN = ("LlamaForCausalLM",), ("Qwen2ForCausalLM",)
 
 _NAMES_WEIGHT = "transformers fails to load it: it looks for a tensor named .weight in a quantised"
+_READS_BLOCKS = "transformers reads GPTQ and AWQ codes only inside the blocks"
 _OWN_CODES = "the head uses its own quantised codes"
 
 
@@ -84,14 +85,20 @@ def _transformers() -> Iterator[Cell]:
     yield Cell(here, _FLOAT8, error, mixed, True, (_Q0,), head_listed=False)
     looked_up = "transformers fails when it looks up a row of a tied int8 embedding"
     yield Cell(here, ("compressed-tensors int-quantized",), error, looked_up, True, (_Q0,))
-    reads_blocks = "transformers reads GPTQ codes only inside the blocks"
-    used_twice = f"{reads_blocks}, and uses the head as the embedding"
-    yield Cell(here, _GPTQ, Outcome.DISCARDED, used_twice, True, (_QF,))
+    used_twice = f"{_READS_BLOCKS}, and uses the head as the embedding"
+    yield Cell(here, (*_GPTQ, *_AWQ), Outcome.DISCARDED, used_twice, True, (_QF,))
     yield Cell(
-        here, _GPTQ, random, f"{reads_blocks}, so the embedding starts with random numbers", None, _ANY_EMBEDDING
+        here,
+        (*_GPTQ, *_AWQ),
+        random,
+        f"{_READS_BLOCKS}, so the embedding starts with random numbers",
+        None,
+        _ANY_EMBEDDING,
     )
-    yield Cell(here, _GPTQ, Outcome.DISCARDED, f"{reads_blocks}, and uses the embedding as the head", True, (_FQ,))
-    yield Cell(here, _GPTQ, random, f"{reads_blocks}, so the head starts with random numbers", False, (_FQ,))
+    yield Cell(
+        here, (*_GPTQ, *_AWQ), Outcome.DISCARDED, f"{_READS_BLOCKS}, and uses the embedding as the head", True, (_FQ,)
+    )
+    yield Cell(here, (*_GPTQ, *_AWQ), random, f"{_READS_BLOCKS}, so the head starts with random numbers", False, (_FQ,))
     skipped = "the config leaves the head out of the quantisation, but the file stores codes for it"
     yield Cell(here, _BITSANDBYTES, error, f"transformers fails: {skipped}", None, (_FQ,), left_out=True)
     yield Cell(here, _BITSANDBYTES, untied, _OWN_CODES, None, (_FQ,), left_out=False)
@@ -119,7 +126,7 @@ def _codes_and_config_differ() -> Iterator[Cell]:
     yield Cell(here, _FLOAT8, error, no_draw, False, (_F0,))
     no_state = "transformers builds a quantised head and finds no codes: it fails"
     yield Cell(here, _BITSANDBYTES, error, no_state, None, (_FF, _F0))
-    yield Cell(here, _GPTQ, None, "transformers reads GPTQ codes only inside the blocks", None, (_FF, _F0))
+    yield Cell(here, (*_GPTQ, *_AWQ), None, _READS_BLOCKS, None, (_FF, _F0))
 
 
 def _vllm() -> Iterator[Cell]:
