@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tieconv.errors import DestinationError
 from tieconv.gate.examine import place_of
+from tieconv.sources.line_file import unwritable
 from tieconv.sources.texts import write_bytes, write_text
 from tieconv.text import shown
 
@@ -22,6 +23,22 @@ def guard_report(path: str, models: Iterable[str]) -> None:
                 "write the report to another path",
                 "out.in-model",
             )
+
+
+def write_reports(directory: str, reports: dict[str, str], model: str) -> None:
+    """Write reports by name into ``directory``, which is made if it does not exist.
+
+    Raises `DestinationError` if that fails, and before a file of ``model`` would be replaced.
+    """
+    paths = {os.path.join(directory, name): text for name, text in reports.items()}
+    for path in paths:
+        guard_report(path, [model])
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise unwritable(directory, error) from error
+    for path, text in paths.items():
+        write_report(path, text)
 
 
 def write_report(path: str, report: str | bytes) -> None:

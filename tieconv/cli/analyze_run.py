@@ -6,30 +6,50 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tieconv.api.analysis import analyze
-from tieconv.api.reports import guard_report, write_report
+from tieconv.api.reports import guard_report, write_report, write_reports
 from tieconv.api.training_run import analyze_revisions
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import document, show
 
 if TYPE_CHECKING:
+    from tieconv.reporters.html.scatter import Plot
     from tieconv.reporters.tables.figure_table import FigureTable
 
 
 def one_model(
-    model: str, as_json: bool, page: str | None, table: str | None, parquet: str | None, **options: Any
+    model: str,
+    as_json: bool,
+    page: str | None,
+    figures: str | None,
+    table: str | None,
+    parquet: str | None,
+    **options: Any,
 ) -> None:
     """Analyze a model. ``options`` are parameters of `api.analyze`."""
     _guard((page, table, parquet), [model], parquet)
-    analysis = analyze(model, maps=page is not None, **options)
+    analysis = analyze(model, maps=page is not None or figures is not None, **options)
     if page is not None:
         from tieconv.reporters.html.analyze_page import render as html
 
         write_report(page, html(analysis))
-    if table or parquet:
-        from tieconv.reporters.tables.analyze_table import figures
+    if figures is not None:
+        from tieconv.reporters.html.plots import plots
 
-        _write_tables(figures(analysis), table, parquet)
+        measured = f"Measured on {model}"
+        _write_figures(
+            figures,
+            [
+                (plot, f"{section.legend}. {measured}" if section.legend else measured)
+                for section in analysis.sections
+                for plot in plots(section)
+            ],
+            model,
+        )
+    if table or parquet:
+        from tieconv.reporters.tables.analyze_table import figures as rows
+
+        _write_tables(rows(analysis), table, parquet)
     if as_json:
         document(str(analysis))
     else:
@@ -44,6 +64,7 @@ def over_revisions(
     resume: str | None,
     as_json: bool,
     page: str | None,
+    figures: str | None,
     table: str | None,
     parquet: str | None,
     **options: Any,
@@ -56,10 +77,16 @@ def over_revisions(
         from tieconv.reporters.html.evolution_page import render as html
 
         write_report(page, html(evolution))
-    if table or parquet:
-        from tieconv.reporters.tables.evolution_table import figures
+    if figures is not None:
+        from tieconv.reporters.html.curves import curves
 
-        _write_tables(figures(evolution), table, parquet)
+        names = [revision.name for revision in evolution.revisions]
+        measured = f"Measured on {len(names)} revisions of {model}, from {names[0]} to {names[-1]}."
+        _write_figures(figures, [(plot, measured) for plot in curves(evolution)], model)
+    if table or parquet:
+        from tieconv.reporters.tables.evolution_table import figures as rows
+
+        _write_tables(rows(evolution), table, parquet)
     if as_json:
         document(str(evolution))
     else:
@@ -76,6 +103,13 @@ def _guard(paths: Iterable[str | None], models: list[str], parquet: str | None) 
         from tieconv.reporters.tables.figure_table import require_parquet
 
         require_parquet()
+
+
+def _write_figures(directory: str, plots: list[tuple[Plot, str]], model: str) -> None:
+    """Write each plot, with what was measured, to a file of ``directory``."""
+    from tieconv.reporters.html.svg_files import svg_files
+
+    write_reports(directory, svg_files(plots), model)
 
 
 def _write_tables(figures: FigureTable, table: str | None, parquet: str | None) -> None:

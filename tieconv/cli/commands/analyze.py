@@ -63,6 +63,9 @@ from tieconv.cli.options import common_options, json_option, model_argument, nam
 @click.option(
     "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as an HTML page."
 )
+@click.option(
+    "--figures", type=click.Path(), metavar="DIR", help="Also write each plot as an SVG file with its caption into DIR."
+)
 @click.option("--csv", "table", type=click.Path(), metavar="FILE", help="Also write every figure as a CSV table.")
 @click.option(
     "--parquet", type=click.Path(), metavar="FILE", help="Also write that table as a Parquet file (needs pyarrow)."
