@@ -258,3 +258,30 @@ def test_a_source_that_cannot_be_listed(fleet: Path) -> None:
         result = run("fleet check fleet/t5 fleet/absent -o runs")
         assert result.exit_code == 2 and "1 could not be read" in result.stderr
     assert report("runs")["unread"] == 1
+
+
+@pytest.mark.slow
+def test_ten_thousand_models(models: Path, tmp_path: Path) -> None:
+    """Check, the same again, and the report: every model has its finding, and no process takes 200 MiB."""
+    names = ["llama-tied", "llama-duplicated", "llama-untied", "llama-headless-config"]
+    for number in range(10_000):
+        shutil.copytree(models / names[number % 4], tmp_path / "fleet" / f"m{number:05}", copy_function=os.link)
+    seconds = []
+    for words in (["check", "fleet", "-o", "runs", "-q", "-j", "2"],) * 2 + (["report", "runs", "--json"],):
+        # A process of its own waits for the command, and tells the memory of the largest of its descendants.
+        code = (
+            "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=open('out', 'w'));"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, done.returncode)"
+        )
+        start = time.monotonic()
+        command = [sys.executable, "-c", code, sys.executable, "-m", "tieconv", "fleet", *words]
+        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        seconds.append(time.monotonic() - start)
+        kilobytes, status = map(int, told.stdout.split())
+        assert status == 0, told.stderr
+        assert kilobytes < 200 << 10
+    assert seconds[1] < seconds[0] / 2  # nothing is read again
+    document = json.loads((tmp_path / "out").read_text())
+    assert (document["models"], document["unread"]) == (10_000, 0)
+    rules = {row["rule"]: row["models"] for row in document["rules"]}
+    assert rules["TIE002"] == rules["TIE003"] == 2500
