@@ -275,10 +275,10 @@ def test_ten_thousand_models(models: Path, tmp_path: Path) -> None:
         )
         start = time.monotonic()
         command = [sys.executable, "-c", code, sys.executable, "-m", "tieconv", "fleet", *words]
-        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        waiter = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         seconds.append(time.monotonic() - start)
-        kilobytes, status = map(int, told.stdout.split())
-        assert status == 0, told.stderr
+        kilobytes, status = map(int, waiter.stdout.split())
+        assert status == 0, waiter.stderr
         assert kilobytes < 200 << 10
     assert seconds[1] < seconds[0] / 2  # nothing is read again
     document = json.loads((tmp_path / "out").read_text())

@@ -22,6 +22,8 @@ class ModelArguments:
     embed: str | None
     head: str | None
     jobs: int
+    engine: str
+    address: str | None
     resume: str | None
 
 

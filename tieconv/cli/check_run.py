@@ -15,6 +15,7 @@ from tieconv.api.findings.baselines import write_baseline
 from tieconv.api.findings.gate import expand, find_policy, read_lists, run_gate
 from tieconv.api.reports import guard_report, write_report
 from tieconv.cli.check_arguments import Arguments
+from tieconv.cli.engine import engine_of
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import echo, formatted
@@ -94,15 +95,18 @@ def _guard_output(arguments: Arguments) -> None:
 
 def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
     def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
-        return run_gate(
-            policy,
-            arguments.model.models,
-            embed=arguments.model.embed,
-            head=arguments.model.head,
-            jobs=arguments.model.jobs,
-            tick=tick,
-            resume=arguments.model.resume,
-        )
+        chosen = arguments.model
+        with engine_of(chosen.engine, chosen.address, chosen.jobs) as (executor, jobs):
+            return run_gate(
+                policy,
+                chosen.models,
+                embed=chosen.embed,
+                head=chosen.head,
+                jobs=jobs,
+                tick=tick,
+                resume=chosen.resume,
+                executor=executor,
+            )
 
     done = 0
     with count_progress("check") as progress:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tieconv.checkpoint.inspection import Depth, Inspection
     from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
+    from tieconv.gate.fleet.ray_executor import RayExecutor
     from tieconv.gate.policy import Policy
 
 
@@ -128,6 +129,17 @@ def find_policy(
         without_baseline=without_baseline,
     )
     return policy, skipped
+
+
+def ray_cluster(address: str | None = None) -> RayExecutor:
+    """Return an executor on the cluster of Ray at ``address``, for `check`. Leave it with a ``with`` statement.
+
+    The default is that of ``RAY_ADDRESS``, or a new one on this machine. Raises `MissingPackageError` without the
+    package ray, and `SettingsError` if the cluster cannot be used.
+    """
+    from tieconv.gate.fleet.ray_executor import RayExecutor
+
+    return RayExecutor(address)
 
 
 def run_gate(

@@ -10,6 +10,7 @@ import click
 from tieconv.cli.check_arguments import make_arguments
 from tieconv.cli.check_run import run
 from tieconv.cli.commands.completion import complete_rules
+from tieconv.cli.engine import engine_options
 from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.reporters.ci.formats import FORMATS
 
@@ -71,6 +72,7 @@ from tieconv.reporters.ci.formats import FORMATS
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Number of processes."
 )
+@engine_options
 @click.option(
     "--task", metavar="TASK", help="With hf://org/*: check only models of this task, such as text-generation."
 )

@@ -12,6 +12,7 @@ import click
 from tieconv.api.findings.fleet import fleet_check, fleet_report, has_tables
 from tieconv.api.findings.gate import expand, find_policy, read_lists
 from tieconv.cli.commands.completion import complete_rules
+from tieconv.cli.engine import engine_of, engine_options
 from tieconv.cli.options import MODEL_PATH, WholeGroup, common_options, json_option
 from tieconv.cli.progress import rate_progress
 from tieconv.cli.screen import paint, say, width
@@ -42,6 +43,7 @@ def _parsed_part(context: click.Context, parameter: click.Parameter, value: str)
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Number of processes."
 )
+@engine_options
 @click.option(
     "--part", default="1/1", callback=_parsed_part, metavar="I/N", help="Check part I of N, each on another machine."
 )
@@ -60,6 +62,8 @@ def check(
     sources: tuple[str, ...],
     runs: str,
     jobs: int,
+    engine: str,
+    address: str | None,
     part: tuple[int, int],
     depth: str | None,
     consumers: str | None,
@@ -75,13 +79,15 @@ def check(
     """
     models = expand(read_lists(sources, sys.stdin.read), **choice)
     began = time.monotonic()
-    with rate_progress("check") as bar:
+    with engine_of(engine, address, jobs) as (executor, at_once), rate_progress("check") as bar:
 
         def tick(progress: FleetProgress) -> None:
             rates = f"{_speed(progress, time.monotonic() - began)}, {count(progress.unread, 'failure')}"
             bar(rates, progress.finished, progress.total)
 
-        progress = fleet_check(models, runs, depth=depth, consumers=consumers, part=part, jobs=jobs, tick=tick)
+        progress = fleet_check(
+            models, runs, depth=depth, consumers=consumers, part=part, jobs=at_once, tick=tick, executor=executor
+        )
     unread = f", {progress.unread:,} could not be read" if progress.unread else ""
     seconds = time.monotonic() - began
     say(
