@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,20 +86,32 @@ class Exported:
 
 
 def build(name: str, dtype: str, directory: Path) -> Exported:
-    """The model and its graph in ``dtype`` under ``directory``, exported where another process has not done so."""
+    """The model and its graph in ``dtype`` under ``directory``, each written where another process has not done so.
+
+    The model is written once for all of its graphs: a test of another process may be reading it.
+    """
     made = Exported(directory / name / "model", directory / name / dtype / "model.onnx")
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f"{name}-{dtype}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = directory / f"{name}-{dtype}.done"
-        if not done.exists():
-            model = make(name)
-            model.save_pretrained(made.model)
+    with _once(directory, name) as missing:
+        if missing:
+            make(name).save_pretrained(made.model)
+    with _once(directory, f"{name}-{dtype}") as missing:
+        if missing:
             # Not model.half(): that would round the rotary frequencies too, which every loader keeps in float32.
-            loaded = type(model).from_pretrained(made.model, dtype=getattr(torch, dtype)).eval()
+            loaded = type(make(name)).from_pretrained(made.model, dtype=getattr(torch, dtype)).eval()
             export(loaded, made.graph.parent)
-            done.touch()
     return made
+
+
+@contextlib.contextmanager
+def _once(directory: Path, label: str) -> Iterator[bool]:
+    """Whether the block must do the work of ``label``: no process has done it, and none begins before this one ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    done = directory / f"{label}.done"
+    with (directory / f"{label}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = not done.exists()
+        yield missing
+        done.touch()
 
 
 def make(name: str) -> Any:
