@@ -15,7 +15,8 @@ import tieconv
 from tieconv.api.findings.gate import find_policy
 from tieconv.errors import RefusedError
 from tieconv.gate.examine import check_models
-from tieconv.gate.jobs import each
+from tieconv.gate.work.jobs import each
+from tieconv.gate.work.workers import Workers
 
 PATHS = [f"model-{number}" for number in range(12)]
 
@@ -42,7 +43,7 @@ def lost(path: str) -> str:
 def test_results_are_in_order(jobs: int, clean: bool) -> None:
     """Whichever is ready first."""
     paths = ["first-slow", *PATHS]
-    assert list(each(work, paths, jobs, lost, clean=clean)) == [path.upper() for path in paths]
+    assert list(each(work, paths, Workers(jobs, clean=clean), lost)) == [path.upper() for path in paths]
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -51,7 +52,7 @@ def test_a_process_that_dies_costs_its_path(end: str, clean: bool) -> None:
     """The others are done by a new process."""
     paths = [*PATHS[:5], f"a-{end}", *PATHS[5:], f"b-{end}", f"c-{end}"]
     expected = [f"lost {path}" if path.endswith(end) else path.upper() for path in paths]
-    assert list(each(work, paths, 2, lost, clean=clean)) == expected
+    assert list(each(work, paths, Workers(2, clean=clean), lost)) == expected
 
 
 def _variable(path: str) -> str:
@@ -63,17 +64,17 @@ def _variable(path: str) -> str:
 def test_processes_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch, value: str, clean: bool) -> None:
     """Not that of the first run."""
     monkeypatch.setenv("TIECONV_TEST_VARIABLE", value)
-    assert list(each(_variable, PATHS[:3], 2, lost, clean=clean)) == [value] * 3
+    assert list(each(_variable, PATHS[:3], Workers(2, clean=clean), lost)) == [value] * 3
 
 
 def test_every_process_dies() -> None:
     paths = [f"{path}-killed" for path in PATHS]
-    assert list(each(work, paths, 3, lost)) == [f"lost {path}" for path in paths]
+    assert list(each(work, paths, Workers(3), lost)) == [f"lost {path}" for path in paths]
 
 
 def test_an_error_of_the_work_is_raised() -> None:
     """In the place of its result, and the processes end."""
-    results = each(work, [*PATHS[:3], "a-refused", *PATHS[3:]], 2, lost)
+    results = each(work, [*PATHS[:3], "a-refused", *PATHS[3:]], Workers(2), lost)
     assert [next(results) for _ in range(3)] == [path.upper() for path in PATHS[:3]]
     with pytest.raises(RefusedError, match="refused"):
         next(results)
@@ -81,7 +82,7 @@ def test_an_error_of_the_work_is_raised() -> None:
 
 def test_a_caller_that_stops_waits_for_no_model() -> None:
     """The processes are ended."""
-    results = each(work, ["now", "later-slow", "a-slow", "b-slow"], 2, lost)
+    results = each(work, ["now", "later-slow", "a-slow", "b-slow"], Workers(2), lost)
     assert next(results) == "NOW"
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
@@ -117,7 +118,7 @@ def test_an_executor_does_the_work_in_a_window() -> None:
     """Several paths a task, few tasks in flight; a lost worker costs its path alone."""
     cluster, paths = Cluster(), [*(f"model-{number}" for number in range(400)), "a-gone", *PATHS]
     expected = [f"lost {path}" if path.endswith("-gone") else path.upper() for path in paths]
-    assert list(each(work, paths, 3, lost, executor=cluster)) == expected
+    assert list(each(work, paths, Workers(3, executor=cluster), lost)) == expected
     assert cluster.tasks < len(paths) / 3
     assert 3 <= cluster.most <= 6
 
@@ -125,7 +126,7 @@ def test_an_executor_does_the_work_in_a_window() -> None:
 def test_a_broken_executor_of_the_caller_raises() -> None:
     """It can take no more work, and tieconv does not replace it."""
     with ProcessPoolExecutor(1) as pool, pytest.raises(BrokenProcessPool):
-        list(each(work, ["a-killed", *PATHS], 1, lost, executor=pool))
+        list(each(work, ["a-killed", *PATHS], Workers(1, executor=pool), lost))
 
 
 def test_check_takes_an_executor(models: Path) -> None:

@@ -19,8 +19,9 @@ import pytest
 import tieconv
 from tests.cli.run import ok, refused
 from tieconv.errors import MissingPackageError, SettingsError
-from tieconv.gate.fleet.ray_executor import RayExecutor
-from tieconv.gate.jobs import unordered
+from tieconv.gate.work.jobs import unordered
+from tieconv.gate.work.ray_executor import RayExecutor
+from tieconv.gate.work.workers import Workers
 from tieconv.version import VERSION
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -156,7 +157,7 @@ def test_a_killed_worker_loses_its_own_task(cluster: Any) -> None:
     names = [f"n{number}" for number in range(30)]
     names[7] = "poison"
     with RayExecutor(cluster.address) as executor:
-        done = dict(unordered(_kill_some, names, 2, lambda name: f"lost {name}", executor=executor))
+        done = dict(unordered(_kill_some, names, Workers(2, executor), lambda name: f"lost {name}"))
     assert done == {number: "lost poison" if name == "poison" else name.upper() for number, name in enumerate(names)}
 
 
@@ -170,7 +171,7 @@ def test_a_lost_machine_costs_time_alone(cluster: Any) -> None:
     """Its tasks run again on the other one."""
     names = [f"n{number}" for number in range(24)]
     with RayExecutor(cluster.address) as executor:
-        results = unordered(_slow, names, 2, lambda name: "lost", executor=executor)
+        results = unordered(_slow, names, Workers(2, executor), lambda name: "lost")
         done = dict([next(results)])
         cluster.remove_node(cluster.second)
         done |= dict(results)

@@ -12,9 +12,10 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.errors import DestinationError, RefusedError, TieconvError
 from tieconv.gate.finding_file import file_of
-from tieconv.gate.jobs import each
 from tieconv.gate.policy import Policy
 from tieconv.gate.run_file import RunFile
+from tieconv.gate.work.jobs import each
+from tieconv.gate.work.workers import Workers
 from tieconv.sources import is_object
 from tieconv.text import shown
 
@@ -98,8 +99,8 @@ def _examined(
 ) -> Iterator[CheckedModel]:
     known = record.known if record else {}
     unknown = [path for path in paths if path not in known]
-    clean = any(map(is_object, unknown))
-    fresh = each(partial(examine, inspect), unknown, jobs, lost_model, clean=clean, executor=executor)
+    workers = Workers(jobs, executor, clean=any(map(is_object, unknown)))
+    fresh = each(partial(examine, inspect), unknown, workers, lost_model)
     for path in paths:
         if path in known:
             yield known[path]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tieconv.api.findings.gate import inspecting
@@ -33,13 +34,17 @@ def fleet_check(
     processes. Raises `DestinationError` if the directory cannot be written.
     """
     from tieconv.gate.assemble import make_policy
-    from tieconv.gate.fleet.collect import collect, part_of
-    from tieconv.gate.fleet.run_directory import RunPart
+    from tieconv.gate.examine import lost_model
+    from tieconv.gate.fleet.collect import checked, collect, part_of
+    from tieconv.gate.fleet.run_directory import CHECKED
+    from tieconv.gate.fleet.run_part import RunPart
     from tieconv.gate.settings import Settings
+    from tieconv.gate.work.workers import Workers
 
     policy = make_policy(Settings(), depth=depth, consumers=consumers)
-    run = RunPart(runs, part, {"depth": str(policy.depth), "for": policy.consumers})
-    return collect(inspecting(policy, None, None), part_of(models, part), run, jobs, tick, executor)
+    run = RunPart(runs, "check", part, {"depth": str(policy.depth), "for": policy.consumers}, CHECKED)
+    work = partial(checked, inspecting(policy, None, None))
+    return collect(work, lost_model, part_of(models, part), run, Workers(jobs, executor), tick)
 
 
 def fleet_report(

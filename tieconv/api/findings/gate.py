@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from tieconv.checkpoint.inspection import Depth, Inspection
     from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
-    from tieconv.gate.fleet.ray_executor import RayExecutor
     from tieconv.gate.policy import Policy
+    from tieconv.gate.work.ray_executor import RayExecutor
 
 
 def check(
@@ -137,7 +137,7 @@ def ray_cluster(address: str | None = None) -> RayExecutor:
     The default is that of ``RAY_ADDRESS``, or a new one on this machine. Raises `MissingPackageError` without the
     package ray, and `SettingsError` if the cluster cannot be used.
     """
-    from tieconv.gate.fleet.ray_executor import RayExecutor
+    from tieconv.gate.work.ray_executor import RayExecutor
 
     return RayExecutor(address)
 

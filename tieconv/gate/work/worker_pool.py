@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from tieconv.checkpoint.value_type import record
+from tieconv.gate.work.workers import Workers
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -26,28 +27,22 @@ _PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.rang
 
 
 def pooled(
-    work: Callable[[K], T],
-    tasks: Sequence[K],
-    jobs: int,
-    lost: Callable[[K], T],
-    *,
-    clean: bool,
-    executor: Executor | None,
+    work: Callable[[K], T], tasks: Sequence[K], workers: Workers, lost: Callable[[K], T]
 ) -> Iterator[tuple[int, Callable[[], T]]]:
     """Yield the number of each task, and a function that returns its result or raises its error.
 
-    The work is done as `tieconv.gate.jobs.unordered` says, by the executor or by processes.
+    The work is done as `tieconv.gate.work.jobs.unordered` says, by the executor or by processes.
     """
-    pool = _Pool(executor, min(jobs, len(tasks)), clean)
+    pool = _Pool(workers.executor, min(workers.jobs, len(tasks)), workers.clean)
     try:
         suspects: list[int] = []
-        for numbers, outcomes in _finished(pool, work, tasks, jobs):
+        for numbers, outcomes in _finished(pool, work, tasks, workers):
             if outcomes is None:
                 suspects += numbers
             else:
                 yield from zip(numbers, outcomes, strict=True)
         for number in sorted(suspects):
-            [(_, outcomes)] = _finished(pool, work, [tasks[number]], 1)
+            [(_, outcomes)] = _finished(pool, work, [tasks[number]], Workers())
             yield number, _Returned(lost(tasks[number])) if outcomes is None else outcomes[0]
     finally:
         pool.stop()
@@ -77,15 +72,16 @@ _Outcomes = list[_Returned[T] | _Raised]
 
 
 def _finished(
-    pool: _Pool, work: Callable[[K], T], tasks: Sequence[K], jobs: int
+    pool: _Pool, work: Callable[[K], T], tasks: Sequence[K], workers: Workers
 ) -> Iterator[tuple[range, _Outcomes[T] | None]]:
     """Yield the numbers of each batch with its outcomes, or with None if its process died. Keeps a window in flight."""
+    largest, window = (1, workers.jobs) if workers.apart else (_LARGEST_BATCH, _IN_FLIGHT * workers.jobs)
     pending: dict[Future[_Outcomes[T]], range] = {}
     following = 0
     while following < len(tasks) or pending:
-        while following < len(tasks) and len(pending) < _IN_FLIGHT * jobs:
+        while following < len(tasks) and len(pending) < window:
             left = len(tasks) - following
-            numbers = range(following, following + min(_LARGEST_BATCH, 1 + left // (8 * jobs)))
+            numbers = range(following, following + min(largest, 1 + left // (8 * workers.jobs)))
             following = numbers.stop
             try:
                 future = pool.executor.submit(_work_on, work, [tasks[number] for number in numbers])
