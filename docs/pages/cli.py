@@ -36,7 +36,8 @@ The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schem
 [parity](../tieconv/reporters/schemas/parity.schema.json), [push](../tieconv/reporters/schemas/push.schema.json),
 [analyze](../tieconv/reporters/schemas/analyze.schema.json) and, with `--revisions`,
 [evolution](../tieconv/reporters/schemas/evolution.schema.json), and
-[fleet report](../tieconv/reporters/schemas/fleet.schema.json). [analyze](analyze.md) explains its figures.
+[fleet report](../tieconv/reporters/schemas/fleet.schema.json). A line of the other fleet commands has
+[this one](../tieconv/reporters/schemas/fleet-result.schema.json). [analyze](analyze.md) explains its figures.
 `ties[].consistent` is `null` if a necessary comparison was not made. The canonical name is a member of its group too.
 """
 

@@ -176,3 +176,56 @@ def test_a_lost_machine_costs_time_alone(cluster: Any) -> None:
         cluster.remove_node(cluster.second)
         done |= dict(results)
     assert done == {number: name.upper() for number, name in enumerate(names)}
+
+
+@pytest.mark.slow
+def test_a_killed_driver_goes_on(cluster: Any, tmp_path: Path) -> None:
+    """SIGKILL in the middle: the next run takes the models without a line, and every model has its findings."""
+    for number in range(160):
+        shutil.copytree(MODELS / NAMES[number % 4], tmp_path / "fleet" / f"m{number:03}")
+    command = [
+        sys.executable, "-m", "tieconv", "fleet", "check", "fleet", "-o", "far", "--depth", "full", "-j", "1",
+        "--engine", "ray", "--address", cluster.address,
+    ]  # fmt: skip
+    driver = subprocess.Popen(command, cwd=tmp_path)
+    results = tmp_path / "far" / "check.jsonl"
+    until = time.monotonic() + 120
+    while not results.exists() or results.read_bytes().count(b"\n") < 8:
+        assert time.monotonic() < until and driver.poll() is None
+        time.sleep(0.002)
+    driver.kill()
+    driver.wait()
+    done = results.read_bytes().count(b"\n")
+    assert done < 160
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"{160 - done} read, {done} unchanged" in again.stderr
+    assert len(findings(tmp_path / "far")) == 160
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verb", "options"), [("inspect", []), ("convert", ["--to", "torch"])])
+def test_commands_of_a_fleet(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, options: list[str]
+) -> None:
+    """The answers of processes of this machine; the copies are where the caller's relative path says."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama-tied", "t5"):
+        shutil.copytree(MODELS / name, tmp_path / "fleet" / name)
+    command = [sys.executable, "-m", "tieconv", "fleet", verb, "fleet", "-o", "far", "--engine", "ray"]
+    done = subprocess.run(
+        [*command, "--address", cluster.address, "--", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ok(f"fleet {verb} fleet -o near -q --", *options)
+    far, near = (
+        {entry["source"]: entry for entry in map(json.loads, Path(runs, f"{verb}.jsonl").read_text().splitlines())}
+        for runs in ("far", "near")
+    )
+    assert len(far) == 2
+    for source, entry in far.items():
+        if verb == "inspect":
+            assert entry["report"] == near[source]["report"]
+        else:
+            copies = (Path(end["output"], "pytorch_model.bin").read_bytes() for end in (entry, near[source]))
+            assert len(set(copies)) == 1

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
     from tieconv.checkpoint.results.checked import CheckReport as CheckReport
     from tieconv.checkpoint.results.exported import ExportOutcome as ExportOutcome
+    from tieconv.checkpoint.results.fleet import CommandRun as CommandRun
     from tieconv.checkpoint.results.fleet import FleetProgress as FleetProgress
     from tieconv.checkpoint.results.parity import Parity as Parity
     from tieconv.checkpoint.results.parity import Verdict as Verdict
@@ -110,6 +111,7 @@ _HOMES = {
     "Outcome": "checkpoint.write_plan.plan",
     "CheckReport": "checkpoint.results.checked",
     "CheckedModel": "checkpoint.results.checked",
+    "CommandRun": "checkpoint.results.fleet",
     "FleetProgress": "checkpoint.results.fleet",
     "ExportOutcome": "checkpoint.results.exported",
     "Parity": "checkpoint.results.parity",

@@ -30,7 +30,7 @@ COMMANDS = {
     "diff": "Compare the models A and B tensor by tensor.",
     "explain": "Explain a rule: what it reports, why it matters, and how to fix it.",
     "export": "Export MODEL to ONNX with each tied matrix stored once, and measure parity.",
-    "fleet": "Check thousands of models, and report what is new.",
+    "fleet": "Run a command on thousands of models, and report what is new.",
     "inspect": "Show what MODEL stores, what is tied, and what to run next.",
     "parity": "Measure whether the graph ONNX computes what the checkpoint MODEL computes.",
     "push": "Open a pull request on the Hub with the files that differ.",

@@ -15,7 +15,7 @@ from tieconv.api.findings.baselines import write_baseline
 from tieconv.api.findings.gate import expand, find_policy, read_lists, run_gate
 from tieconv.api.reports import guard_report, write_report
 from tieconv.cli.check_arguments import Arguments
-from tieconv.cli.engine import engine_of
+from tieconv.cli.fleet.engine import engine_of
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import echo, formatted

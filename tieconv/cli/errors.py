@@ -61,10 +61,10 @@ class ErrorBoundary(click.Group):
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported in one sentence too
             if wanted:
                 _trace(error)
-            _stop(*_ending(error))
+            _stop(*ending(error))
 
 
-def _ending(error: Exception) -> tuple[str, str, int]:
+def ending(error: Exception) -> tuple[str, str, int]:
     """Return the sentence, the hint and the exit code of an error."""
     if isinstance(error, TieconvError):
         return error.message, error.command_hint, error.exit_code

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tieconv.api.findings.gate import inspecting
+from tieconv.checkpoint.results.checked import Failure
+from tieconv.checkpoint.results.fleet import CommandResult, CommandRun
 from tieconv.sources.texts import write_text
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from tieconv.checkpoint.results.fleet import FleetProgress, FleetReport
+    from tieconv.gate.fleet.collect import Task
+    from tieconv.gate.fleet.listed_content import ListedContent
     from tieconv.gate.policy import Policy
+
+
+RunCommand = Callable[[Sequence[str]], tuple[int, str, tuple[str, str] | None]]
+"""``run(arguments)`` returns the exit code, the JSON document, and the message and hint if there is no answer."""
+WRITING = ("convert", "export")
+"""The commands of a fleet that write a directory."""
 
 
 def fleet_check(
@@ -45,6 +58,65 @@ def fleet_check(
     run = RunPart(runs, "check", part, {"depth": str(policy.depth), "for": policy.consumers}, CHECKED)
     work = partial(checked, inspecting(policy, None, None))
     return collect(work, lost_model, part_of(models, part), run, Workers(jobs, executor), tick)
+
+
+def fleet_run(
+    verb: str,
+    options: Sequence[str],
+    run: RunCommand,
+    models: Sequence[str],
+    runs: str,
+    *,
+    part: tuple[int, int] = (1, 1),
+    jobs: int = 1,
+    tick: Callable[[FleetProgress], object] = lambda _: None,
+    executor: Executor | None = None,
+) -> CommandRun:
+    """Run a command on each model, and add its result to the directory ``runs``. Skips unchanged models with an answer.
+
+    ``run`` is called in other processes, one model at a time, with ``verb``, ``options`` and the model. What it writes
+    is below ``runs``. Raises `DestinationError` if that cannot be written.
+    """
+    from tieconv.gate.fleet.collect import collect, part_of
+    from tieconv.gate.fleet.command_results import RESULTS, exported_graphs, lost_result
+    from tieconv.gate.fleet.run_part import RunPart
+    from tieconv.gate.work.workers import Workers
+
+    graphs = exported_graphs(runs) if verb == "parity" else None
+    latest: dict[str, CommandResult] = {}
+
+    def keep(result: CommandResult) -> None:
+        latest[result.source] = replace(result, document="")
+
+    mine = part_of(models, part)
+    asked = {"verb": verb, "options": list(options)}
+    results = RunPart(runs, verb, part, asked, RESULTS, keep)
+    if verb in WRITING:
+        os.makedirs(os.path.join(runs, verb), exist_ok=True)
+    work = partial(_answer, run, verb, tuple(options), os.path.join(runs, verb))
+    progress = collect(work, lost_result, mine, results, Workers(jobs, executor, apart=True), tick, graphs)
+    return CommandRun(progress, tuple(latest[source] for source in mine if latest[source].exit_code != 0))
+
+
+def _answer(
+    run: RunCommand, verb: str, options: tuple[str, ...], directory: str, task: Task, content: ListedContent
+) -> CommandResult:
+    """Do the work of `fleet_run`: run the command on one model."""
+    from tieconv.gate.fleet.command_results import output_of
+
+    if verb == "parity" and not task.graph:
+        failure = Failure(
+            f"{shown(task.source)}: no graph of it was exported", "run `tieconv fleet export` on it first"
+        )
+        return CommandResult(task.source, 2, failure=failure)
+    sources = [task.graph, task.source] if task.graph else [task.source]
+    output = output_of(directory, task.source, content.fingerprint, options) if verb in WRITING else None
+    where = ["-o", output, "--overwrite"] if output else []
+    began = time.monotonic()
+    code, document, failed = run([verb, *options, *where, "--", *sources])
+    seconds = time.monotonic() - began
+    written = output if output and os.path.isdir(output) else None
+    return CommandResult(task.source, code, seconds, document, written, Failure(*failed) if failed else None)
 
 
 def fleet_report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.json_values import Printed
-from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport
+from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count
 from tieconv.version import VERSION
@@ -156,3 +156,37 @@ class FleetProgress:
     unchanged: int = 0
     unread: int = 0
     bytes: int = 0
+
+
+@record
+class CommandResult:
+    """What a command did with a model.
+
+    ``exit_code`` is None if its process was killed. ``document`` is the JSON that it printed, or empty. ``output`` is
+    the directory that it wrote. ``failure`` says why there is no answer.
+    """
+
+    source: str
+    exit_code: int | None
+    seconds: float = 0.0
+    document: str = ""
+    output: str | None = None
+    failure: Failure | None = None
+
+
+@record
+class CommandRun:
+    """What a run of a command did. ``unsuccessful`` are the last results whose exit code is not 0."""
+
+    progress: FleetProgress
+    unsuccessful: tuple[CommandResult, ...]
+
+    @property
+    def failed(self) -> int:
+        """How many models have exit code 1."""
+        return sum(result.failure is None for result in self.unsuccessful)
+
+    @property
+    def exit_code(self) -> int:
+        """2 if any model has no answer, else 1 if any has exit code 1, else 0."""
+        return 2 if self.failed < len(self.unsuccessful) else min(self.failed, 1)

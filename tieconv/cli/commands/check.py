@@ -10,7 +10,7 @@ import click
 from tieconv.cli.check_arguments import make_arguments
 from tieconv.cli.check_run import run
 from tieconv.cli.commands.completion import complete_rules
-from tieconv.cli.engine import engine_options
+from tieconv.cli.fleet.engine import engine_options
 from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.reporters.ci.formats import FORMATS
 

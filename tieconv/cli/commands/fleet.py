@@ -1,62 +1,43 @@
-"""`tieconv fleet`: check many models into a directory, and report on it."""
+"""`tieconv fleet`: run a command on many models into a directory, and report on it."""
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tieconv.api.findings.fleet import fleet_check, fleet_report, has_tables
 from tieconv.api.findings.gate import expand, find_policy, read_lists
 from tieconv.cli.commands.completion import complete_rules
-from tieconv.cli.engine import engine_of, engine_options
-from tieconv.cli.options import MODEL_PATH, WholeGroup, common_options, json_option
-from tieconv.cli.progress import rate_progress
+from tieconv.cli.fleet.engine import engine_of
+from tieconv.cli.fleet.options import filter_options, fleet_progress, run_options, speed
+from tieconv.cli.fleet.verbs import VERBS, verb_command
+from tieconv.cli.options import WholeGroup, common_options, json_option
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import document, echo
 from tieconv.install import install_command
-from tieconv.text import count, shell_word, shown, size
-
-if TYPE_CHECKING:
-    from tieconv.api import FleetProgress
+from tieconv.text import count, shell_word, shown
 
 
-@click.group("fleet", cls=WholeGroup, short_help="Check thousands of models, and report what is new.")
+@click.group("fleet", cls=WholeGroup, short_help="Run a command on thousands of models, and report what is new.")
 def command() -> None:
-    """Check thousands of models into a directory of results, and report what changed since an earlier run."""
+    """Run a command on thousands of models, and keep the results in a directory.
 
-
-def _parsed_part(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
-    """Return I and N of ``I/N``."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise click.BadParameter("write I/N with I from 1 to N, such as 3/100", context, parameter)
-    return int(match[1]), int(match[2])
+    report compares two runs of check.
+    """
 
 
 @command.command("check")
-@click.argument("sources", nargs=-1, required=True, type=MODEL_PATH, metavar="SOURCE...")
-@click.option("-o", "--output", "runs", required=True, type=click.Path(), metavar="RUNS", help="Directory of results.")
-@click.option(
-    "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Number of processes."
-)
-@engine_options
-@click.option(
-    "--part", default="1/1", callback=_parsed_part, metavar="I/N", help="Check part I of N, each on another machine."
-)
+@run_options
 @click.option(
     "--depth",
     type=click.Choice(["header", "candidates", "full"]),
     help="How much to read; see `tieconv inspect --help`.  [default: candidates]",
 )
 @click.option("consumers", "--for", metavar="CONSUMER", help="Also report what this loader does with the model.")
-@click.option("-r", "--recursive", is_flag=True, help="Also check the models in subdirectories of each model.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Check only models whose name or path matches GLOB.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Do not check models whose name or path matches GLOB.")
-@click.option("--newer-than", metavar="AGE", help="Check only models that changed since AGE, such as 12h or 7d.")
+@filter_options
 @common_options
 def check(
     sources: tuple[str, ...],
@@ -79,12 +60,7 @@ def check(
     """
     models = expand(read_lists(sources, sys.stdin.read), **choice)
     began = time.monotonic()
-    with engine_of(engine, address, jobs) as (executor, at_once), rate_progress("check") as bar:
-
-        def tick(progress: FleetProgress) -> None:
-            rates = f"{_speed(progress, time.monotonic() - began)}, {count(progress.unread, 'failure')}"
-            bar(rates, progress.finished, progress.total)
-
+    with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress("check") as tick:
         progress = fleet_check(
             models, runs, depth=depth, consumers=consumers, part=part, jobs=at_once, tick=tick, executor=executor
         )
@@ -92,15 +68,10 @@ def check(
     seconds = time.monotonic() - began
     say(
         f"{count(progress.total, 'model')}: {progress.finished - progress.unchanged:,} read, "
-        f"{progress.unchanged:,} unchanged{unread}; {seconds:.1f} s, {_speed(progress, seconds)}"
+        f"{progress.unchanged:,} unchanged{unread}; {seconds:.1f} s, {speed(progress, seconds)}"
     )
     say(f"next: tieconv fleet report {shell_word(runs)}")
     sys.exit(2 if progress.unread else 0)
-
-
-def _speed(progress: FleetProgress, seconds: float) -> str:
-    passed = max(seconds, 0.001)
-    return f"{progress.finished / passed:,.0f} models/s, {size(int(progress.bytes / passed))}/s"
 
 
 @command.command("report")
@@ -147,3 +118,7 @@ def report(runs: str, since: str | None, output: str | None, as_json: bool, **op
     if not has_tables():
         say(f"no tables were written, because pyarrow is not installed: {install_command('fleet')}")
     sys.exit(result.exit_code)
+
+
+for _verb in VERBS:
+    command.add_command(verb_command(_verb))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -22,15 +22,18 @@ from tieconv.sources import is_object
 _UNLISTED = ListedContent("", 0)
 
 
-R = TypeVar("R", bound=Failing)
-Work = Callable[[str, ListedContent], R]
-"""``work(source, content)`` returns the result for a model. It must survive pickling."""
-
-
 @record
-class _Task:
+class Task:
+    """A model to work on: the fingerprint of its ``known`` result, and a ``graph`` that belongs to it, or empty."""
+
     source: str
-    known: str
+    known: str = ""
+    graph: str = ""
+
+
+R = TypeVar("R", bound=Failing)
+Work = Callable[[Task, ListedContent], R]
+"""``work(task, content)`` returns the result for a model. It must survive pickling."""
 
 
 def part_of(sources: Sequence[str], part: tuple[int, int]) -> tuple[str, ...]:
@@ -45,14 +48,19 @@ def collect(
     run: RunPart[R],
     workers: Workers,
     tick: Callable[[FleetProgress], object],
+    graphs: Mapping[str, str] | None = None,
 ) -> FleetProgress:
-    """Work on each model whose listing is not the one of ``run``, and add it. Calls ``tick`` for each model."""
+    """Work on each model whose listing is not the one of ``run``, and add it. Calls ``tick`` for each model.
+
+    ``graphs`` maps models to a path that belongs to them. With another path, a model is worked on again.
+    """
     run.start(sources)
-    tasks = [_Task(source, run.known.get(source, "")) for source in sources]
+    paths = graphs or {}
+    tasks = [Task(source, run.known.get(source, ""), paths.get(source, "")) for source in sources]
     progress = FleetProgress(len(tasks))
     workers = replace(workers, clean=any(map(is_object, sources)))
 
-    def missing(task: _Task) -> tuple[R | None, ListedContent]:
+    def missing(task: Task) -> tuple[R | None, ListedContent]:
         return lost(task.source), _UNLISTED
 
     for _, (result, content) in unordered(partial(_attempt, work), tasks, workers, missing):
@@ -69,17 +77,19 @@ def collect(
     return progress
 
 
-def _attempt(work: Work[R], task: _Task) -> tuple[R | None, ListedContent]:
+def _attempt(work: Work[R], task: Task) -> tuple[R | None, ListedContent]:
     """Return the result for a model, or None if its listing is known. A change after the listing counts."""
     try:
         content = listed_content(task.source)
     except (TieconvError, OSError):
         content = _UNLISTED  # the work reports why
+    if task.graph and content.fingerprint:
+        content = ListedContent(f"{content.fingerprint} {task.graph}", content.bytes)
     if task.known and task.known == content.fingerprint:
         return None, content
-    return work(task.source, content), content
+    return work(task, content), content
 
 
-def checked(inspect: Inspect, source: str, content: ListedContent) -> CheckedModel:
+def checked(inspect: Inspect, task: Task, content: ListedContent) -> CheckedModel:
     """Do the work of `fleet check`: return the findings of a model, or why it could not be read."""
-    return examine(inspect, source)
+    return examine(inspect, task.source)

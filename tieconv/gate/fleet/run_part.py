@@ -52,17 +52,24 @@ class LineFormat(Generic[R]):
 class RunPart(Generic[R]):
     """The results of one part of a run of ``verb``. Only this process writes them.
 
-    ``known`` maps each model that has a result with the same options to its fingerprint.
+    ``known`` maps each model that has a result with the same options to its fingerprint. ``seen`` is called with each
+    such result, and with each that is added.
     """
 
     def __init__(
-        self, directory: str, verb: str, part: tuple[int, int], asked: Mapping[str, object], form: LineFormat[R]
+        self,
+        directory: str,
+        verb: str,
+        part: tuple[int, int],
+        asked: Mapping[str, object],
+        form: LineFormat[R],
+        seen: Callable[[R], object] = lambda _: None,
     ) -> None:
         name = verb if part == (1, 1) else f"{verb}-{part[0]}-of-{part[1]}"
         self._path = os.path.join(directory, f"{name}{LINES}")
         self._list = os.path.join(directory, f"{name}{LIST}")
         self._asked = {"tieconv": VERSION, **asked}
-        self._form = form
+        self._form, self._seen = form, seen
         options = _as_json(asked)
         try:
             os.makedirs(directory, exist_ok=True)
@@ -75,6 +82,8 @@ class RunPart(Generic[R]):
                 self._end = line.end
                 read = (line.version, line.options) == (VERSION, options) and line.result.failure is None
                 self.known[line.result.source] = line.fingerprint if read else ""
+                if read:
+                    seen(line.result)
 
     def start(self, sources: Sequence[str]) -> None:
         """Write the list of models, and remove the unfinished line of a run that was killed."""
@@ -87,6 +96,7 @@ class RunPart(Generic[R]):
             result, self._asked, fingerprint=content.fingerprint, bytes=content.bytes, finished=round(finished, 3)
         )
         append_bytes(self._path, line_of(entry, self._form.schema))
+        self._seen(result)
 
 
 @record

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from tieconv.checkpoint.value_type import record
@@ -33,7 +34,7 @@ def pooled(
 
     The work is done as `tieconv.gate.work.jobs.unordered` says, by the executor or by processes.
     """
-    pool = _Pool(workers.executor, min(workers.jobs, len(tasks)), workers.clean)
+    pool = _Pool(workers.executor, min(workers.jobs, len(tasks)), workers.clean or workers.apart)
     try:
         suspects: list[int] = []
         for numbers, outcomes in _finished(pool, work, tasks, workers):
@@ -152,8 +153,22 @@ def _context(clean: bool) -> BaseContext:
 
 
 def _prepare(environment: dict[str, str]) -> None:
-    """Give a process the environment of now: multiprocessing's server keeps an old one. An interrupt ends it."""
+    """Give a process the environment of now: multiprocessing's server keeps an old one.
+
+    An interrupt ends it, and so does the end of the process that started it.
+    """
     if environment != os.environ:
         os.environ.clear()
         os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, for example by SIGKILL. Otherwise it would wait for ever."""
+    from multiprocessing import parent_process
+
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -15,7 +15,7 @@ class Workers:
     """What does the work: ``jobs`` processes, or as many tasks at once of an ``executor`` of the caller.
 
     ``clean`` starts the processes without the threads and connections of this one, which obstore needs. ``apart`` is
-    for long tasks: none runs in this process, and each result arrives when it is ready, not with its batch.
+    for long tasks: each runs in a clean process, and each result arrives when it is ready.
     """
 
     jobs: int = 1
