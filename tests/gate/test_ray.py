@@ -218,14 +218,14 @@ def test_commands_of_a_fleet(
     )
     assert done.returncode == 0, done.stderr
     ok(f"fleet {verb} fleet -o near -q --", *options)
-    far, near = (
+    far, local = (
         {entry["source"]: entry for entry in map(json.loads, Path(runs, f"{verb}.jsonl").read_text().splitlines())}
         for runs in ("far", "near")
     )
     assert len(far) == 2
     for source, entry in far.items():
         if verb == "inspect":
-            assert entry["report"] == near[source]["report"]
+            assert entry["report"] == local[source]["report"]
         else:
-            copies = (Path(end["output"], "pytorch_model.bin").read_bytes() for end in (entry, near[source]))
+            copies = (Path(end["output"], "pytorch_model.bin").read_bytes() for end in (entry, local[source]))
             assert len(set(copies)) == 1

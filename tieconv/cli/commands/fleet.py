@@ -12,7 +12,7 @@ from tieconv.api.findings.fleet import fleet_check, fleet_report, has_tables
 from tieconv.api.findings.gate import expand, find_policy, read_lists
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.fleet.engine import engine_of
-from tieconv.cli.fleet.options import filter_options, fleet_progress, run_options, speed
+from tieconv.cli.fleet.run_options import filter_options, fleet_progress, run_options, speed
 from tieconv.cli.fleet.verbs import VERBS, verb_command
 from tieconv.cli.options import WholeGroup, common_options, json_option
 from tieconv.cli.screen import paint, say, width

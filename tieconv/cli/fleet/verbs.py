@@ -12,8 +12,8 @@ import click
 from tieconv.api.findings.fleet import fleet_run
 from tieconv.api.findings.gate import expand, read_lists
 from tieconv.cli.fleet.engine import engine_of
-from tieconv.cli.fleet.options import filter_options, fleet_progress, run_options, speed
 from tieconv.cli.fleet.run_command import run_command
+from tieconv.cli.fleet.run_options import filter_options, fleet_progress, run_options, speed
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import say
 from tieconv.text import count, shown
