@@ -83,6 +83,11 @@ class FleetReport(Printed):
         return sum(model.failure is not None for model in self.checked.models)
 
     @property
+    def uncompared(self) -> int:
+        """The models with tied names whose equality is unknown, because too few of their bytes were read."""
+        return sum(bool(model.unread) for model in self.checked.models)
+
+    @property
     def exit_code(self) -> int:
         """With an earlier run: 1 if a finding is new, else 2 if models are not finished. Otherwise 0."""
         if self.since is None:
@@ -109,6 +114,7 @@ class FleetReport(Printed):
             "models": len(self.checked.models),
             "unfinished": self.unfinished,
             "unread": self.unread,
+            "uncompared": self.uncompared,
             "failed": self.checked.failed,
             "bytes": self.bytes,
             "finished": self.finished,

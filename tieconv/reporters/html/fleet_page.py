@@ -70,6 +70,7 @@ def _head(report: FleetReport) -> Iterator[str]:
         ("models", f"{len(report.checked.models):,}"),
         ("failed", f"{report.checked.failed:,}"),
         ("could not be read", f"{report.unread:,}"),
+        *([("not compared; use --depth full", f"{report.uncompared:,}")] if report.uncompared else []),
         ("in all files", size(report.bytes)),
     ]
     if report.since:

@@ -36,6 +36,8 @@ def _head(report: FleetReport, paint: Paint) -> Iterator[str]:
     ]
     if report.rules:
         yield from columns(rows)
+    if report.uncompared:
+        yield f"{count(report.uncompared, 'model')} with tied names that were not compared; to compare: --depth full"
 
 
 def _since(since: Since | None, paint: Paint, width: int | None) -> Iterator[str]:
