@@ -171,3 +171,31 @@ def test_an_account_that_is_missing(store: Store, tieconv: Run) -> None:
     )
     for secret in SECRETS:
         assert secret not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "region", "endpoint"),
+    [
+        ({}, "us-east-1", "https://s3.amazonaws.com"),
+        ({"AWS_PROFILE": "lab"}, "eu-north-1", "http://store.example"),
+        ({"AWS_PROFILE": "lab", "AWS_DEFAULT_REGION": "eu-west-3"}, "eu-west-3", "http://store.example"),
+        ({"AWS_PROFILE": "lab", "AWS_REGION": "eu-west-3"}, "eu-west-3", "http://store.example"),
+        ({"AWS_PROFILE": "lab", "AWS_ENDPOINT_URL": "http://near.example"}, "eu-north-1", "http://near.example"),
+    ],
+)
+def test_copies_use_the_profile(
+    bare: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], region: str, endpoint: str
+) -> None:
+    """Its region and endpoint, unless a variable has others, as when it is read."""
+    pytest.importorskip("boto3", reason="S3 copies with boto3")
+    from tieconv.sources.objects.s3_copy import S3Copier
+
+    config = tmp_path / "config"
+    config.write_text("[profile lab]\nregion = eu-north-1\nendpoint_url = http://store.example\n")
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        bare.delenv(name, raising=False)
+    bare.setenv("AWS_CONFIG_FILE", str(config))
+    for name, value in variables.items():
+        bare.setenv(name, value)
+    meta = S3Copier("bucket")._client.meta
+    assert (meta.region_name, meta.endpoint_url) == (region, endpoint)

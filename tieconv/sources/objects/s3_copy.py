@@ -9,6 +9,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import get_session
 
 from tieconv.errors import DestinationError, TieconvError, UnreadableError, WriteFailedError
 from tieconv.sources.objects.object_client import RemoteObject
@@ -38,14 +39,16 @@ class S3Copier:
     """Copies ranges and writes parts in one bucket. ``tags_unread`` lists sources whose tags may not be read."""
 
     def __init__(self, bucket: str) -> None:
-        endpoint = s3_endpoint()
+        core = get_session()
+        endpoint = s3_endpoint() or str(core.get_scoped_config().get("endpoint_url", ""))
+        session = boto3.Session(botocore_session=core)
         style = {"addressing_style": "path"} if endpoint else {}
         retries = {"max_attempts": ATTEMPTS, "mode": "standard"}
         self._bucket = bucket
-        self._client: Any = boto3.client(
+        self._client: Any = session.client(
             "s3",
             endpoint_url=endpoint or None,
-            region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+            region_name=os.environ.get("AWS_REGION") or session.region_name or "us-east-1",
             config=Config(retries=retries, connect_timeout=10, read_timeout=300, s3=style, max_pool_connections=16),
         )
         self.tags_unread: list[str] = []
