@@ -106,7 +106,7 @@ def test_sums_are_those_of_float64() -> None:
     assert np.abs(known.crosses[0, 1] - left.T @ right).max() < 1e-5 * scale
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1e-3, 1e-6, 1e-9, 0.0])
+@pytest.mark.parametrize("ratio", [1.0, 1e-3, 1e-4, 1e-5, 1e-6, 1e-9, 0.0])
 def test_the_rotation_is_the_polar_factor(ratio: float) -> None:
     """It equals that of the singular value decomposition for any condition, and is orthogonal."""
     rng = np.random.default_rng(2)

@@ -25,6 +25,9 @@ _ROUNDING = 1e-10
 _STEEP = 1e-13
 """Squared ratio of singular values below which eigenvectors of CᵀC are too inexact to start a polar factor."""
 
+_INEXACT = 64 * np.finfo(np.float64).eps
+"""Error of a polar factor from eigenvectors of CᵀC, for each unit of its condition number."""
+
 AT_ONCE = 4
 """Blocks of rows whose products are summed at once in float32. Fewer sums in float64 cost less."""
 
@@ -184,8 +187,8 @@ def _maps(known: Sums, source: int, cross: Array) -> dict[str, Array | None]:
 def _rotation(cross: Array) -> Array:
     """Return the orthogonal matrix Q with the largest trace of Qᵀ·cross, (d, d) float32: its polar factor.
 
-    C·(CᵀC)^-½ costs less than a singular value decomposition. Newton-Schulz steps remove its error: each
-    squares it. Matrices with nearly empty directions are decomposed.
+    C·(CᵀC)^-½ costs less than a singular value decomposition. Newton-Schulz steps remove its error: each squares it,
+    and takes a quarter of the time of the rest. Matrices with nearly empty directions are decomposed.
     """
     energies, vectors = np.linalg.eigh(cross.T @ cross)
     if not energies[0] > _STEEP * energies[-1]:
@@ -193,7 +196,9 @@ def _rotation(cross: Array) -> Array:
         turned: Array = (left @ right).astype(np.float32)
         return turned
     rotation: Array = (((cross @ vectors) / np.sqrt(energies)) @ vectors.T).astype(np.float32)
-    for _ in range(3):
+    error = _INEXACT * energies[-1] / energies[0]
+    while error > np.finfo(np.float32).eps:
+        error *= 1.5 * error
         rotation = 1.5 * rotation - 0.5 * (rotation @ (rotation.T @ rotation))
     return rotation
 
