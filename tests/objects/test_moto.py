@@ -99,14 +99,14 @@ def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Layer]:
     server.shutdown()
 
 
-def put(prefix: str, directory: Path) -> None:
+def put(prefix: str, directory: Path, acl: str = "private") -> None:
     """Store the files of a directory."""
     import boto3
 
     client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], region_name="us-east-1")
     for path in directory.rglob("*"):
         if path.is_file():
-            client.upload_file(str(path), "bucket", f"{prefix}/{path.relative_to(directory)}")
+            client.upload_file(str(path), "bucket", f"{prefix}/{path.relative_to(directory)}", {"ACL": acl})
 
 
 def rules(report: Any) -> dict[str, list[str]]:
@@ -163,6 +163,17 @@ def test_a_fault_that_stays_is_refused(layer: Layer, tmp_path: Path, kind: str, 
     with pytest.raises(UnreadableError) as raised:
         inspect("s3://bucket/m")
     assert raised.value.code == code and "model-00001-of-00002.safetensors" in raised.value.message
+
+
+def test_gs_lists_in_the_form_of_s3(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server of Google's storage was to be had; its XML interface has the listing of S3, so moto can answer."""
+    put("m", MODELS / "llama-duplicated", "public-read")
+    monkeypatch.setenv("GOOGLE_BASE_URL", os.environ["AWS_ENDPOINT_URL"])
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    layer.spoil("503", "model.safetensors", 1)
+    inspection = inspect("gs://bucket/m", depth="full")
+    assert [finding.rule for finding in inspection.findings] == ["TIE002"]
+    assert layer.times == 0
 
 
 def test_a_model_is_retied_by_copies(layer: Layer, tmp_path: Path) -> None:
