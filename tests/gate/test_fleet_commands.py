@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -48,6 +49,16 @@ def lines(verb: str, runs: str = "runs") -> dict[str, dict[str, object]]:
 def tree(directory: str | Path) -> dict[str, bytes]:
     files = (path for path in Path(directory).rglob("*") if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def wait_for_the_end(group: int) -> None:
+    """Return when no process of a group runs. The processes of a killed driver end by themselves."""
+    until = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
@@ -107,7 +118,7 @@ def test_a_killed_driver_goes_on(fleet: Path) -> None:
     for number in range(60):
         shutil.copytree(fleet / "bart", fleet / f"copy-{number:02}")
     words = ["fleet", "convert", "fleet", "-o", "runs", "-j2", "--", "--to", "torch"]
-    driver = subprocess.Popen([sys.executable, "-P", "-m", "tieconv", *words])
+    driver = subprocess.Popen([sys.executable, "-P", "-m", "tieconv", *words], start_new_session=True)
     results = Path("runs/convert.jsonl")
     until = time.monotonic() + 60
     while not results.exists() or results.read_bytes().count(b"\n") < 10:
@@ -115,6 +126,7 @@ def test_a_killed_driver_goes_on(fleet: Path) -> None:
         time.sleep(0.005)
     driver.kill()
     driver.wait()
+    wait_for_the_end(driver.pid)
     done = results.read_bytes().count(b"\n")
     assert f"{63 - done} run, {done} unchanged" in ok(" ".join(words)).stderr
     entries = lines("convert")
@@ -262,3 +274,34 @@ def test_graphs_and_their_parity(fleet: Path) -> None:
     weights.write_bytes(content)
     result = run("fleet parity fleet/llama-duplicated fleet/t5 -o runs -- --provider cpu")
     assert (result.exit_code, "1 unchanged, 1 with exit code 1" in result.stderr) == (1, True)
+
+
+def _locking(arguments: Sequence[str]) -> Answer:
+    """Hold what `multiprocessing` must remove when this process ends, as a progress bar of a library does."""
+    from multiprocessing import Lock
+
+    _locking.lock = Lock()  # type: ignore[attr-defined]
+    if arguments[-1] == "fleet/t5":
+        Path("started").touch()
+        time.sleep(60)
+    return 0, "{}", None
+
+
+@pytest.mark.parametrize("model", ["fleet/bart", "fleet/t5"])
+def test_nothing_is_printed_at_the_end(fleet: Path, model: str) -> None:
+    """Neither after a run nor after Ctrl-C, which ends the processes at once."""
+    program = (
+        "import sys; from tests.gate import test_fleet_commands as tests; from tieconv.cli import main; "
+        "from tieconv.cli.fleet import verbs; verbs.run_command = tests._locking; main()"
+    )
+    words = [sys.executable, "-c", program, "fleet", "inspect", model, "-o", "runs", "-q"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    driver = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    if model == "fleet/t5":
+        until = time.monotonic() + 60
+        while not Path("started").exists():
+            assert time.monotonic() < until and driver.poll() is None
+            time.sleep(0.01)
+        os.killpg(driver.pid, signal.SIGINT)
+    assert driver.communicate(timeout=60)[1] == ("interrupted\n" if model == "fleet/t5" else "")
+    assert driver.returncode == (130 if model == "fleet/t5" else 0)

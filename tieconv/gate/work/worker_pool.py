@@ -35,6 +35,7 @@ def pooled(
     The work is done as `tieconv.gate.work.jobs.unordered` says, by the executor or by processes.
     """
     pool = _Pool(workers.executor, min(workers.jobs, len(tasks)), workers.clean or workers.apart)
+    idle = False
     try:
         suspects: list[int] = []
         for numbers, outcomes in _finished(pool, work, tasks, workers):
@@ -45,8 +46,9 @@ def pooled(
         for number in sorted(suspects):
             [(_, outcomes)] = _finished(pool, work, [tasks[number]], Workers())
             yield number, _Returned(lost(tasks[number])) if outcomes is None else outcomes[0]
+        idle = True
     finally:
-        pool.stop()
+        pool.stop(idle)
 
 
 @record
@@ -131,11 +133,11 @@ class _Pool:
             self.stop()
             self.executor = self._start()
 
-    def stop(self) -> None:
-        """End the processes without waiting for the models that they read."""
+    def stop(self, idle: bool = False) -> None:
+        """End the processes without waiting for the models that they read. Processes that are ``idle`` end cleanly."""
         if not isinstance(self.executor, ProcessPoolExecutor) or self.is_shared:
             return
-        for process in list((self.executor._processes or {}).values()):
+        for process in [] if idle else list((self.executor._processes or {}).values()):
             process.terminate()
         self.executor.shutdown(cancel_futures=True)
 
@@ -147,9 +149,23 @@ def _context(clean: bool) -> BaseContext:
         for name in _PRELOADED:  # once here, and not once in each process
             import_module(name)
         return multiprocessing.get_context()
+    _start_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
+
+
+def _start_tracker() -> None:
+    """Start the process that removes what ended processes leave, so that it does not print that it did so."""
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        os.environ.update({} if before is None else {"PYTHONWARNINGS": before})
 
 
 def _prepare(environment: dict[str, str]) -> None:
