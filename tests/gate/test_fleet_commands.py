@@ -181,7 +181,7 @@ def test_few_failures_are_named(fleet: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("inspect fleet -o runs -- --depht full", "no such option '--depht'"),
+        ("inspect fleet -o runs -- --depht full", "no such option"),
         ("inspect fleet -o runs -- fleet/t5", "got unexpected extra argument (MODEL)"),
         ("parity fleet -o runs -- fleet/t5", "got unexpected extra argument (MODEL)"),
         ("convert fleet -o runs", "missing option '--to'"),
