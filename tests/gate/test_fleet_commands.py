@@ -166,6 +166,23 @@ def test_exit_code_1_is_an_answer(fleet: Path, monkeypatch: pytest.MonkeyPatch) 
         assert "  fleet/t5: exit code 1" in result.stderr
 
 
+def _writing(arguments: Sequence[str]) -> Answer:
+    output = arguments[arguments.index("-o") + 1]
+    first = not os.path.exists(output)
+    os.makedirs(output, exist_ok=True)
+    return (0 if first else 1), "{}", None
+
+
+def test_an_output_belongs_to_its_result(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed before its line finds its output. If the command fails now, the line names none."""
+    monkeypatch.setattr(verbs, "run_command", _writing)
+    ok("fleet export fleet/t5 -o runs")
+    assert Path(str(lines("export")["fleet/t5"]["output"])).is_dir()
+    Path("runs/export.jsonl").unlink()
+    assert run("fleet export fleet/t5 -o runs").exit_code == 1
+    assert lines("export")["fleet/t5"]["output"] is None
+
+
 def _noisy(arguments: Sequence[str]) -> Answer:
     return 2, "", (f"fault {arguments[-1]}", "hint")
 

@@ -115,7 +115,7 @@ def _answer(
     began = time.monotonic()
     code, document, failed = run([verb, *options, *where, "--", *sources])
     seconds = time.monotonic() - began
-    written = output if output and os.path.isdir(output) else None
+    written = output if output and code == 0 and os.path.isdir(output) else None  # it may be of an earlier run
     return CommandResult(task.source, code, seconds, document, written, Failure(*failed) if failed else None)
 
 
