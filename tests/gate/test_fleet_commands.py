@@ -322,3 +322,18 @@ def test_nothing_is_printed_at_the_end(fleet: Path, model: str) -> None:
         os.killpg(driver.pid, signal.SIGINT)
     assert driver.communicate(timeout=60)[1] == ("interrupted\n" if model == "fleet/t5" else "")
     assert driver.returncode == (130 if model == "fleet/t5" else 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"exit_code": "x"}, {"error": []}, {"error": {"message": ""}}, {"seconds": None}, {"asked": 1}, {"schema": "x"}],
+)
+def test_a_line_of_another_type_is_refused(fleet: Path, change: dict[str, object]) -> None:
+    """With the number of the line; a deeply nested one too."""
+    ok("fleet inspect fleet/t5 -o runs")
+    results = Path("runs/inspect.jsonl")
+    entry = json.loads(results.read_text()) | {"error": {"message": "m", "hint": "h"}} | change
+    results.write_text(json.dumps(entry) + "\n")
+    assert "is not a tieconv.fleet-result/1 file: line 1 cannot be read" in refused("fleet inspect fleet/t5 -o runs")
+    results.write_text("[" * 100_000 + "\n")
+    assert "line 1 cannot be read" in refused("fleet inspect fleet/t5 -o runs")

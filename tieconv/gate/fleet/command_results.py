@@ -41,7 +41,7 @@ def _parse(entry: Mapping[str, Any]) -> CommandResult:
         float(entry["seconds"]),
         "",  # a run counts exit codes alone
         None if entry["output"] is None else str(entry["output"]),
-        error and Failure(str(error["message"]), str(error["hint"])),
+        None if error is None else Failure(str(error["message"]), str(error["hint"])),
     )
 
 
