@@ -17,9 +17,10 @@ from typing import Any
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
-from tieconv.onnx.export.axes import name_axes
 from tieconv.onnx.export.embeds.join_graphs import join_embedding
-from tieconv.onnx.export.sliding_windows import fold_windows
+from tieconv.onnx.export.traced.axes import name_axes
+from tieconv.onnx.export.traced.position_ranges import start_ranges
+from tieconv.onnx.export.traced.sliding_windows import fold_windows
 from tieconv.onnx.parity.graph.embedding_pair import CAUSAL
 from tieconv.reference.library_messages import quiet
 from tieconv.reference.packages import need
@@ -55,6 +56,7 @@ def export_graph(
     _strip(program)
     name_axes(program)
     _record(made, fold_windows(program, inputs.get("past_key_values")))
+    start_ranges(program)
     return made
 
 

@@ -1,0 +1,1 @@
+"""Change the traced graph before it is written: names of axes, window lengths, and ranges of positions."""
