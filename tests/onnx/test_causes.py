@@ -23,6 +23,7 @@ from tieconv.onnx.parity.causes.candidates import candidates
 from tieconv.onnx.parity.causes.graph_constants import Constant, graph_constants, replaced
 from tieconv.onnx.parity.causes.model_numbers import ModelNumbers
 from tieconv.onnx.parity.causes.trials import TRIALS
+from tieconv.onnx.session import open_
 
 PASSES = "; with it, the worst case passes"
 
@@ -146,3 +147,20 @@ def test_a_graph_with_other_weights_has_no_wrong_constant(exported, tmp_path: Pa
     """Its gate names the weight, so no constant is tried."""
     bert = exported("bert")
     assert reason(bert.graph, bert.model, FAULTS["one element of a position table"][0], tmp_path / "model.onnx") == ""
+
+
+def test_a_fault_of_one_session_is_no_constant(exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of the file computes wrong, so a constant that "mends" the graph would be a wrong cause."""
+    runtime = open_.runtime()
+    bert, wrong = exported("bert"), tmp_path / "model.onnx"
+    faults.plant(bert.graph, logits_times(1.01), wrong)
+    honest = runtime.InferenceSession
+
+    def session(model: object, *given: object, **more: object) -> object:
+        return honest(str(wrong) if model == str(bert.graph) else model, *given, **more)
+
+    monkeypatch.setattr(runtime, "InferenceSession", session)
+    with torch_once():
+        report = tieconv.parity(bert.graph, bert.model, provider="cpu")
+    assert report.verdict == "failed"
+    assert report.reason == "the same graph passes in a second session: the first session or its device computed wrong"
