@@ -36,7 +36,7 @@ VALUES = (
     "--max-shard-size", "--head-form", "--quantise", "--precision", "--opset", "--provider", "--depth", "--consumers",
     "--for", "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference",
     "--verify", "--include", "--exclude", "--newer-than", "--fuse", "--layout", "--inputs", "--length",
-    "--batch", "--counts", "-o", "--output",
+    "--batch", "--counts", "--reference-device", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
 _NAMES = {

@@ -118,6 +118,7 @@ def parity(
     *,
     provider: str = "auto",
     reference: str = "auto",
+    reference_device: str = "cpu",
     quantised: bool = False,
     text: str | Path | None = None,
     inputs: str | Path | None = None,
@@ -127,10 +128,11 @@ def parity(
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
     ``provider`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` for the GPU with number N.
-    ``reference`` is the precision of the torch reference: ``float64``,
-    ``float32`` or ``auto`` (float64 if it fits into memory). With ``quantised``, a quantised graph is compared with its
-    own dequantised weights. Its loss is compared with that of a known-good quantiser. ``text`` is then a file of text
-    or token ids for the perplexity. A missing provider gives the verdict ``not_run``.
+    ``reference`` is the precision of the torch reference: ``float64``, ``float32`` or ``auto`` (float64 if it fits into
+    memory). ``reference_device`` is ``cpu`` or ``cuda``: the GPU of ``provider`` then computes the reference, which is
+    faster for a large model. With ``quantised``, a quantised graph is compared with its own dequantised weights. Its
+    loss is compared with that of a known-good quantiser. ``text`` is then a file of text or token ids for the
+    perplexity. A missing provider gives the verdict ``not_run``.
     ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
     ``batch`` add a sequence of so many tokens, and so many rows.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
@@ -138,6 +140,7 @@ def parity(
     """
     _check_provider(provider)
     _check_choice("reference", reference, ("auto", "float64", "float32"))
+    _check_choice("reference_device", reference_device, ("cpu", "cuda"))
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
@@ -162,9 +165,10 @@ def parity(
             "parity.quantised",
         )
     if quantised:
-        return run_quantised_parity(str(onnx), evidence, provider, reference, None if text is None else str(text))
+        words = None if text is None else str(text)
+        return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device)
     wishes = Wishes(str(inputs) if inputs else "", length, batch)
-    return run_parity(str(onnx), evidence, provider, reference, wishes)
+    return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
 
 
 def _check_graph(onnx: str) -> None:

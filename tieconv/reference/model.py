@@ -10,8 +10,9 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from tieconv.errors import RefusedError, UnreadableError
+from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.reference.batch import Batch
+from tieconv.reference.device import CPU, exact_products, memory_of, moved
 from tieconv.reference.encoder_decoder_steps import encoder_decoder_steps, encoder_outputs
 from tieconv.reference.features import Features
 from tieconv.reference.library_messages import quiet
@@ -25,7 +26,7 @@ _PURPOSE = "the torch reference"
 
 @dataclass(eq=False)
 class Reference:
-    """A torch model on the CPU that computes logits.
+    """A torch model that computes logits, on the CPU or on ``device``. Its logits are on the CPU.
 
     ``dtype`` is the name of its precision (``float64``). ``missing`` are the parameters that the checkpoint lacks.
     ``unused`` are the stored tensors that the class does not read. Both have the names that transformers gives them.
@@ -35,6 +36,13 @@ class Reference:
     dtype: str
     missing: tuple[str, ...]
     unused: tuple[str, ...]
+    device: str = CPU
+
+    def move(self, device: str) -> None:
+        """Move the model to torch's ``device``. Raises `NotRunError` if its memory runs out."""
+        with memory_of(device):
+            self.model.to(device)
+        self.device = device
 
     @cached_property
     def _accepts(self) -> frozenset[str]:
@@ -107,7 +115,7 @@ class Reference:
         ``positions_needed`` is how many of the last positions are needed; 0 means all. Some classes return more.
         """
         with self._exactly():
-            return self.forward(batch, positions_needed)
+            return moved(self.forward(batch, positions_needed), CPU)
 
     def forward(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the same as `logits`, but in the precision that torch chooses. Gradients can flow."""
@@ -119,8 +127,9 @@ class Reference:
     def call(self, **inputs: Any) -> Any:
         """Return what the class's forward pass returns. Raises `UnreadableError` if it fails."""
         try:
-            return self.model(**inputs)
-        except MemoryError:
+            with memory_of(self.device):
+                return self.model(**{name: moved(value, self.device) for name, value in inputs.items()})
+        except (MemoryError, NotRunError):
             raise
         except Exception as error:  # a config can make the class's code raise any exception
             config, name = self.model.config, type(self.model).__name__
@@ -138,7 +147,8 @@ class Reference:
 
         if batch.decoder_ids is not None:
             with self._exactly():
-                yield from encoder_decoder_steps(self.call, self.inputs(batch), pieces)
+                for logits in encoder_decoder_steps(self.call, self.inputs(batch), pieces):
+                    yield moved(logits, CPU)
             return
 
         cache, start = DynamicCache(config=self.model.config), 0
@@ -146,7 +156,7 @@ class Reference:
             end = start + length
             with self._exactly():
                 arguments = self.inputs(batch.until(end), start)
-                yield self.call(**arguments, past_key_values=cache, use_cache=True).logits
+                yield moved(self.call(**arguments, past_key_values=cache, use_cache=True).logits, CPU)
             start = end
 
     @contextmanager
@@ -155,7 +165,8 @@ class Reference:
 
         from tieconv.reference.float64 import KeepFloat64
 
-        with torch.inference_mode(), KeepFloat64() if self.dtype == "float64" else nullcontext():
+        keep = KeepFloat64() if self.dtype == "float64" else nullcontext()
+        with torch.inference_mode(), exact_products(self.device), keep:
             yield
 
 
@@ -180,11 +191,12 @@ def load_whole_config(directory: str) -> Any:
         ) from error
 
 
-def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
-    """Return the model in ``directory`` with every parameter in ``dtype``.
+def load(directory: str, config: Mapping[str, object], dtype: str, device: str = CPU) -> Reference:
+    """Return the model in ``directory`` with every parameter in ``dtype``, on torch's ``device``.
 
     ``dtype`` is ``float64``, ``float32``, ``float16`` or ``bfloat16``. Raises `UnreadableError` if transformers has no
     such class or cannot load it. Raises `RefusedError` if transformers would fill parameters with random values.
+    Raises `NotRunError` if the memory of the device runs out.
     """
     torch = need("torch", "onnx", _PURPOSE)
     transformers = need("transformers", "onnx", _PURPOSE)
@@ -220,7 +232,9 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
     unused = tuple(sorted(map(str, info["unexpected_keys"])))
     if dtype == "float64" and getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")  # torch's grouped matrix product of experts does not support float64
-    return Reference(model.eval().to("cpu"), dtype, missing, unused)
+    reference = Reference(model.eval().to(CPU), dtype, missing, unused)
+    reference.move(device)
+    return reference
 
 
 def architecture(config: Mapping[str, object], directory: str) -> str:

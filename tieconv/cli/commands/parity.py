@@ -34,6 +34,12 @@ from tieconv.text import shown
     "float32",
     help="Precision of the PyTorch reference. auto: float64 if it fits into memory.",
 )
+@choice_option(
+    "--reference-device",
+    "cpu",
+    "cuda",
+    help="Where to run the PyTorch reference. cuda: on the GPU of --device, faster for a large model.",
+)
 @click.option(
     "--quantised",
     is_flag=True,
@@ -62,6 +68,7 @@ def command(
     provider: str,
     device: int | None,
     reference: str,
+    reference_device: str,
     quantised: bool,
     text: str | None,
     inputs: str | None,
@@ -85,6 +92,7 @@ def command(
         model,
         provider=on_device(provider, device),
         reference=reference,
+        reference_device=reference_device,
         quantised=quantised,
         text=text,
         inputs=inputs,

@@ -7,6 +7,7 @@ import os
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.batch_shapes import BEYOND, LONG
 from tieconv.onnx.parity.measured_pair import Subject
+from tieconv.reference.device import CPU, free_memory
 from tieconv.text import size
 
 WIDEST = 4096
@@ -18,7 +19,7 @@ _SHARE = 0.8
 def reference_dtype(subject: Subject, asked: str) -> str:
     """Return float64 if it fits into memory, else float32. float32 cannot judge a float32 graph."""
     wanted = reference_bytes(subject, LONG)
-    room = available_memory()
+    room = _room(subject)
     dtype = asked if asked != "auto" else "float64" if wanted < _SHARE * room else "float32"
     if dtype == "float32" and subject.precision in ("float32", "float64"):
         raise NotRunError(
@@ -35,11 +36,17 @@ def planned_window(subject: Subject) -> tuple[int, str]:
     window = subject.window
     if window > WIDEST:
         return 0, f"parity measures windows of up to {WIDEST} tokens: the window of {window} tokens was not measured"
-    wanted, room = reference_bytes(subject, window + BEYOND), available_memory()
+    wanted, room = reference_bytes(subject, window + BEYOND), _room(subject)
     if window and wanted > _SHARE * room:
         note = f"the window of {window} tokens was not measured: a longer sequence needs {size(wanted)} of memory"
         return 0, f"{note}, but only {size(room)} is free"
     return window, ""
+
+
+def _room(subject: Subject) -> int:
+    """Return the memory for the reference. transformers loads it into main memory first."""
+    room = available_memory()
+    return room if subject.torch_device == CPU else min(room, free_memory(subject.torch_device))
 
 
 def reference_bytes(subject: Subject, length: int) -> int:

@@ -12,6 +12,7 @@ from tieconv.checkpoint.files.cautions import BLOCKING, TWO_FORMATS, Caution, wa
 from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.results.parity_metrics import Precision
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.onnx.parity.encoder_decoder.feature_axes import with_fixed_features
@@ -23,7 +24,9 @@ from tieconv.onnx.parity.graph.bindings import Bindings, bind
 from tieconv.onnx.parity.graph.embedding_pair import parts, read_graphs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights
 from tieconv.onnx.parity.weights.folds import head_width
+from tieconv.onnx.session.provider import device_id
 from tieconv.reference import architecture, load_config
+from tieconv.reference.device import torch_device
 from tieconv.text import command, shown
 
 
@@ -41,6 +44,18 @@ class Subject:
     bindings: Bindings
     config: Any
     pair: Pair | None = None
+    torch_device: str = "cpu"
+
+    def with_reference_on(self, device: str) -> Subject:
+        """Return this subject, with the torch runs on ``cpu``, or on the GPU of its provider for ``cuda``.
+
+        Raises `NotRunError` if torch does not find the GPU.
+        """
+        return replace(self, torch_device=torch_device(device, device_id(self.provider)))
+
+    def torch_precision(self, dtype: str) -> Precision:
+        """Return what computes the reference or the floor, in this type."""
+        return Precision(dtype, device=self.torch_device)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

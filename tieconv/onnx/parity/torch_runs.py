@@ -19,6 +19,7 @@ from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
 from tieconv.onnx.parity.weights.folds import folds
 from tieconv.onnx.parity.weights.identity import weight_identity
 from tieconv.reference import Reference, load
+from tieconv.reference.device import CPU
 from tieconv.reference.language_part import stored_outside
 from tieconv.reference.unread_parameters import stored_unread
 from tieconv.sources.local.files import open_files
@@ -44,13 +45,14 @@ def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: Logi
     ``tokens`` are those of the graph's free runs. The reference's free runs are compared with them.
     """
     config = subject.evidence.checkpoint.config_values
-    reference = load(subject.root, config, dtype)
+    reference = load(subject.root, config, dtype, subject.torch_device)
     run_reference(reference, work, store)
     free = agreement(tokens, free_runs(work, reference_generate(reference)) if tokens is not None else None)
     unused = reference.unused
     del reference
-    floor = load(subject.root, config, subject.precision)
+    floor = load(subject.root, config, subject.precision, subject.torch_device)
     run_floor(floor, work, store)
+    floor.move(CPU)
     gates = tuple(embedding_gates(subject, floor))
     return TorchRuns(free, identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
-from tieconv.checkpoint.results.parity_metrics import Metrics, Precision, Vocabulary
+from tieconv.checkpoint.results.parity_metrics import Metrics, Vocabulary
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.batch_shapes import SEEDS
 from tieconv.onnx.parity.causes.trials import wrong_constant
@@ -33,11 +33,12 @@ def run_parity(
     provider: str = "auto",
     reference: str = "auto",
     wishes: Wishes = Wishes(),
+    reference_device: str = "cpu",
 ) -> Parity:
     """Return the parity of the graph at ``path`` with the checkpoint of ``evidence``.
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is ``auto``, ``float64`` or ``float32``. ``wishes``
-    are more batches. The verdict is
+    are more batches. ``reference_device`` is ``cpu``, or ``cuda`` for the GPU of ``provider``. The verdict is
     ``not_run`` if a provider is missing or leaves heavy nodes on the CPU. It is also ``not_run`` for a graph that is
     half of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
     """
@@ -49,6 +50,7 @@ def run_parity(
         return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.command_hint)
     structure = subject.structure
     try:
+        subject = subject.with_reference_on(reference_device)
         dtype = reference_dtype(subject, reference)
         if structure.faults:
             return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
@@ -93,8 +95,8 @@ def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes
         gates=gates,
         cases=judged.cases,
         metrics=Metrics(
-            Precision(dtype),
-            Precision(subject.precision),
+            subject.torch_precision(dtype),
+            subject.torch_precision(subject.precision),
             SEEDS,
             judged.pools(),
             None if tf32 is None else tf32.pools(),

@@ -51,7 +51,8 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
     metrics = report.metrics
     if metrics is not None:
         dtypes = f"torch {metrics.reference.dtype}; the floor is torch {metrics.floor.dtype}"
-        yield "reference", f"{dtypes}; seeds {', '.join(map(str, metrics.seeds))}"
+        where = "" if metrics.reference.device == "cpu" else f" on {metrics.reference.device}"
+        yield "reference", f"{dtypes}{where}; seeds {', '.join(map(str, metrics.seeds))}"
     if report.identity is not None:
         yield "weights", _coverage(report.identity)
     if report.quantised is not None:

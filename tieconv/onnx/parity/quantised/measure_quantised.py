@@ -10,7 +10,7 @@ from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Verdict
-from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
+from tieconv.checkpoint.results.parity_metrics import Metrics
 from tieconv.checkpoint.results.quantised import Loss, Quantised
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError
@@ -19,7 +19,7 @@ from tieconv.onnx.parity.batches.cell import Cell
 from tieconv.onnx.parity.free_memory import reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.graph.bindings import Kind, bind
-from tieconv.onnx.parity.graph.file import DTYPES, Graph, read_graph
+from tieconv.onnx.parity.graph.file import DTYPES, read_graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -36,6 +36,7 @@ from tieconv.onnx.parity.quantised.weights import Compared, compare, put
 from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Reference, architecture, load, load_config
+from tieconv.reference.device import CPU
 from tieconv.text import shown
 
 
@@ -49,7 +50,12 @@ class Runs:
 
 
 def run_quantised_parity(
-    path: str, evidence: Inspection, provider: str = "auto", reference: str = "auto", text: str | None = None
+    path: str,
+    evidence: Inspection,
+    provider: str = "auto",
+    reference: str = "auto",
+    text: str | None = None,
+    reference_device: str = "cpu",
 ) -> Parity:
     """Return the parity of the quantised graph at ``path`` with the checkpoint of ``evidence``.
 
@@ -59,6 +65,7 @@ def run_quantised_parity(
     """
     subject, dequantised = _open(path, evidence, provider)
     try:
+        subject = subject.with_reference_on(reference_device)
         dtype = reference_dtype(subject, reference)
         structure = subject.structure
         if structure.faults:
@@ -98,13 +105,9 @@ def _open(path: str, evidence: Inspection, provider: str) -> tuple[Subject, list
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
     bindings = bind(graph, masked=masked, width=head_width(config))
-    return Subject(graph, evidence, provider, _precision(graph, bindings.logits), bindings, config), dequantised
-
-
-def _precision(graph: Graph, logits: str) -> str:
-    """Return the type of the logits, in which the graph computes."""
-    value = graph.output(logits)
-    return DTYPES.get(value.dtype if value is not None else "", "float32")
+    logits = graph.output(bindings.logits)
+    precision = DTYPES.get(logits.dtype if logits is not None else "", "float32")  # in which the graph computes
+    return Subject(graph, evidence, provider, precision, bindings, config), dequantised
 
 
 class _Job:
@@ -136,6 +139,7 @@ class _Job:
             *self._loss_gates(quantised, judged),
         )
         passed = all(gate.passed for gate in gates) and any(gate.name == "kl" for gate in gates)
+        precisions = self.subject.torch_precision(self.dtype), self.subject.torch_precision(self.subject.precision)
         return self.subject.report(
             Verdict.PASSED if passed else Verdict.FAILED,
             provider=graph.use,
@@ -143,7 +147,7 @@ class _Job:
             identity=identity,
             gates=gates,
             cases=judged.cases,
-            metrics=Metrics(Precision(self.dtype), Precision(self.subject.precision), SEEDS, judged.pools()),
+            metrics=Metrics(*precisions, SEEDS, judged.pools()),
             histograms=tuple(judged.histograms()),
             quantised=quantised,
         )
@@ -157,9 +161,12 @@ class _Job:
         compared = compare(self.dequantised, model)
         identity = float_identity(self.subject, model, compared)
         self.tokens = self._text(model)
+        model.move(self.subject.torch_device)
         loss = {"float": self._nats(model.logits)}
         self._store(model, "float")
+        model.move(CPU)
         put(model, compared.replaced, good=True)
+        model.move(self.subject.torch_device)
         forms = activation_forms(self.subject.graph.path)
         with rounded_activations(model.model, compared.parameters, forms):
             loss["good"] = self._nats(model.logits)
@@ -175,6 +182,7 @@ class _Job:
         for dtype, run in ((self.dtype, run_reference), (self.subject.precision, run_floor)):
             model = self._load(dtype)
             put(model, compared.replaced)
+            model.move(self.subject.torch_device)
             run(model, self.work, self.store)
 
     def _graph(self, path: str, name: str) -> Runs:
