@@ -9,6 +9,8 @@ from typing import Any
 
 MEASURED = Path(__file__).parents[1] / "measured" / "gpu.json"
 STANDIN = MEASURED.with_name("gpu_standin.json")
+MORE = "gpu_h*.json"
+"""Measurements on other devices, which lie beside `MEASURED`."""
 INTRO = Path(__file__).with_name("gpu_text.md")
 SCHEMA, CUDA = "tieconv.gpu/1", "CUDAExecutionProvider"
 Row = dict[str, Any]
@@ -17,7 +19,8 @@ Row = dict[str, Any]
 def page() -> str:
     """Return the text, then every part of the committed documents."""
     text = INTRO.read_text(encoding="utf-8")
-    return "\n".join((text, *figures(read(MEASURED)), "", *without_device(read_standin(STANDIN)), ""))
+    more = [line for path in sorted(MEASURED.parent.glob(MORE)) for line in ("", *_of_another(read(path)))]
+    return "\n".join((text, *figures(read(MEASURED)), *more, "", *without_device(read_standin(STANDIN)), ""))
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -50,7 +53,8 @@ def _wrong(document: dict[str, Any]) -> Iterator[str]:
         yield f"provider {document.get('provider')}, rehearsal {document.get('rehearsal')}"
     if not (document.get("machine", {}).get("gpu") or {}).get("name"):
         yield "no device"
-    for part in ("verdicts", "faults", "device_faults", "exports", "memory", "latency", "serving"):
+    parts = ("verdicts", "faults", "device_faults", "exports", "on_device", "seven_billion", "memory", "latency")
+    for part in (*parts, "serving"):
         for row in document.get("parts", {}).get(part, ()):
             if row.get("verdict") != "not_run" and row.get("active") not in (CUDA, "cuda", None):
                 yield f"{part} {row['key']} ran on {row['active']}"
@@ -81,6 +85,25 @@ def figures(measured: dict[str, Any] | None) -> Iterator[str]:
             yield from _errors(rows)
         else:
             yield "Not run."
+    yield from _left(measured)
+
+
+def _of_another(measured: dict[str, Any] | None) -> Iterator[str]:
+    """Yield the tables of the parts that were measured on one more device."""
+    assert measured is not None
+    yield f"## Measured on {measured['machine']['gpu']['name']}"
+    yield ""
+    yield from _machine(measured)
+    for part, (title, table) in PARTS.items():
+        rows = measured["parts"].get(part, [])
+        if rows:
+            yield from ("", f"### {title}", "")
+            yield from table([row for row in rows if "error" not in row])
+            yield from _errors(rows)
+    yield from _left(measured)
+
+
+def _left(measured: dict[str, Any]) -> Iterator[str]:
     left = measured.get("left") or []
     if left:
         yield ""
@@ -139,7 +162,8 @@ def _errors(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         if "error" in row:
             # A library's message, which no rule of language binds.
-            yield f"\n**Not measured**, {row['key']}: `{row['error']}`"
+            error = row["error"].rstrip(": ")
+            yield f"\n**Not measured**, {row['key']}: `{error}`"
 
 
 def _verdicts(rows: list[Row]) -> Iterator[str]:
@@ -235,6 +259,7 @@ def _device_faults(rows: list[Row]) -> Iterator[str]:
 
 def _exports(rows: list[Row]) -> Iterator[str]:
     yield "`tieconv export MODEL -o OUT --precision … --provider cuda`: parity measures the graph that will be served."
+    yield "*fused* adds `--fuse cuda`. int8 and int4 are values of `--quantise`."
     yield ""
     yield from _head("precision", "exit", "verdict", "ran on", "written")
     for row in rows:
@@ -252,6 +277,39 @@ def _refusals(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         reason = row.get("reason") or "; ".join(row.get("notes", ()))
         yield _line(row["case"], row["verdict"], row["active"] or "", reason, row.get("hint") or "")
+
+
+def _on_device(rows: list[Row]) -> Iterator[str]:
+    yield "`tieconv parity … --provider cuda --reference-device cuda`. A planted fault must fail here too."
+    yield ""
+    yield from _head("model", "precision", "fault", "verdict", "RMS ratio", "reference on", "seconds")
+    for row in rows:
+        ratio = _figure(row["gates"].get("rms_ratio", {}).get("value"))
+        where = row.get("reference_device") or ""
+        yield _line(row["model"], row["precision"], row["fault"] or "", row["verdict"], ratio, where,
+                    row["parity_seconds"])  # fmt: skip
+
+
+def _seven_billion(rows: list[Row]) -> Iterator[str]:
+    yield "A Llama with V = 128256, H = 4096 and 32 layers, exported in bf16 with the shared head. The weights of the"
+    yield "graph were proved bit for bit when it was exported. Memory is in MiB, as under Memory."
+    for row in rows:
+        if "milliseconds" in row:
+            yield ""
+            lengths = row["milliseconds"]
+            forms = list(dict.fromkeys(form for times in lengths.values() for form in times))
+            titles = [f"ms of {form}, {length} token{'s' * (length != '1')}" for length in lengths for form in forms]
+            yield from _head("matrix", "stored", "loaded", "after a run", "beyond", *titles)
+            times = [f"{lengths[length][form]:.3g}" for length in lengths for form in forms]
+            room = (_mib(row[name]) for name in ("matrix", "stored", "loaded", "ran"))
+            yield _line(*room, f"{row['beyond_stored']:.2f}", *times)
+        if row.get("verdict"):
+            gates = row.get("gates", {})
+            yield ""
+            yield from _head("verdict", "RMS ratio", "reference on", "export: seconds", "parity: seconds")
+            ratio = _figure(gates.get("rms_ratio", {}).get("value"))
+            seconds = (row.get("export_seconds", ""), row.get("parity_seconds", ""))
+            yield _line(row["verdict"], ratio, row.get("reference_device") or "", *seconds)
 
 
 def _memory(rows: list[Row]) -> Iterator[str]:
@@ -337,6 +395,8 @@ PARTS: dict[str, tuple[str, Callable[[list[Row]], Iterator[str]]]] = {
     "device_faults": ("Faults of the device", _device_faults),
     "refusals": ("Refusals", _refusals),
     "exports": ("Export with parity on the device", _exports),
+    "on_device": ("Reference on the device", _on_device),
+    "seven_billion": ("7.5 billion weights", _seven_billion),
     "memory": ("Memory", _memory),
     "latency": ("Latency", _latency),
     "serving": ("Compiled and captured passes", _serving),

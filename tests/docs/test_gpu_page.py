@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-PARTS = ("verdicts", "faults", "device_faults", "refusals", "exports", "memory", "latency", "serving")
+PARTS = (
+    "verdicts", "faults", "device_faults", "refusals", "exports", "on_device", "seven_billion", "memory", "latency",
+    "serving",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -72,6 +75,9 @@ def document(**more: Any) -> dict[str, Any]:
             ],
             "exports": [{"key": "bf16", "precision": "bf16", "exit": 0, "written": ["model.onnx"], "verdict": "passed",
                          "active": CUDA}],
+            "on_device": [{"key": "llama/fp32/", "model": "llama", "precision": "fp32", "fault": None, "active": CUDA,
+                           "verdict": "passed", "gates": gates(0.99), "parity_seconds": 8.2}],
+            "seven_billion": [{"key": "verdict", "verdict": "passed", "active": CUDA, "gates": gates(1.1)}],
             "serving": [
                 {"key": "bf16/torch compiled/1", "precision": "bf16", "form": "torch compiled", "sequence": 1,
                  "active": "cuda", "rounds": 50, "median": 1.5, "low": 1.4, "high": 1.75},
@@ -153,6 +159,54 @@ def test_a_part_that_is_empty_was_not_run(gpu: Any, tmp_path: Path, monkeypatch:
     assert "Not run." in latency
     assert "Not run." not in serving
     assert "Not run." not in text.partition("### Latency")[0]
+
+
+def test_another_device_has_its_own_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the device's name, the parts that were measured there and no others."""
+    made = document()
+    made["machine"]["gpu"]["name"] = "NVIDIA OTHER"
+    session = {"key": "session", "matrix": 1 << 30, "stored": 14 << 30, "loaded": 14 << 30, "ran": 15 << 30,
+               "beyond_stored": 0.08, "active": CUDA,
+               "milliseconds": {"1": {"gemm": 12.68, "torch": 20.5}, "64": {"gemm": 13.0, "torch": 22.0}}}  # fmt: skip
+    verdict = {"key": "verdict", "verdict": "passed", "active": CUDA, "gates": gates(1.02),
+               "reference_device": "cuda:0", "export_seconds": 400.0, "parity_seconds": 90.5}  # fmt: skip
+    on_device = [
+        {"key": key, "model": "llama", "precision": "fp32", "fault": fault, "verdict": verdict, "active": CUDA,
+         "gates": gates(ratio), "reference_device": "cuda:0", "parity_seconds": 8.2}
+        for key, fault, verdict, ratio in (("a", None, "passed", 0.99), ("b", "rope", "failed", 70.0))
+    ]  # fmt: skip
+    stale = {"key": "stale", "error": "the process ended with status -11: "}
+    faults = [*made["parts"]["device_faults"], stale]
+    made["parts"] = {"verdicts": [], "seven_billion": [session, verdict], "on_device": on_device,
+                     "device_faults": faults}  # fmt: skip
+    made["left"] = ["verdicts/t5"]
+    (tmp_path / "gpu_h999.json").write_text(json.dumps(made))
+    text = page(gpu, tmp_path / "gpu.json", document(), monkeypatch)
+    first, _, second = text.partition("## Measured on NVIDIA OTHER")
+    assert "NVIDIA TEST" in first
+    assert "### Verdicts" not in second
+    assert "| 1024 | 14336 | 14336 | 15360 | 0.08 | 12.7 | 20.5 | 13 | 22 |" in second
+    assert "ms of gemm, 1 token |" in second
+    assert "ms of torch, 64 tokens |" in second
+    assert "| passed | 1.02 | cuda:0 | 400.0 | 90.5 |" in second
+    assert "| llama | fp32 |  | passed | 0.99 | cuda:0 | 8.2 |" in second
+    assert "| llama | fp32 | rope | failed | 70.00 | cuda:0 | 8.2 |" in second
+    assert "**Not measured**, stale: `the process ended with status -11`" in second
+    assert "Not run for want of time: `verdicts/t5`" in second
+    (tmp_path / "gpu_h999.json").write_text(json.dumps(made | {"rehearsal": True}))
+    with pytest.raises(ValueError, match="no measurement on a GPU"):
+        gpu.page()
+
+
+def test_what_the_h200_measured() -> None:
+    """No fault of the device passed there, every healthy graph did, and replayed CUDA graphs gave equal logits."""
+    parts = json.loads((ROOT / "docs" / "measured" / "gpu_h200.json").read_text())["parts"]
+    assert {row["verdict"] for row in parts["verdicts"]} == {"passed"}
+    assert {row.get("verdict") for row in parts["device_faults"]} == {"failed", "not_run", None}
+    assert {row["verdict"] for row in parts["on_device"] if row["fault"]} == {"failed"}
+    captured = [row for row in parts["serving"] if row["form"].endswith("captured")]
+    assert len(captured) == 12
+    assert all(row["equal"] for row in captured)
 
 
 def test_the_readme_quotes_the_document() -> None:

@@ -33,6 +33,8 @@ _MAKERS = {
     "serving": ("tests.gpu.serving", "serving_rows"),
     "refusals": ("tests.gpu.refusals", "refusal_row"),
     "memory": ("tests.gpu.memory", "memory_row"),
+    "on_device": ("tests.gpu.seven_billion", "on_device_row"),
+    "seven_billion": ("tests.gpu.seven_billion", "seven_row"),
     "latency": ("tests.gpu.latency", "latency_rows"),
 }
 
@@ -55,7 +57,8 @@ def rows(spec: Spec, workshop: Any, provider: str) -> Iterator[tuple[str, dict[s
         if spec[0] in ROWS_EACH:
             yield from ((f"{spec[1]}/{row['form']}/{row['sequence']}", row) for row in found)
         else:
-            yield key_of(spec), found
+            text = {name: without_place(value) for name, value in found.items() if isinstance(value, str)}
+            yield key_of(spec), found | text
     except NotRunError as stop:
         yield (
             key_of(spec),

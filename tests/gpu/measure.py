@@ -13,6 +13,7 @@ import collections
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,8 @@ class Run:
 
     def _process(self, specs: Sequence[Spec], jobs: int) -> None:
         given = {"provider": self.provider, "work": str(self.work), "small": self.small, "rows": specs}
-        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        alone = any(spec[0] == "seven_billion" for spec in specs)
+        threads = str(max(1, (os.cpu_count() or 1) // (1 if alone else jobs)))
         environment = os.environ | {
             "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
@@ -150,7 +152,9 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
     from tests.gpu.device_faults import DEVICE_FAULTS
     from tests.gpu.memory import ARENAS
     from tests.gpu.models import FORMS, LARGE, tiny
-    from tests.gpu.refusals import CASES, FULL
+    from tests.gpu.refusals import CASES, EXPORTS, FULL
+    from tests.gpu.seven_billion import CASES as SEVEN_CASES
+    from tests.gpu.seven_billion import ON_DEVICE
     from tests.gpu.verdicts import planted
 
     by_model: dict[str, list[Spec]] = {name: [] for name in tiny(small=small)}
@@ -173,7 +177,12 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
         others.append([("refusals", case) for case in CASES if case != FULL])
         alone.append([("refusals", FULL)])
     if "exports" in parts:
-        others += [[("exports", precision)] for precision in PRECISIONS]
+        others += [[("exports", label)] for label in EXPORTS]
+    if "on_device" in parts:
+        others += [[("on_device", *case)] for case in ON_DEVICE]
+    if "seven_billion" in parts:
+        others.insert(0, [("seven_billion", SEVEN_CASES[0])])  # first, because it takes longest
+        alone.append([("seven_billion", SEVEN_CASES[1])])
     if "memory" in parts:
         alone += [[("memory", *of)] for of in itertools.product(PRECISIONS, FORMS, ARENAS)]
     if "latency" in parts:
@@ -185,7 +194,17 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
         # The graphs of the next stage, which measures one at a time.
         large += [[(FORMS_PART, precision)] for precision in PRECISIONS]
     # Of the large one few at a time, which leaves each some threads and memory.
-    return [([group for group in (*by_model.values(), *others) if group], 0), (large, 3), (alone, 1)]
+    return [([group for group in (*others, *by_model.values()) if group], 0), (large, 3), (alone, 1)]
+
+
+def chosen(stages: list[tuple[list[list[Spec]], int]], rows: str) -> list[tuple[list[list[Spec]], int]]:
+    """The stages with the rows whose part and key the expression ``rows`` finds, and the graphs that they need."""
+
+    def wanted(spec: Spec) -> bool:
+        return spec[0] == FORMS_PART or re.search(rows, "/".join(spec)) is not None
+
+    kept = [([[spec for spec in group if wanted(spec)] for group in groups], jobs) for groups, jobs in stages]
+    return [([group for group in groups if group], jobs) for groups, jobs in kept]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -205,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     record.write()
-    stages = plan(parts, small=given.small)
+    stages = chosen(plan(parts, small=given.small), given.rows)
     deadline = start + (given.limit_seconds or 86_400.0) - _GRACE
     with tempfile.TemporaryDirectory() as scratch:
         # A rehearsal's models are never taken for the whole ones.
@@ -253,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--provider", choices=("cuda", "cpu", STANDIN), default="cuda")
     parser.add_argument("--parts", type=_parts, help=f"of {','.join(PARTS)}; all of them")
+    parser.add_argument("--rows", default="", help="only rows whose part/key this expression finds")
     parser.add_argument("--limit-seconds", type=float, default=0.0)
     parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     parser.add_argument("--work", type=Path, help="keep models and graphs here, for the next run")

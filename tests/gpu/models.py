@@ -22,6 +22,8 @@ from tieconv.onnx.write import session_proof as graph_proof
 LARGE = "llama-large"
 WIDE = "llama-wide"
 """Products over 4096 elements: enough for the precision of their sums to show."""
+SEVEN = "llama-7b"
+"""7.5 billion weights, made on the device in bf16."""
 FORMS = ("gemm", "fused", "transpose", "transformers")
 """The heads that `dedup` writes, and what transformers' own exporter does."""
 SMALL = ("llama", "bert")
@@ -44,6 +46,33 @@ def large_config(*, small: bool) -> tr.LlamaConfig:
         bos_token_id=1,
         eos_token_id=2,
     )
+
+
+def seven_config(*, small: bool) -> tr.LlamaConfig:
+    """V = 128256 and H = 4096, 32 layers: 7.5 billion weights, 15 GB in bf16. ``small`` for a rehearsal."""
+    rows, width, layers = (4096, 64, 2) if small else (128_256, 4096, 32)
+    return tr.LlamaConfig(
+        vocab_size=rows,
+        hidden_size=width,
+        intermediate_size=width * 7 // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 16 if small else 32,
+        num_key_value_heads=4 if small else 8,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def seven(*, small: bool) -> tr.LlamaForCausalLM:
+    """Random weights in bf16, drawn on the GPU if there is one."""
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        made = tr.LlamaForCausalLM._from_config(seven_config(small=small), dtype=torch.bfloat16)
+    made.generation_config = tr.GenerationConfig()
+    return made
 
 
 def wide() -> tr.LlamaForCausalLM:
@@ -88,6 +117,8 @@ class Workshop:
             elif name == WIDE:
                 torch.manual_seed(0)
                 made = wide()
+            elif name == SEVEN:
+                made = seven(small=self.small)
             else:
                 made = make(name)
             made.save_pretrained(out)
@@ -105,6 +136,15 @@ class Workshop:
         model = self.model(name)
         out = self._once(f"{name}/{precision}", build)
         return out / "model.onnx" if (out / "model.onnx").exists() else out
+
+    def fused(self, precision: str) -> Path:
+        """The large model's graph with attention and norms fused for CUDA."""
+
+        def build(out: Path) -> None:
+            tieconv.export(model, out, precision=precision, fuse="cuda", head_form="fused", parity=False)
+
+        model = self.model(LARGE)
+        return self._once(f"{LARGE}/{precision}-attention", build) / "model.onnx"
 
     def form(self, precision: str, form: str) -> Path:
         """The large model's graph with a head in one form, or as transformers' exporter leaves it."""

@@ -13,7 +13,10 @@ from tests.gpu.standin import STANDIN
 from tieconv.version import VERSION
 
 SCHEMA = "tieconv.gpu/1"
-PARTS = ("verdicts", "faults", "device_faults", "refusals", "exports", "memory", "latency", "serving")
+PARTS = (
+    "verdicts", "faults", "device_faults", "refusals", "exports", "on_device", "seven_billion", "memory", "latency",
+    "serving",
+)  # fmt: skip
 PLACEMENT = "placement"
 """A part of its own where nothing can be computed; else a verdict has it."""
 Row = dict[str, Any]

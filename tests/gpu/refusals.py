@@ -50,19 +50,32 @@ def refusal_row(workshop: Workshop, provider: str, case: str) -> dict[str, Any]:
     }
 
 
-def export_row(workshop: Workshop, provider: str, precision: str) -> dict[str, Any]:
+EXPORTS = {
+    "fp32": ["--precision", "fp32"],
+    "fp16": ["--precision", "fp16"],
+    "bf16": ["--precision", "bf16"],
+    "fp16, fused": ["--precision", "fp16", "--fuse", "cuda"],
+    "bf16, fused": ["--precision", "bf16", "--fuse", "cuda"],
+    "int8": ["--quantise", "int8"],
+    "int4": ["--quantise", "int4"],
+}
+"""What is exported, with its options."""
+
+
+def export_row(workshop: Workshop, provider: str, label: str) -> dict[str, Any]:
     """`export` with the parity of the provider, in the precision that will be served, by the command."""
     with tempfile.TemporaryDirectory(dir=workshop.directory) as folder:
         command = [sys.executable, "-m", "tieconv", "export", str(workshop.model("llama")), "-o", f"{folder}/out",
-                   "--precision", precision, "--provider", provider, "--json"]  # fmt: skip
+                   *EXPORTS[label], "--provider", provider, "--json"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | QUIET, check=False)
         told = json.loads(done.stdout)
         parity = told.get("parity") or {}
         return {
-            "precision": precision,
+            "precision": label,
             "exit": done.returncode,
             "written": sorted(path.name for path in Path(folder, "out").glob("*")),
             "verdict": parity.get("verdict"),
+            "reason": parity.get("reason"),
             "active": (parity.get("provider") or {}).get("active"),
             "stderr": done.stderr.strip().replace(folder, "WORK")[-300:],
         }

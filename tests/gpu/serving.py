@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tests.gpu import latency
-from tests.gpu.models import Workshop
+from tests.gpu.models import LARGE, Workshop
 from tieconv.checkpoint.results.exported import PRECISIONS
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.graph.bindings import bind
@@ -20,8 +20,11 @@ from tieconv.onnx.session.open_ import Session
 from tieconv.onnx.session.provider import CPU, CUDA, preload
 from tieconv.reference import Batch
 
-CAPTURED = ("gemm captured",)
+FUSED = "attention fused"
+CAPTURED = ("gemm captured", f"{FUSED} captured")
 COMPILED = "torch compiled"
+COMPILED_LENGTHS = (1, 256)
+"""Each length is compiled for itself, which takes far longer than its measurement."""
 SHOWN = 300
 
 
@@ -29,13 +32,16 @@ def serving_rows(workshop: Workshop, provider: str, precision: str) -> Iterator[
     """A row for each kind and length: milliseconds as `latency` has them, or why there are none."""
     if provider != "cuda":
         raise NotRunError("compiled and captured passes are measured on a GPU", "")
+    graphs = {"gemm": workshop.graph(LARGE, precision), FUSED: workshop.fused(precision)}
+    for row in _plainly(graphs[FUSED], workshop, precision):
+        yield {"precision": precision, "form": FUSED} | row
     for form in CAPTURED:
-        for row in _captured(workshop, precision, form.partition(" ")[0]):
+        for row in _captured(workshop, precision, graphs[form.removesuffix(" captured")]):
             yield {"precision": precision, "form": form} | row
     with torch.inference_mode():
         model = latency._torch(workshop, provider, precision)
         model.forward = torch.compile(model.forward, dynamic=False)
-        for length in latency.LENGTHS:
+        for length in COMPILED_LENGTHS:
             run = latency._pass(model, latency._batch(workshop, length), provider)
             yield {"precision": precision, "form": COMPILED, "sequence": length} | _timed(run, "cuda")
 
@@ -45,9 +51,16 @@ def _timed(run: Callable[[], Any], active: str) -> dict[str, Any]:
     return {"active": active, "rounds": latency.ROUNDS} | latency.quantiles(taken)
 
 
-def _captured(workshop: Workshop, precision: str, form: str) -> Iterator[dict[str, Any]]:
+def _plainly(path: Path, workshop: Workshop, precision: str) -> Iterator[dict[str, Any]]:
+    """Passes of a session, a length each."""
+    session = latency.open_with(path, "cuda", "default", PRECISIONS[precision])
+    for length in latency.LENGTHS:
+        run = latency.bound(session, path, latency._batch(workshop, length))
+        yield {"sequence": length} | _timed(run, session.use.active)
+
+
+def _captured(workshop: Workshop, precision: str, path: Path) -> Iterator[dict[str, Any]]:
     """CUDA graphs of one pass, a length each, replayed: logits of other tokens beside those of a plain session."""
-    path = workshop.form(precision, form)
     try:
         session = _open(path)
     except Exception as error:  # what onnxruntime raises where it cannot capture
@@ -144,4 +157,5 @@ def _bound(
 
 def keys(precision: str) -> list[str]:
     """The rows of a precision."""
-    return [f"{precision}/{form}/{length}" for form in (*CAPTURED, COMPILED) for length in latency.LENGTHS]
+    lengths = {**dict.fromkeys((FUSED, *CAPTURED), latency.LENGTHS), COMPILED: COMPILED_LENGTHS}
+    return [f"{precision}/{form}/{length}" for form, some in lengths.items() for length in some]

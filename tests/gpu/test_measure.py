@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from tests.gpu import machine, measure, memory
 from tests.gpu.device_faults import DEVICE_FAULTS
-from tests.gpu.job import key_of, rows
+from tests.gpu.job import FORMS_PART, key_of, rows
 from tests.gpu.latency import LENGTHS, latency_rows, quantiles
 from tests.gpu.memory import memory_row, open_with
-from tests.gpu.models import FORMS, LARGE, Workshop, large_config, matrix_bytes
+from tests.gpu.models import FORMS, LARGE, Workshop, large_config, matrix_bytes, seven, seven_config
 from tests.gpu.record import PARTS, SCHEMA, OtherMeasurementError, Record
-from tests.gpu.refusals import CASES, FULL, refusal_row
+from tests.gpu.refusals import CASES, EXPORTS, FULL, refusal_row
+from tests.gpu.seven_billion import ON_DEVICE
 from tests.gpu.verdicts import fault_row, planted, short, verdict_row
 from tests.onnx.table import FAULTS
 
@@ -106,13 +108,36 @@ def test_what_is_planned() -> None:
     assert {spec[2] for spec in specs if spec[0] == "memory"} == set(FORMS)
     alone, at_once = stages[-1]
     assert (at_once, {len(group) for group in alone}) == (1, {1}), "a process for each, and one at a time"
-    assert {group[0][0] for group in alone} == {"memory", "latency", "serving", "refusals"}
+    assert {group[0][0] for group in alone} == {"memory", "latency", "serving", "refusals", "seven_billion"}
     assert {spec[1] for spec in specs if spec[0] == "device_faults"} == set(DEVICE_FAULTS)
-    assert {spec[1] for spec in specs if spec[0] == "exports"} == {"fp32", "fp16", "bf16"}
+    assert {spec[1] for spec in specs if spec[0] == "exports"} == set(EXPORTS)
+    assert EXPORTS.keys() > {"fp32", "fp16", "bf16", "int8", "int4"}
+    assert {spec[1:] for spec in specs if spec[0] == "on_device"} == set(ON_DEVICE)
+    assert [spec[1] for spec in specs if spec[0] == "seven_billion"] == ["verdict", "session"]
+    weights = seven(small=True).num_parameters()
+    assert weights == sum_of_weights(seven_config(small=True))
+    assert sum_of_weights(seven_config(small=False)) > 7e9
     assert LENGTHS == (1, 8, 64, 256)
     assert len(measure.keys(("latency", "fp32"))) == len(LENGTHS) * (len(FORMS) + 1)
     keys = [(spec[0], key) for spec in specs for key in measure.keys(spec)]
     assert len(set(keys)) == len(keys)
+
+
+def sum_of_weights(config: Any) -> int:
+    """The weights of a Llama with a tied head."""
+    width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    narrow = width * config.num_key_value_heads // heads
+    layer = 2 * width * width + 2 * width * narrow + 3 * width * inner + 2 * width
+    return int(config.vocab_size * width + config.num_hidden_layers * layer + width)
+
+
+def test_some_rows() -> None:
+    """An expression chooses rows by part and key, and keeps the graphs that they need."""
+    stages = measure.chosen(measure.plan(PARTS, small=False), "^(verdicts/t5|latency/fp16)")
+    assert set(measure.measured(stages)) == {
+        *(("verdicts", "t5", precision) for precision in measure.PRECISIONS), ("latency", "fp16"),
+    }  # fmt: skip
+    assert [group for groups, _ in stages for group in groups if group[0][0] == FORMS_PART]
 
 
 def test_without_a_gpu_nothing_is_measured(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +64,19 @@ def placement_row(workshop: Workshop, provider: str, name: str, precision: str) 
     return {"model": name, "precision": precision, "placement": found}
 
 
-def fault_row(workshop: Workshop, provider: str, name: str, precision: str, label: str) -> dict[str, Any]:
+@contextmanager
+def planted_graph(workshop: Workshop, name: str, precision: str, label: str) -> Iterator[Path]:
+    """A graph with a fault while it is entered; the healthy one for an empty label."""
+    if not label:
+        yield workshop.graph(name, precision)
+        return
     fault = (FAULTS.get(label) or STORED[label])[0]
     with tempfile.TemporaryDirectory(dir=workshop.directory) as folder:
-        graph = faults.plant(workshop.graph(name, precision), fault, Path(folder) / "model.onnx")
+        yield faults.plant(workshop.graph(name, precision), fault, Path(folder) / "model.onnx")
+
+
+def fault_row(workshop: Workshop, provider: str, name: str, precision: str, label: str) -> dict[str, Any]:
+    with planted_graph(workshop, name, precision, label) as graph:
         report = tieconv.parity(graph, workshop.model(name), provider=provider)
     return {"fault": label, "model": name, "precision": precision, **figures(report)}
 
