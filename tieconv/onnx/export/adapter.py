@@ -20,6 +20,7 @@ from tieconv.install import install_command
 from tieconv.onnx.export.embeds.join_graphs import join_embedding
 from tieconv.onnx.export.traced.axes import name_axes
 from tieconv.onnx.export.traced.position_ranges import start_ranges
+from tieconv.onnx.export.traced.quick_rewrites import quick_rewrites
 from tieconv.onnx.export.traced.sliding_windows import fold_windows
 from tieconv.onnx.parity.graph.embedding_pair import CAUSAL
 from tieconv.reference.library_messages import quiet
@@ -44,7 +45,7 @@ def export_graph(
     """
     transformers = need("transformers", "onnx,torch", "exporting")
     torch = need("torch", "onnx,torch", "exporting")
-    with quiet(transformers), _silence(), torch.no_grad():
+    with quiet(transformers), _silence(), quick_rewrites(), torch.no_grad():
         shapes = {name: {0: torch.export.Dim.AUTO} for name in inputs} if batch_only else None
         exporter, config = _exporter(dict(inputs), opset, fuse, shapes)
         try:
