@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ Row = dict[str, Any]
 def page() -> str:
     """Return the text, then every part of the committed documents."""
     text = INTRO.read_text(encoding="utf-8")
-    more = [line for path in sorted(MEASURED.parent.glob(MORE)) for line in ("", *_of_another(read(path)))]
-    return "\n".join((text, *figures(read(MEASURED)), *more, "", *without_device(read_standin(STANDIN)), ""))
+    others = [document for path in sorted(MEASURED.parent.glob(MORE)) if (document := read(path))]
+    more = [line for document in others for line in ("", *_of_another(document))]
+    return "\n".join((text, *figures(read(MEASURED), others), *more, "", *without_device(read_standin(STANDIN)), ""))
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -62,8 +63,11 @@ def _wrong(document: dict[str, Any]) -> Iterator[str]:
                 yield f"{part} {row['key']} is of the {row['memory']}"
 
 
-def figures(measured: dict[str, Any] | None) -> Iterator[str]:
-    """Yield the tables of every part, or a line that says that the part was not run."""
+def figures(measured: dict[str, Any] | None, others: Sequence[dict[str, Any]] = ()) -> Iterator[str]:
+    """Yield the tables of every part, or a line that says that the part was not run.
+
+    A part that ``others``, documents of more devices, measured too says so.
+    """
     yield "## Measured"
     yield ""
     if measured is None:
@@ -78,19 +82,29 @@ def figures(measured: dict[str, Any] | None) -> Iterator[str]:
     for part, (title, table) in PARTS.items():
         yield from ("", f"### {title}", "")
         rows = measured["parts"].get(part, [])
+        below = " and ".join(_linked(document) for document in others if document["parts"].get(part))
+        if below:
+            yield f"Later figures: {below}." if rows else f"Measured on {below} alone."
         if rows:
+            if below:
+                yield ""
             measured_rows = [row for row in rows if "error" not in row]
             if measured_rows:
                 yield from table(measured_rows)
             yield from _errors(rows)
-        else:
+        elif not below:
             yield "Not run."
     yield from _left(measured)
 
 
-def _of_another(measured: dict[str, Any] | None) -> Iterator[str]:
+def _linked(measured: dict[str, Any]) -> str:
+    """Return the device of a document, with a link to its tables."""
+    name = str(measured["machine"]["gpu"]["name"])
+    return f"[{name}](#measured-on-{'-'.join(name.lower().split())})"
+
+
+def _of_another(measured: dict[str, Any]) -> Iterator[str]:
     """Yield the tables of the parts that were measured on one more device."""
-    assert measured is not None
     yield f"## Measured on {measured['machine']['gpu']['name']}"
     yield ""
     yield from _machine(measured)

@@ -181,9 +181,16 @@ def test_another_device_has_its_own_tables(gpu: Any, tmp_path: Path, monkeypatch
                      "device_faults": faults}  # fmt: skip
     made["left"] = ["verdicts/t5"]
     (tmp_path / "gpu_h999.json").write_text(json.dumps(made))
-    text = page(gpu, tmp_path / "gpu.json", document(), monkeypatch)
+    main = document()
+    main["parts"]["on_device"] = []
+    text = page(gpu, tmp_path / "gpu.json", main, monkeypatch)
     first, _, second = text.partition("## Measured on NVIDIA OTHER")
     assert "NVIDIA TEST" in first
+    link = "[NVIDIA OTHER](#measured-on-nvidia-other)"
+    assert f"### Faults of the device\n\nLater figures: {link}.\n\nThe file is right" in first
+    assert f"### Reference on the device\n\nMeasured on {link} alone.\n" in first
+    assert "[NVIDIA" not in first.partition("### Verdicts")[2].partition("###")[0]
+    assert "Not run." not in first
     assert "### Verdicts" not in second
     assert "| 1024 | 14336 | 14336 | 15360 | 0.08 | 12.7 | 20.5 | 13 | 22 |" in second
     assert "ms of gemm, 1 token |" in second
