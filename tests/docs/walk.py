@@ -95,7 +95,12 @@ def walked(arguments: list[str]) -> dict[str, object]:
         finally:
             sys.setprofile(None)
     steps = dict.fromkeys(step(module) for module in walk.modules)
-    return {"code": code, "steps": [name for name in steps if name], "climbs": [f"{a} -> {b}" for a, b in walk.climbs]}
+    return {
+        "code": code,
+        "steps": [name for name in steps if name],
+        "climbs": [f"{a} -> {b}" for a, b in walk.climbs],
+        "files": len([name for name in sys.modules if name.partition(".")[0] == "tieconv"]),
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""Budgets for the whole product, which may only be lowered: a subject is a file, and new code pays for itself."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from tests.docs.test_walks import walked
+
+PACKAGE = Path(__file__).parents[2] / "tieconv"
+
+LINES = 82_400
+FILES = 912
+IMPORT_SHARE = 0.102
+"""Lines of import statements among all lines."""
+SINGLE_IMPORTERS = 339
+"""Modules that exactly one other module imports."""
+RETIE_ENTERS = 355
+"""Files that `tieconv retie` of a toy model loads."""
+INSPECT_ENTERS = 231
+"""The same for `tieconv inspect`."""
+
+
+def modules() -> dict[str, ast.Module]:
+    """The parsed modules of the product by dotted name."""
+    return {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            path.read_text(encoding="utf-8")
+        )
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+def imported(tree: ast.Module, names: set[str]) -> set[str]:
+    """The modules of the product that a module imports, at any place in it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {full if (full := f"{node.module}.{alias.name}") in names else node.module for alias in node.names}
+    return found & names
+
+
+def test_lines_and_files() -> None:
+    """All lines of all modules of the product, blank ones and comments too."""
+    texts = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    assert len(texts) <= FILES
+    assert sum(len(text.splitlines()) for text in texts) <= LINES
+
+
+def test_the_share_of_imports() -> None:
+    """Fragments import each other; whole subjects import little."""
+    parsed = modules()
+    imports = sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for tree in parsed.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py"))
+    assert imports / lines <= IMPORT_SHARE, imports / lines
+
+
+def test_modules_with_one_importer() -> None:
+    """A module that one other module imports is a part of that one's subject, unless its name is worth reading."""
+    parsed = modules()
+    names = set(parsed)
+    counts = Counter(target for name, tree in parsed.items() for target in imported(tree, names) - {name})
+    assert sum(count == 1 for count in counts.values()) <= SINGLE_IMPORTERS
+
+
+def test_files_on_the_way(models: Path, tmp_path: Path) -> None:
+    """How many files a stranger opens to follow one command."""
+    assert walked("inspect", models / "llama-duplicated")["files"] <= INSPECT_ENTERS  # type: ignore[operator]
+    retie = walked("retie", models / "llama-duplicated", "-o", tmp_path / "out")
+    assert retie["files"] <= RETIE_ENTERS  # type: ignore[operator]
