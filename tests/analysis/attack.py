@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from tests.analysis.lm import MASKED, TRANSLATING, VOCABULARY
 from tieconv.analysis import Findings, find
-from tieconv.analysis.model.last_norm import KNOWN
+from tieconv.analysis.model.subject import KNOWN
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint

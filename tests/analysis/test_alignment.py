@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.analysis.alignment.compare import Untied, align
-from tieconv.analysis.alignment.linear import expected, linear
-from tieconv.analysis.alignment.local import draw, local, overlap, pearson, spearman
+from tieconv.analysis.alignment.compare import Contest, Untied, align, verdict
+from tieconv.analysis.alignment.measures import draw, expected, linear, local, overlap, pearson, spearman
 from tieconv.analysis.alignment.token_tables import Table, join
-from tieconv.analysis.alignment.verdict import Contest, verdict
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.errors import RefusedError
 

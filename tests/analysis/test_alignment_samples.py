@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from tests.analysis.constructed import Array, embedding, orthogonal
-from tieconv.analysis.alignment import pair_figures
-from tieconv.analysis.alignment.linear import _rotation, linear, sampled_rows, sums
-from tieconv.analysis.alignment.local import Sample, draw, local
-from tieconv.analysis.alignment.pair_figures import compare
+from tieconv.analysis.alignment import measures as pair_figures
+from tieconv.analysis.alignment.measures import Sample, _rotation, compare, draw, linear, local, sampled_rows, sums
 from tieconv.analysis.alignment.token_tables import Table, join
 
 V, D = 6000, 24

@@ -11,10 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from tests.analysis.constructed import Rng, embedding, table
-from tieconv.analysis.model.last_norm import Final
-from tieconv.analysis.retie_cost.ball import enclosing_ball
-from tieconv.analysis.retie_cost.bounds import Bound, Change, bound
-from tieconv.analysis.retie_cost.zero_row_mass import zero_mass
+from tieconv.analysis.model.subject import Final
+from tieconv.analysis.retie_cost.cost import Bound, Change, bound, enclosing_ball, zero_mass
 
 Array = npt.NDArray[Any]
 QUICK, FULL = 40, 600

@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tieconv import RefusedError, SettingsError, UnreadableError, analyze_revisions
-from tieconv.analysis.evolution.revision_names import revisions
-from tieconv.analysis.evolution.row_change import row_change
+from tieconv.analysis.evolution import revisions, row_change
 from tieconv.analysis.model.tables import Table, open_table
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.results.evolution import Evolution

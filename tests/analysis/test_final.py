@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.analysis.lm import MORE, VOCABULARY, build, configure, inputs
-from tieconv.analysis.model.last_norm import KNOWN
-from tieconv.analysis.model.subject import Subject, open_subject
+from tieconv.analysis.model.subject import KNOWN, Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint

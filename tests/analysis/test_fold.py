@@ -12,9 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.constructed import table
-from tieconv.analysis.model.last_norm import Final
-from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.relation.simplest import DIGITS, simplest
+from tieconv.analysis.model.subject import Final, Subject
+from tieconv.analysis.relation.quantised_roundtrip import DIGITS, simplest
 from tieconv.analysis.retie_cost.fold import unfold
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.write_plan.plan import NormFold

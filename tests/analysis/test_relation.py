@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from tests.analysis.constructed import CLASSES, Array, embedding, make, orthogonal, table
 from tests.inspection.stored import Memory
 from tieconv.analysis.model.tables import open_table
-from tieconv.analysis.relation.classify import relate_tables
-from tieconv.analysis.relation.figures import NoFigures, Quantised
-from tieconv.analysis.relation.grams import spectrum
-from tieconv.analysis.relation.retrieval import sample
-from tieconv.analysis.relation.sentences import sentence
+from tieconv.analysis.relation.classify import NoFigures, Quantised, relate_tables
+from tieconv.analysis.relation.maps import sample, spectrum
+from tieconv.analysis.relation.section import sentence
 from tieconv.checkpoint.results.analysis import Kinship
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured" / "relations.json"

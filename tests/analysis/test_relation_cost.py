@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.constructed import Array, embedding, table
-from tieconv.analysis.model import equal_rows
-from tieconv.analysis.model.moments import Moments, measure
-from tieconv.analysis.model.tables import Table
-from tieconv.analysis.relation import classify, fits, grams, linear_map, structured_difference
+from tieconv.analysis.model import tables as equal_rows
+from tieconv.analysis.model.tables import Moments, Table, measure
+from tieconv.analysis.relation import classify
+from tieconv.analysis.relation import maps as fits
+from tieconv.analysis.relation import maps as grams
+from tieconv.analysis.relation import maps as linear_map
+from tieconv.analysis.relation import maps as structured_difference
 from tieconv.analysis.relation.classify import CLOSE, relate_tables
-from tieconv.analysis.relation.linear_map import fit_linear
+from tieconv.analysis.relation.maps import fit_linear
 from tieconv.checkpoint.results.analysis import Kinship
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.analysis.constructed import Array, embedding, table
-from tieconv.analysis.relation.classify import relate_tables
-from tieconv.analysis.relation.figures import LowRank, NoFigures, Quantised
-from tieconv.analysis.relation.sentences import sentence
+from tieconv.analysis.relation.classify import LowRank, NoFigures, Quantised, relate_tables
+from tieconv.analysis.relation.section import sentence
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.inspection.numeric.bits import FORMATS, decode, encode
 

@@ -19,10 +19,9 @@ from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit
-from tieconv.analysis.model.equal_rows import digests, duplicates, overlap
-from tieconv.analysis.model.moments import lengths
-from tieconv.analysis.model.tokens import read_tokens
-from tieconv.analysis.rows import undertrained
+from tieconv.analysis import rows as undertrained
+from tieconv.analysis.model.subject import read_tokens
+from tieconv.analysis.model.tables import digests, duplicates, lengths, overlap
 from tieconv.checkpoint.results.analysis import Analysis, Measure
 from tieconv.sources.local.files import open_files
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tieconv.analysis.certificate import allowance, large_json
-from tieconv.analysis.certificate.token_ids import token_ids
-from tieconv.analysis.certificate.tokenizer_files import TokenizerFiles, read_files
+from tieconv.analysis.certificate import token_ids as allowance
+from tieconv.analysis.certificate import token_ids as large_json
+from tieconv.analysis.certificate.token_ids import TokenizerFiles, read_files, token_ids
 from tieconv.formats.json import members as json_members
 from tieconv.sources.local.files import open_files
 

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from tieconv.analysis.alignment.linear import expected
-from tieconv.analysis.alignment.local import NEIGHBOURS, PAIRS
+from tieconv.analysis.alignment.measures import NEIGHBOURS, PAIRS, expected
 from tieconv.reporters.html.bars import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "alignment.md"

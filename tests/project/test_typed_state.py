@@ -14,7 +14,7 @@ MODULE = "an object of a library that is not imported where the type is read"
 JSON = "a JSON document of the model, whose keys its author chose"
 LINE = "a function that makes or reads a JSON line, whose schema says what is inside"
 ALLOWED = {
-    ("tieconv/analysis/certificate/tokenizer_files.py", "TokenizerFiles", "documents"): JSON,
+    ("tieconv/analysis/certificate/token_ids.py", "TokenizerFiles", "documents"): JSON,
     ("tieconv/checkpoint/files/model_files.py", "Document", "value"): JSON,
     ("tieconv/demo/train.py", "Trained", "model"): MODULE,
     ("tieconv/gate/fleet/run_part.py", "LineFormat", "entry"): LINE,

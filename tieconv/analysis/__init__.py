@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tieconv.analysis import bias_section
+from tieconv.analysis import rows as rows_section
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.relation import section as relation_section
-from tieconv.analysis.relation.classify import relate_tables
-from tieconv.analysis.relation.related import Related
+from tieconv.analysis.relation.classify import Related, relate_tables
 from tieconv.analysis.retie_cost import section as retie_section
 from tieconv.analysis.retie_cost.cost import Costs, costs
-from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
@@ -23,7 +22,7 @@ from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.retie_cost.measured import OnText
+    from tieconv.analysis.retie_cost.section import OnText
 
 
 @record
@@ -58,9 +57,9 @@ def find(evidence: Inspection, files: FileSet, text: str | None, forecast: Retie
     costs_found = costs(subject, related) if related else None
     if text is None:
         return Findings(subject, related, costs_found)
-    from tieconv.analysis.model.gradients import gradients_section
-    from tieconv.analysis.model.moments import lengths
-    from tieconv.analysis.retie_cost.measured import load_model, on_text, survivors
+    from tieconv.analysis.model.subject import gradients_section
+    from tieconv.analysis.model.tables import lengths
+    from tieconv.analysis.retie_cost.section import load_model, on_text, survivors
 
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
@@ -85,8 +84,7 @@ def report(findings: Findings, counts: str | None = None) -> Analysis:
 
 
 def _frequency(findings: Findings, path: str) -> Section:
-    from tieconv.analysis.rows.count_file import read_counts
-    from tieconv.analysis.rows.norm_frequency import norm_frequency
+    from tieconv.analysis.rows import norm_frequency, read_counts
 
     return norm_frequency(findings.subject, findings.related, read_counts(path, findings.subject.output.rows))
 

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.model.series import points
 from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import Array, Table, spans
-from tieconv.analysis.relation.grams import GEMM, WIDEST
-from tieconv.analysis.relation.linear_map import ENOUGH
-from tieconv.analysis.rows.frequency import Line, by_frequency, line
+from tieconv.analysis.model.tables import Array, Table, points, spans
+from tieconv.analysis.relation.maps import ENOUGH, GEMM, WIDEST
+from tieconv.analysis.rows import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
@@ -22,7 +20,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.retie_cost.measured import OnText
+    from tieconv.analysis.retie_cost.section import OnText
 
 TITLE = "Bias"
 _BOUND = "KL bound, bias stripped"

@@ -34,12 +34,10 @@ def analyze_revisions(
     Of a remote model, only headers, the two tables and the first revision's tokenizer are fetched, once. Raises
     `RefusedError` for a list that names too few revisions, and `UnreadableError` if a revision cannot be read.
     """
-    from tieconv.analysis.alignment.models import opened as opened_subject
-    from tieconv.analysis.alignment.models import untied_tables
-    from tieconv.analysis.evolution.evolution_file import EvolutionFile
-    from tieconv.analysis.evolution.evolve import Request, evolve
-    from tieconv.analysis.evolution.revision_names import revisions as named
-    from tieconv.analysis.evolution.revision_tables import identity
+    from tieconv.analysis.alignment.compare import opened as opened_subject
+    from tieconv.analysis.alignment.compare import untied_tables
+    from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
+    from tieconv.analysis.evolution import revisions as named
 
     exact = {"auto": None, "exact": True, "sampled": False}[neighbours]
     with ExitStack() as stack:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tieconv.analysis.alignment.compare import AlignmentDetail
-from tieconv.analysis.alignment.models import align_models, opened, table_of
-from tieconv.analysis.alignment.plane import plane
+from tieconv.analysis.alignment.compare import AlignmentDetail, align_models, opened, table_of
+from tieconv.analysis.alignment.measures import plane
 from tieconv.analysis.alignment.token_tables import Table
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Table as StoredTable

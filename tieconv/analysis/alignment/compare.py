@@ -8,19 +8,31 @@ less reproducible than output tables. Imports numpy: import it lazily.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import hypot
+from pathlib import Path
 
 import numpy as np
 
-from tieconv.analysis.alignment.linear import Pair
-from tieconv.analysis.alignment.pair_figures import QUERIES, Compared, Figures, ceiling, compare
-from tieconv.analysis.alignment.token_tables import Table
-from tieconv.analysis.alignment.verdict import Contest, certainty, verdict
+from tieconv.analysis import Findings
+from tieconv.analysis.alignment.measures import QUERIES, Compared, Figure, Figures, Pair, ceiling, compare, plane
+from tieconv.analysis.alignment.token_tables import Array, Table, token_bytes
+from tieconv.analysis.model.subject import Subject, open_subject
+from tieconv.analysis.model.tables import Table as StoredTable
+from tieconv.analysis.relation.classify import equal_tables
+from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.json_values import stated_fields
-from tieconv.checkpoint.results.analysis import POINTS, Detail, Section
+from tieconv.checkpoint.results.analysis import POINTS, Analysis, Detail, Headline, Kinship, Section
 from tieconv.checkpoint.value_type import record
+from tieconv.errors import RefusedError
+from tieconv.formats import read_checkpoint
+from tieconv.inspection import inspect_checkpoint
+from tieconv.sources.local.files import locate, open_files
+from tieconv.text import shell_word, shown
 
-TITLE = "Alignment"
+ALIGNMENT = "Alignment"
 
 _PAIRS: dict[str, Pair] = {"E→U": (1, 2), "E→T": (1, 0), "U→T": (2, 0)}
 _CEILINGS = {"E→T": "E→E'", "U→T": "U→U'"}
@@ -84,7 +96,7 @@ def _section(compared: Compared) -> Section:
     joined, contests = compared.joined, tuple(_contest(name, compared.figures) for name in ("knn", "rsa", "norms"))
     shape, sentence = verdict(contests)
     return Section(
-        TITLE,
+        ALIGNMENT,
         sentence,
         tuple(compared.measures(_CEILINGS)),
         dict(norm_profiles(compared, ("tied", "embed", "head"))),
@@ -118,3 +130,393 @@ def norm_profiles(compared: Compared, names: tuple[str, ...]) -> Iterator[tuple[
     places = np.linspace(0, count - 1, min(POINTS, count)).astype(int)
     for name, view in zip(names, compared.views, strict=False):
         yield f"{name}_norm", tuple(float(norm) for norm in view.norms[places])
+
+
+# Decide from three measures whether a tied table behaves as an output table or as an input table.
+
+
+_WORDS = {"knn": "neighbours", "rsa": "pair similarities", "norms": "the norm profile"}
+_ERRORS = 3.0
+"""Standard errors that a difference must exceed to count."""
+
+Side = tuple[float, float, float, float | None]
+"""(value, chance floor, standard error, ceiling or ``None``) of the tied table against one role."""
+
+
+@record
+class Contest:
+    """One measure of T against the input table and against the output table."""
+
+    measure: str
+    embedding: Side
+    head: Side
+
+    @property
+    def winner(self) -> str:
+        """``output`` or ``input``, or ``neither`` if both are at chance or too close to each other."""
+        best = max(self.embedding, self.head, key=lambda side: side[0])
+        if best[0] - best[1] <= _ERRORS * best[2]:
+            return "neither"
+        difference = self._score(self.head) - self._score(self.embedding)
+        if abs(difference) <= _ERRORS * hypot(self._error(self.head), self._error(self.embedding)):
+            return "neither"
+        return "output" if difference > 0 else "input"
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of the section's ``evidence``."""
+        return {
+            "measure": self.measure,
+            "input": self._score(self.embedding),
+            "output": self._score(self.head),
+            "of_ceiling": self._relative,
+            "winner": self.winner,
+        }
+
+    @property
+    def _relative(self) -> bool:
+        """Whether both ceilings are far enough above chance to divide by."""
+        return all(top is not None and top - floor > 6 * error for _, floor, error, top in (self.embedding, self.head))
+
+    def _score(self, side: Side) -> float:
+        """Return the value above chance, as a share of the ceiling above chance if that is known."""
+        return (side[0] - side[1]) / self._scale(side)
+
+    def _error(self, side: Side) -> float:
+        return side[2] / self._scale(side)
+
+    def _scale(self, side: Side) -> float:
+        _, floor, _, top = side
+        return top - floor if self._relative and top is not None else 1.0
+
+
+def verdict(contests: Sequence[Contest]) -> tuple[str, str]:
+    """Return ``output``, ``input``, ``mixed`` or ``none``, and the sentence that says it."""
+    won = {side: [c.measure for c in contests if c.winner == side] for side in ("output", "input")}
+    if not won["output"] and not won["input"]:
+        return "none", (
+            "The measures do not show which role the tied table has. It is at chance against both tables, or equally "
+            "far from both."
+        )
+    for side, opposite in (("output", "input"), ("input", "output")):
+        if len(won[side]) >= 2 and not won[opposite]:
+            return side, (
+                f"The tied table is {side}-shaped. It agrees more with the untied {_role(side)} than with the untied "
+                f"{_role(opposite)} in {_and([_WORDS[name] for name in won[side]])}."
+            )
+    if not (won["output"] and won["input"]):
+        return "mixed", f"The measures do not decide: {_votes(won)[0]}. The others favour neither role."
+    return "mixed", "The measures do not agree on one role: " + "; ".join(_votes(won)) + "."
+
+
+def certainty(shape: str, contests: Sequence[Contest]) -> str:
+    """Return how sure the verdict ``shape`` is."""
+    if shape not in ("output", "input"):
+        return "undecided, because the measures do not give the answer"
+    agree = sum(contest.winner == shape for contest in contests)
+    by = f"each by more than {_ERRORS:g} standard errors"
+    if agree == len(contests):
+        return f"all {agree} measures agree, {by}"
+    return f"{agree} of {len(contests)} measures agree, {by}, and none contradicts"
+
+
+def _votes(won: dict[str, list[str]]) -> list[str]:
+    return [
+        f"{_and([_WORDS[name] for name in names])} {_verb(names)} the {_role(side)}"
+        for side, names in won.items()
+        if names
+    ]
+
+
+def _verb(names: list[str]) -> str:
+    return "favours" if names == ["norms"] else "favour"
+
+
+def _role(side: str) -> str:
+    return "head" if side == "output" else "input embedding"
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# Compare the input embedding E and the head U of one untied model by the measures of the alignment.
+
+
+SIMILARITY = "Similarity"
+
+PAIR = "E→U"
+
+WORK = 10**11
+"""The most products of a Gram matrix, V·d², that are computed without being asked for: some ten seconds."""
+
+EXACTLY_RELATED = frozenset(
+    {
+        Kinship.ALIAS,
+        Kinship.BIT_EQUAL,
+        Kinship.CAST,
+        Kinship.ROW_SUBSET,
+        Kinship.ROW_PERMUTATION,
+        Kinship.ROWS_DIFFER,
+        Kinship.GAUGE,
+        Kinship.SCALAR,
+        Kinship.DIAGONAL,
+        Kinship.ROW_SCALED,
+        Kinship.LOW_RANK,
+    }
+)
+"""Relations that answer the question already."""
+
+_FEWEST = 32
+_MEASURE_WORDS = {
+    "procrustes": "the rows after the best rotation",
+    "least squares": "the rows after the best linear map",
+    "cka": "the similarities of all tokens (CKA)",
+    "knn": "the nearest tokens",
+    "rsa": "the similarities of random pairs (RSA)",
+    "norms": "the row lengths",
+}
+
+
+@record
+class SimilarityDetail(Detail):
+    """The tables, the compared tokens, and the floors of Gaussian tables and standard errors by measure."""
+
+    tables: dict[str, str]
+    tokens: int
+    left_out: int
+    neighbours: int
+    gaussian_floor: dict[str, dict[str, float]]
+    standard_error: dict[str, dict[str, float]]
+
+    @property
+    def legend(self) -> str:
+        return "; ".join(f"{key}: {name}" for key, name in self.tables.items())
+
+
+def wanted(subject: Subject, kind: Kinship, similarity: bool | None) -> bool:
+    """Return whether to compare the tables. Without an answer of the user, long tables are not compared."""
+    head = subject.head
+    rows = 0 if head is None else min(subject.embed.rows, head.rows)
+    if rows < _FEWEST or similarity is False:
+        return False
+    return similarity is True or (kind not in EXACTLY_RELATED and rows * subject.embed.width**2 <= WORK)
+
+
+def own_tables(
+    subject: Subject, *, exact: bool | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Section:
+    """Compare the two tables of an untied model, row by row. Rows without a token are left out if they are known.
+
+    Samples, memory and errors are those of `compare`.
+    """
+    assert subject.head is not None
+    rows = min(subject.embed.rows, subject.head.rows)
+    tables = [
+        _table(subject, subject.embed, "input embedding", rows),
+        _table(subject, subject.head, "output embedding", rows),
+    ]
+    return _similarity_section(compare(tables, {PAIR: (0, 1)}, exact=exact, progress=progress))
+
+
+def _table(subject: Subject, stored: StoredTable, role: str, rows: int) -> Table:
+    """Return the first ``rows`` rows of a table; rows with a token are named by their number."""
+    used = subject.used
+    tokens = None if used is None else [int(row) if used[row] else None for row in range(rows)]
+    return Table(role, rows, stored.width, stored.pick_singles, tokens)
+
+
+def _similarity_section(compared: Compared) -> Section:
+    joined = compared.joined
+    return Section(
+        SIMILARITY,
+        _similarity_sentence(compared),
+        tuple(compared.measures()),
+        dict(norm_profiles(compared, ("embed", "head"))),
+        SimilarityDetail(
+            tables=dict(zip("EU", (table.name for table in joined.tables), strict=True)),
+            tokens=joined.count,
+            left_out=joined.dropped,
+            neighbours=compared.views[0].neighbours.shape[1],
+            gaussian_floor=compared.gaussian_floor,
+            standard_error=compared.standard_error,
+        ),
+        "measured; chance is the floor of each figure, with the tokens of one table permuted",
+    )
+
+
+def _similarity_sentence(compared: Compared) -> str:
+    """Return the sentence: what the tables share above chance, and the two figures that are cited most."""
+    row = compared.figures[PAIR]
+    above = [words for name, words in _MEASURE_WORDS.items() if _above(row[name], compared.joined.count)]
+    knn, turned = row["knn"], row["procrustes"]
+    assert knn.value is not None and turned.value is not None
+    figures = (
+        f"They share {knn.value:.2%} of a token's nearest tokens (chance {knn.floor:.2%}). After the best rotation "
+        f"the mean cosine is {turned.value:.3f} (chance {turned.floor:.3f})."
+    )
+    if not above:
+        return f"The two tables agree no more than chance. {figures}"
+    return f"The two tables agree more than chance in {_and(above)}. {figures}"
+
+
+def _above(figure: Figure, tokens: int) -> bool:
+    """Return whether a figure is above its floor by three standard errors of the figure and of the permutation."""
+    error = float(np.hypot(figure.error, 1 / np.sqrt(tokens)))
+    return figure.value is not None and figure.value - figure.floor > 3 * error
+
+
+# Align the tables of models: `tieconv analyze TIED --against UNTIED --second UNTIED2`. Imports numpy.
+
+
+@contextmanager
+def opened(path: str | Path, *, embed: str | None = None, head: str | None = None) -> Iterator[Subject]:
+    """Yield the model of a path while its files are open. Raises `UnreadableError` as `analyze` does."""
+    listing = locate(str(path))
+    with open_files(listing.root) as files:
+        checkpoint = read_checkpoint(listing, files)
+        yield open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head), files)
+
+
+def extended(
+    analysis: Analysis,
+    findings: Findings,
+    against: str | Path | None = None,
+    second: str | Path | None = None,
+    *,
+    maps: bool = False,
+    exact: bool | None = None,
+    similarity: bool | None = None,
+) -> Analysis:
+    """Return the analysis with an alignment if ``against`` names an untied model, and with maps if ``maps`` is set.
+
+    The two tables of an untied model are compared with each other too: see `wanted` for ``similarity``. Raises the
+    errors of `align_models` and `opened`, and `RefusedError` for a ``second`` without ``against``.
+    """
+    if second is not None and against is None:
+        raise RefusedError(
+            "--second needs --against",
+            "name the untied model: tieconv analyze TIED --against UNTIED --second UNTIED2",
+        )
+    sections = list(analysis.sections)
+    related = findings.related
+    if related is not None and wanted(findings.subject, related.kind, similarity):
+        sections.append(own_tables(findings.subject, exact=exact))
+    if against is not None:
+        with ExitStack() as stack:
+            untied, second_model = (stack.enter_context(opened(path)) if path else None for path in (against, second))
+            assert untied is not None
+            aligned = align_models(findings.subject, untied, second_model, exact=exact)
+            sections.append(aligned)
+            question = f"Which table of {shown(_source(untied))} does the tied table resemble?"
+            analysis = replace(analysis, answered=Headline(question, aligned.sentence, aligned.certainty))
+    if maps:
+        sections += _maps(findings)
+    return replace(analysis, sections=tuple(sections))
+
+
+def _maps(findings: Findings) -> Iterator[Section]:
+    """Yield the map of each table that has at least three rows with a direction."""
+    subject = findings.subject
+    for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
+        if stored is not None:
+            table = Table(role, stored.rows, stored.width, stored.pick_singles)
+            colours = _colours(findings, stored.rows)
+            section = plane(table, colours, f"Map: {role}", _coloured_rows(colours))
+            if section is not None:
+                yield section
+
+
+def _colours(findings: Findings, rows: int) -> dict[str, Array]:
+    """Return values by row that colour the map: the difference of the two tables, and the frequency in the text."""
+    colours: dict[str, Array] = {}
+    if findings.related is not None and findings.related.moments.unequal.any():
+        colours["difference of the two rows"] = _filled(findings.related.moments.distances, rows)
+    if findings.measured is not None:
+        colours["log10(1 + times in the text)"] = _filled(np.log10(1 + findings.measured.counts), rows)
+    return colours
+
+
+def _filled(values: Array, rows: int) -> Array:
+    """Return the values of the first ``rows`` rows, with 0 for rows without a value."""
+    whole = np.zeros(rows)
+    shared = min(rows, len(values))
+    whole[:shared] = np.nan_to_num(values[:shared], posinf=0.0)
+    return whole
+
+
+def _coloured_rows(colours: Mapping[str, Array]) -> Array | None:
+    """Return the rows with a positive value in some colour, (rows,) of bool; ``None`` without colours."""
+    marks = [values > 0 for values in colours.values()]
+    return np.logical_or.reduce(marks) if marks else None
+
+
+def align_models(
+    tied: Subject,
+    untied: Subject,
+    second: Subject | None = None,
+    *,
+    queries: int = QUERIES,
+    seed: int = 0,
+    exact: bool | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Section:
+    """Return the alignment of the tables of models, matched by the text of their tokens.
+
+    Raises `RefusedError` if ``tied`` has two different tables, if a reference is tied, or if no tokens match.
+    """
+    _require_tied(tied)
+    if second is not None:
+        _require_another(untied, second)
+    references = [untied_tables(model) for model in (untied, second) if model is not None]
+    return align(
+        table_of(tied, tied.embed, "tied table"),
+        references[0],
+        references[1] if second is not None else None,
+        queries=queries,
+        seed=seed,
+        exact=exact,
+        progress=progress,
+    )
+
+
+def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
+    """Return a stored table, (rows, width), with the tokens of its rows."""
+    tokens = token_bytes(subject.tokens.text, stored.rows) if subject.tokens else None
+    return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick_singles, tokens)
+
+
+def untied_tables(subject: Subject) -> Untied:
+    """Return both tables of an untied model. Raises `RefusedError` if it has one table."""
+    if subject.head is None or equal_tables(subject.embed, subject.head):
+        problem = "stores one table" if subject.head is None else "has two equal tables"
+        raise RefusedError(
+            f"{shown(_source(subject))} {problem}, but a reference must be untied",
+            "name an untied model: tieconv analyze TIED --against UNTIED",
+        )
+    return Untied(
+        table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
+    )
+
+
+def _require_another(untied: Subject, second: Subject) -> None:
+    """Refuse a second model with a table of the first, because the ceilings compare two seeds."""
+    for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
+        if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
+            raise RefusedError(
+                f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}, but "
+                "the ceilings need a model of another seed",
+                "name another untied model with --second, or omit --second",
+            )
+
+
+def _require_tied(subject: Subject) -> None:
+    if subject.head is None or equal_tables(subject.embed, subject.head):
+        return
+    raise RefusedError(
+        f"{shown(_source(subject))} has two tables that differ, but alignment needs a tied table",
+        f"see how they relate: tieconv analyze {shell_word(_source(subject))}",
+    )
+
+
+def _source(subject: Subject) -> str:
+    return subject.evidence.checkpoint.source

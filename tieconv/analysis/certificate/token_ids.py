@@ -6,15 +6,26 @@ the release, so every possible id counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
+from fnmatch import fnmatchcase
+from sys import getsizeof
+from typing import NoReturn, cast
 
-from tieconv.analysis.certificate.measured_releases import (
+from tieconv.analysis.certificate.config_values import (
+    default_ids,
     passes_over_named_class,
     tokenizer_classes,
     tokens_of_class,
 )
-from tieconv.analysis.certificate.tokenizer_files import CONFIG, SPECIAL, TOKENIZER, VOCABULARY, TokenizerFiles, is_id
+from tieconv.checkpoint.files.interface import Files
 from tieconv.checkpoint.value_type import record
+from tieconv.errors import UnreadableError
+from tieconv.formats.documents import read_bytes
+from tieconv.formats.json.members import BEHIND_NUMBERS, Items, Members, Pread
+from tieconv.formats.json.strict import collector_paused, loads, refuse, value_cost
+from tieconv.formats.limits import WINDOW
 from tieconv.text import shown
 
 _EXTRA = "extra_ids"
@@ -154,3 +165,408 @@ def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[
     for name in sorted(names):
         if tokens_of_class(name) is None:
             yield f"the tokens that the class {shown(name)} adds by itself were not measured"
+
+
+# The token ids that a model reads with every text: decoder start, padding and image placeholders.
+
+
+GENERATION = "generation_config.json"
+_LIMIT = 1_000_000
+"""Bytes of that file. The largest published files list some hundred ids."""
+_KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
+"""The endings of config keys that name an id."""
+
+
+def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows: int) -> set[int]:
+    """Return the ids below ``rows`` that the configs name, and the default ids of the classes."""
+    ids = {number for document in (config, generation) for number in _named(document) if number < rows}
+    for model_type in _model_types(config):
+        ids |= default_ids(model_type)
+    return ids
+
+
+def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:
+    """Return the generation config, or an empty one, and why tieconv could not read it."""
+    if GENERATION not in names:
+        return {}, ""
+    try:
+        return loads(read_bytes(files, GENERATION, _LIMIT), GENERATION, limit=_LIMIT, lenient=True), ""
+    except UnreadableError as error:
+        large = error.code == "json.too-large"
+        return {}, f"{GENERATION} {'is larger than tieconv reads' if large else 'could not be read'}"
+
+
+def _named(document: Mapping[str, object]) -> Iterator[int]:
+    """Yield each integer below a key of `_KEYS`. A stack is faster than nested generators."""
+    left: list[tuple[bool, object]] = [(False, document)]
+    while left:
+        named, value = left.pop()
+        entries = value.items() if isinstance(value, Mapping) else (("", entry) for entry in value)  # type: ignore[attr-defined]
+        for key, entry in entries:
+            below = named or key.endswith(_KEYS)
+            if isinstance(entry, Mapping | list):
+                left.append((below, entry))
+            elif below and isinstance(entry, int) and not isinstance(entry, bool):
+                yield entry
+
+
+def _model_types(document: Mapping[str, object]) -> Iterator[str]:
+    left: list[Mapping[str, object]] = [document]
+    while left:
+        value = left.pop()
+        if isinstance(value.get("model_type"), str):
+            yield str(value["model_type"])
+        left += [entry for entry in value.values() if isinstance(entry, Mapping)]
+
+
+# Read the files of a tokenizer next to the weights, and their tokens by id.
+
+
+LIMIT = 100_000_000
+"""Bytes of one file. The largest published files have 40 MB."""
+
+_LARGEST = 1 << 31
+
+TOKENIZER, VOCABULARY, WORDS = "tokenizer.json", "vocab.json", "vocab.txt"
+ADDED, CONFIG, SPECIAL = "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"
+
+_UNREAD = ("*.model", "*.spm", "*.tiktoken", "*.codes", "*.vocab", "tekken.json", "dict.txt", "vocab-*.json",
+           "tokenizer.*.json", "emoji.json", "entity_vocab.json", "word_shape.json",
+           "word_pronunciation.json")  # fmt: skip
+"""Vocabularies of other formats."""
+
+PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+
+
+@record
+class TokenizerFiles:
+    """The content of a tokenizer's files. ``documents`` are the readable JSON files without their tokens.
+
+    ``model`` is the vocabulary of tokenizer.json without its added tokens. ``vocabulary`` is that of vocab.json, and
+    ``words`` that of vocab.txt. ``odd_vocabulary`` says that vocab.json has a value that is not an integer. ``broken``
+    names the unreadable files, and ``too_large`` the files beyond the `Allowance`. ``unread`` names the vocabularies of
+    other formats, and ``processors`` the configs of processors.
+    """
+
+    documents: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    model: dict[int, str] = field(default_factory=dict)
+    vocabulary: dict[int, str] = field(default_factory=dict)
+    words: dict[int, str] = field(default_factory=dict)
+    odd_vocabulary: bool = False
+    added: dict[int, str] = field(default_factory=dict)
+    broken: tuple[str, ...] = ()
+    too_large: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    processors: tuple[str, ...] = ()
+
+    def document(self, name: str) -> Mapping[str, object]:
+        """Return a file's content, empty for an absent file."""
+        return self.documents.get(name, {})
+
+    @property
+    def vocabularies(self) -> tuple[dict[int, str], ...]:
+        """Every vocabulary that a class may load, each without its added tokens."""
+        return tuple(vocabulary for vocabulary in (self.model, self.vocabulary, self.words) if vocabulary)
+
+
+def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
+    """Read the tokenizer's files among ``names``. Malformed and too large files raise no error."""
+    top = sorted(name for name in names if "/" not in name)
+    reader, broken, oversized = _Reader(files), list[str](), list[str]()
+    for name, read in reader.readers.items():
+        if name in names:
+            try:
+                read(name)
+            except UnreadableError as error:
+                (oversized if error.code == "json.too-large" else broken).append(name)
+    return TokenizerFiles(
+        documents=reader.documents,
+        model=reader.model,
+        vocabulary=reader.vocabulary,
+        words=reader.words,
+        odd_vocabulary=reader.odd_vocabulary,
+        added=reader.added,
+        broken=tuple(broken),
+        too_large=tuple(oversized),
+        unread=tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD)),
+        processors=tuple(filter(names.__contains__, PROCESSORS)),
+    )
+
+
+class _Reader:
+    """Reads each file into its attribute. The methods raise `UnreadableError`."""
+
+    def __init__(self, files: Files) -> None:
+        self._files, self._allowance = files, Allowance()
+        self.documents: dict[str, Mapping[str, object]] = {}
+        self.model: dict[int, str] = {}
+        self.vocabulary: dict[int, str] = {}
+        self.words: dict[int, str] = {}
+        self.added: dict[int, str] = {}
+        self.odd_vocabulary = False
+        self.readers: dict[str, Callable[[str], None]] = {
+            TOKENIZER: self._tokenizer,
+            VOCABULARY: self._vocabulary,
+            ADDED: self._added,
+            CONFIG: self._config,
+            SPECIAL: self._special,
+            WORDS: self._words,
+        }
+
+    def _tokenizer(self, name: str) -> None:
+        model: dict[int, str] = {}
+        self.documents[name] = self._large(name).document(
+            {
+                ("model", "vocab"): lambda batch: self._take(name, model, _vocabulary_pairs(batch, len(model))),
+                ("model", "merges"): lambda batch: self._allowance.merges(len(batch), name),
+                ("added_tokens",): lambda batch: self._take(name, self.added, _contents(batch)),
+            }
+        )
+        self.model = model
+
+    def _vocabulary(self, name: str) -> None:
+        vocabulary: dict[int, str] = {}
+
+        def take(batch: Mapping[str, object]) -> None:
+            self._take(name, vocabulary, batch.items())
+            self.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
+
+        self._large(name).members(take)
+        self.vocabulary = vocabulary
+
+    def _added(self, name: str) -> None:
+        self._large(name).members(lambda batch: self._take(name, self.added, batch.items()))
+
+    def _config(self, name: str) -> None:
+        """Read the tokens that transformers also adds on loading: {id as text: {"content": …}}."""
+        self.documents[name] = self._large(name).document(
+            {("added_tokens_decoder",): lambda batch: self._take(name, self.added, _decoded(batch))}
+        )
+
+    def _special(self, name: str) -> None:
+        self.documents[name] = self._large(name).document({})
+
+    def _words(self, name: str) -> None:
+        """Read a text with one token on each line."""
+        data = read_bytes(self._files, name, MAX_SETTINGS)
+        count = data.removesuffix(b"\n").count(b"\n") + 1
+        if len(data) > MAX_SETTINGS:
+            raise too_large_error(name)
+        self._allowance.tokens((), count, name)
+        try:
+            text = data.decode().removesuffix("\n")
+        except UnicodeDecodeError:
+            text = ""
+        if not text:
+            raise UnreadableError(f"{name} is not UTF-8 text, or is empty", "", "tokenizer.words")
+        self.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
+
+    def _large(self, name: str) -> LargeJson:
+        size = self._files.state(name).size
+        if size > LIMIT:
+            raise too_large_error(name)
+        return LargeJson(self._files, name, size, self._allowance)
+
+    def _take(self, name: str, tokens: dict[int, str], pairs: Iterable[tuple[str, object]]) -> None:
+        """Add tokens by their ids, from pairs of a text and an id."""
+        new = [(number, text) for text, number in pairs]
+        self._allowance.tokens((text for _, text in new), len(new), name)
+        tokens.update((number, text) for number, text in new if is_id(number))  # type: ignore[misc]
+
+
+def _vocabulary_pairs(batch: Batch, start: int) -> Iterable[tuple[str, object]]:
+    """Return each text with its id, from a map or from Unigram's list of [text, score] by index."""
+    if isinstance(batch, Mapping):
+        return batch.items()
+    if any(not isinstance(entry, list) or not entry for entry in batch):
+        raise UnreadableError("an entry of the vocabulary has no text", "", "tokenizer.vocabulary")
+    return [(str(entry[0]), number) for number, entry in enumerate(batch, start)]  # type: ignore[index]
+
+
+def _contents(batch: Batch) -> Iterator[tuple[str, object]]:
+    """Yield the tokens of added_tokens in tokenizer.json: [{"id": …, "content": …}]."""
+    for entry in batch if isinstance(batch, list) else ():
+        if isinstance(entry, Mapping):
+            yield str(entry.get("content")), entry.get("id")
+
+
+def _decoded(batch: Batch) -> Iterator[tuple[str, object]]:
+    for number, entry in batch.items() if isinstance(batch, Mapping) else ():
+        if isinstance(entry, Mapping) and number.isdecimal() and len(number) <= 10:
+            yield str(entry.get("content")), int(number)
+
+
+def is_id(number: object) -> bool:
+    """Return whether a value of JSON can be the id of a token."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < _LARGEST
+
+
+# Read a large JSON file in which a few members are large: these in batches, the rest as one document.
+
+
+Batch = Mapping[str, object] | list[object]
+"""Some members of an object, or some items of a list."""
+Take = Callable[[Batch], None]
+"""The function that gets each batch. It raises `UnreadableError` to stop."""
+Paths = Mapping[tuple[str, ...], Take]
+"""The function of each member that is read in batches, by the keys from the top."""
+
+DIGITS = 31
+"""The most digits of an integer. transformers writes 10³⁰ for a length without a limit."""
+_BLOCK = 8 << 20
+_KEY = 128
+"""Bytes of the longest key with its colon and white space. A member after more white space is read with the rest."""
+_ITEMS = {
+    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (closing, re.escape(first)))
+    for first, closing in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
+}
+"""The likely separator of items by their first byte."""
+
+
+class LargeJson:
+    """One file, read once from its start to its end. Raises `UnreadableError`."""
+
+    def __init__(self, files: Files, name: str, size: int, allowance: Allowance) -> None:
+        self._pread = _ahead(files, name)
+        self._name, self._size, self._allowance = name, size, allowance
+
+    def members(self, take: Callable[[Mapping[str, object]], None]) -> None:
+        """Give the members of the whole file to ``take``."""
+        start = re.match(rb"\s*\{", self._pread(_KEY, 0))
+        if start is None:
+            loads(self._pread(_KEY, 0), self._name, limit=_KEY)  # raises an error that names the type
+            refuse(self._name, "it does not start with an object", "json.malformed")
+        self._batches(Members, start.end() - 1, BEHIND_NUMBERS, take).finish()
+
+    def document(self, paths: Paths) -> dict[str, object]:
+        """Give the members of ``paths`` to their functions, and return the rest with 0 instead of these members."""
+        with collector_paused():
+            text, taken = self._rest(paths)
+            self._allowance.settings(text, self._name)
+            value = loads(text, self._name, limit=len(text), lenient=True, digits=DIGITS)
+            for path, take in paths.items():
+                self._check(value, path, path in taken, take)
+        return value
+
+    def _rest(self, paths: Paths) -> tuple[bytes, list[tuple[str, ...]]]:
+        """Return the text with 0 for each member that its function got, and the paths of these members."""
+        by_key = {path[-1].encode(): path for path in paths}
+        pattern = re.compile(rb'"(%b)"\s*:\s*([\[{])\s*(.)?' % b"|".join(by_key), re.DOTALL) if paths else None
+        rest, position, taken = bytearray(), 0, []
+        while data := self._pread(min(WINDOW, self._size - position), position):
+            match = pattern.search(data) if pattern else None
+            at_end = position + len(data) >= self._size or len(data) < WINDOW
+            end = match.start() if match else len(data) if at_end else len(data) - _KEY
+            rest += data[:end]
+            self._allowance.size(len(rest), self._name)
+            position += end
+            if match:
+                rest += b'"%b":0' % match[1]
+                path = by_key[match[1]]
+                if path in taken:
+                    self._refuse_member(path)
+                taken.append(path)
+                position = self._part(match, position, paths[path])
+        return bytes(rest), taken
+
+    def _part(self, match: re.Match[bytes], position: int, take: Take) -> int:
+        """Read one member in batches; its key is at ``position``. Return where it ends."""
+        start = position + match.start(2) - match.start()
+        if match[2] == b"{":
+            return self._batches(Members, start, BEHIND_NUMBERS, take).position
+        separator = _ITEMS.get((match[3] or b'"')[0], _ITEMS[ord('"')])
+        return self._batches(Items, start, separator, lambda batch: take(cast("list[object]", batch[""]))).position
+
+    def _batches(
+        self,
+        kind: type[Members],
+        start: int,
+        separator: re.Pattern[bytes],
+        take: Callable[[Mapping[str, object]], None],
+    ) -> Members:
+        members = kind(self._pread, start, self._size, self._name, separator, digits=DIGITS, lenient=True)
+        for batch in members.batches():
+            take(batch)
+        return members
+
+    def _check(self, value: object, path: tuple[str, ...], taken: bool, take: Take) -> None:
+        """Refuse a member at another place. Give a member that the search missed to its function."""
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if taken and value != 0:
+            self._refuse_member(path)
+        if isinstance(value, Mapping | list):
+            take(value)
+
+    def _refuse_member(self, path: tuple[str, ...]) -> NoReturn:
+        refuse(self._name, f"its key {path[-1]} occurs twice, or inside another value", "json.refused")
+
+
+def _ahead(files: Files, name: str) -> Pread:
+    """Read blocks of 8 MiB, because each read of a file on the Hub is a request."""
+    held, at = b"", 0
+
+    def pread(size: int, offset: int) -> bytes:
+        nonlocal held, at
+        if not at <= offset <= offset + size <= at + len(held):
+            held, at = files.pread(name, max(size, _BLOCK), offset), offset
+        return held[offset - at : offset - at + size]
+
+    return pread
+
+
+# Limit the memory for the files of one tokenizer, counted before it is used.
+
+
+MAX_TOKENS = 500_000
+"""Tokens of all vocabularies of one model. Gemma 3 has 262,145."""
+MAX_TEXT = 64_000_000
+"""Bytes of memory for their texts: half a million texts of 20 non-Latin characters."""
+MAX_MERGES = 2_000_000
+"""Merges of one vocabulary, which are not kept. Gemma 3 has 514,906."""
+MAX_SETTINGS = 8_000_000
+"""Bytes of everything else in these files."""
+MAX_VALUES = 64_000_000
+"""Bytes of memory for the values in everything else."""
+
+
+class Allowance:
+    """The memory that the files of one tokenizer may still use. Each method raises the error of `too_large_error`."""
+
+    def __init__(self) -> None:
+        self._tokens, self._text, self._merges = MAX_TOKENS, MAX_TEXT, MAX_MERGES
+        self._settings, self._values = MAX_SETTINGS, MAX_VALUES
+
+    def tokens(self, texts: Iterable[str], count: int, name: str) -> None:
+        """Take ``count`` tokens with these texts."""
+        self._tokens -= count
+        if self._tokens >= 0:
+            self._text -= sum(map(getsizeof, texts))
+        if self._tokens < 0 or self._text < 0:
+            raise too_large_error(name)
+
+    def merges(self, count: int, name: str) -> None:
+        """Take ``count`` merges."""
+        self._merges -= count
+        if self._merges < 0:
+            raise too_large_error(name)
+
+    def size(self, size: int, name: str) -> None:
+        """Refuse a text of ``size`` bytes that is no longer allowed."""
+        if size > self._settings:
+            raise too_large_error(name)
+
+    def settings(self, data: bytes, name: str) -> None:
+        """Take the values of a text."""
+        self.size(len(data), name)
+        self._settings -= len(data)
+        self._values -= value_cost(data)
+        if self._values < 0:
+            raise too_large_error(name)
+
+
+def too_large_error(name: str) -> UnreadableError:
+    """Return the error for a file that exceeds a limit."""
+    return UnreadableError(
+        f"{shown(name)} is larger than tieconv reads", "docs/formats.md has the limits", "json.too-large"
+    )

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
 
 import numpy as np
 
-from tieconv.analysis.model.equal_rows import digests, most_overlap, overlap
-from tieconv.analysis.model.moments import Moments, measure, untellable
-from tieconv.analysis.model.tables import Table, numbers, spans
-from tieconv.analysis.relation.codes import round_trip
-from tieconv.analysis.relation.figures import (
-    ColumnsScaled,
-    LinearlyMapped,
-    LowRank,
-    NoFigures,
-    NotClassified,
-    OnceRounded,
-    Orthogonal,
-    Quantised,
-    RelationFigures,
-    RowsAppended,
-    RowsDiffering,
-    RowsEqual,
-    RowsMoved,
-    RowsScaled,
-    Scaled,
-    Shifted,
+from tieconv.analysis.model.tables import (
+    Moments,
+    Table,
+    digests,
+    measure,
+    most_overlap,
+    numbers,
+    overlap,
+    spans,
+    untellable,
 )
-from tieconv.analysis.relation.fits import Fit, column_fits
-from tieconv.analysis.relation.grams import Grams
-from tieconv.analysis.relation.linear_map import Linear, fit_rows, linear_tolerance, relative_residual, shape
-from tieconv.analysis.relation.related import Related
-from tieconv.analysis.relation.retrieval import precision_at_1, sample
-from tieconv.analysis.relation.rounding_tolerance import precision
-from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
-from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.analysis.relation.maps import (
+    Fit,
+    Grams,
+    Linear,
+    column_fits,
+    difference_rank,
+    equal_share,
+    fit_rows,
+    linear_tolerance,
+    precision,
+    precision_at_1,
+    relative_residual,
+    row_factors,
+    sample,
+    shape,
+)
+from tieconv.analysis.relation.quantised_roundtrip import round_trip
+from tieconv.checkpoint.results.analysis import Detail, Kinship
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import BF16, FORMATS, convert
 
 FEW = 32
@@ -238,3 +239,185 @@ def _linear(measured: Related, linear: Linear, grams: Grams, residual: float, mo
     figures = Orthogonal(figure, linear.adjusted) if is_turned else LinearlyMapped(figure, linear.adjusted)
     within = residual <= most
     return replace(measured, kind=kind, residual=residual, tolerance=most, within_rounding=within, figures=figures)
+
+
+# The figures of each class of relation: one record for each, with its JSON under a section's ``detail``.
+#
+# ``rows`` are the rows that both tables have, and ``rows_differing`` those of them that differ.
+
+
+@record
+class NoFigures(Detail):
+    """A class without figures."""
+
+
+@record
+class RowsEqual(Detail):
+    """No row differs, bit by bit or after the wider type is rounded to ``cast``."""
+
+    rows_differing: int
+    rows: int
+    cast: str
+
+
+@record
+class OnceRounded(Detail):
+    """Both tables have the type ``stored``, and one is the other rounded to ``cast``."""
+
+    rows_differing: int
+    rows: int
+    cast: str
+    stored: str
+
+
+@record
+class RowsAppended(Detail):
+    """The common rows are equal, and the head has ``extra_rows`` more rows (negative: fewer)."""
+
+    rows_differing: int
+    rows: int
+    cast: str
+    prefix: bool
+    extra_rows: int
+
+
+@record
+class RowsMoved(Detail):
+    """``rows`` of the ``smaller`` table, how many are in the larger one, and how many under the same number."""
+
+    rows: int
+    rows_matched: int
+    rows_in_place: int
+    extra_rows: int
+    prefix: bool
+    smaller: str
+
+
+@record
+class RowsDiffering(Detail):
+    """Some rows differ and the others are equal."""
+
+    rows_differing: int
+    rows: int
+    cast: str
+    extra_rows: int
+
+
+@record
+class Shifted(Detail):
+    """One vector of length ``shift_length`` is added to each row."""
+
+    shifted: bool
+    shift_length: float
+
+
+@record
+class Scaled(Detail):
+    """The whole table is multiplied by ``factor``. If ``shifted``, one vector is added to each row."""
+
+    shifted: bool
+    shift_length: float
+    factor: float
+
+
+@record
+class ColumnsScaled(Detail):
+    """Each column has a factor. If ``shifted``, one vector is added to each row."""
+
+    shifted: bool
+    shift_length: float
+    gain_min: float
+    gain_max: float
+
+
+@record
+class RowsScaled(Detail):
+    """Each row has a factor."""
+
+    factor_min: float
+    factor_max: float
+
+
+@record
+class Orthogonal(Detail):
+    """An orthogonal map times ``factor``."""
+
+    factor: float
+    adjusted_r2: float
+
+
+@record
+class LinearlyMapped(Detail):
+    """A linear map of this condition number."""
+
+    condition: float
+    adjusted_r2: float
+
+
+@record
+class LowRank(Detail):
+    """The difference of the tables has this rank, up to the share ``explained`` of its energy."""
+
+    rank: int
+    explained: float
+
+
+@record
+class Quantised(Detail):
+    """The head is the embedding after a round trip through ``scheme``.
+
+    One scale is that of ``group`` numbers, 0 for a scheme without scales.
+    """
+
+    scheme: str
+    bits: int
+    group: int
+
+
+@record
+class NotClassified(Detail):
+    """The class is unknown. ``reason`` is a clause that says why."""
+
+    reason: str
+
+
+RelationFigures = (
+    NoFigures
+    | RowsEqual
+    | OnceRounded
+    | RowsAppended
+    | RowsMoved
+    | RowsDiffering
+    | Shifted
+    | Scaled
+    | ColumnsScaled
+    | RowsScaled
+    | Orthogonal
+    | LinearlyMapped
+    | LowRank
+    | Quantised
+    | NotClassified
+)
+
+
+# How the head relates to the embedding, and the evidence.
+
+
+@record
+class Related:
+    """The class of the head and the evidence. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
+
+    ``within_rounding`` says whether rounding explains that residual; ``retrieval`` is P@1 by map, over ``asked`` rows.
+    """
+
+    kind: Kinship
+    moments: Moments
+    residual: float | None = None
+    tolerance: float | None = None
+    within_rounding: bool = False
+    fit: Fit | None = None
+    linear: Linear | None = None
+    fits: tuple[Fit, ...] = ()
+    retrieval: Mapping[str, float] = field(default_factory=dict)
+    asked: int = 0
+    figures: RelationFigures = NoFigures()

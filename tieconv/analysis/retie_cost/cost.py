@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from math import sqrt
+
 import numpy as np
 
-from tieconv.analysis.certificate.measured_releases import RELEASES
-from tieconv.analysis.model.series import ranges
-from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.related import Related
-from tieconv.analysis.retie_cost.bounds import Bound, Change, bound
+from tieconv.analysis.certificate.config_values import RELEASES
+from tieconv.analysis.model.subject import Final, Subject
+from tieconv.analysis.model.tables import Array, Table, ranges, spans
+from tieconv.analysis.relation.classify import Related
 from tieconv.checkpoint.results.analysis import Kinship, Measure
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
@@ -172,3 +173,201 @@ def shown_ranges(rows: Array) -> str:
     listed = ranges(rows, len(rows))
     texts = [f"{first}" if first + 1 == end else f"{first}-{end - 1}" for first, end in listed[:_LISTED]]
     return ", ".join(texts) + (f" and {len(listed) - _LISTED:,} more ranges" if len(listed) > _LISTED else "")
+
+
+# Bound and estimate the change of the probabilities if U' replaces the head U, from the weights alone.
+#
+# Δ = U' − U and D = Δ·diag(γ). For every hidden state x̂ with ‖x̂‖ ≤ √d the logits change by δ_v = s·(D_v·x̂ +
+# Δ_v·β). The softmax ignores a shift that all δ_v share, so only their range counts. A ball of radius r around the
+# rows of D gives: range ≤ 2·s·√d·r + s·range_v(Δ_v·β). Then max|Δ log p| ≤ range and, by Hoeffding's lemma, KL ≤
+# range² / 8.
+
+
+@record
+class Bound:
+    """``kl`` (nats a token) and ``log_p`` (largest change of a log-probability) hold for every input.
+
+    ``estimate`` is the mean KL for random hidden states and equally likely tokens. It is right for rounding noise. It
+    is up to 10 times too low for a head that was trained further.
+    """
+
+    kl: float
+    log_p: float
+    estimate: float
+    radius: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the bound is finite. One NaN or infinity in a table or in the norm makes it infinite."""
+        return bool(np.isfinite(self.kl))
+
+
+@record
+class Change:
+    """The rows of U' − U, with U' at ``share`` of the way from U to E."""
+
+    embed: Table
+    head: Table
+    final: Final
+    share: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        return min(self.embed.rows, self.head.rows)
+
+    def raw(self) -> Iterator[Array]:
+        """Yield Δ in blocks of rows."""
+        for start, stop in spans(self.rows, self.embed.width):
+            yield self.share * (self.embed.values(start, stop) - self.head.values(start, stop))
+
+    def seen(self) -> Iterator[Array]:
+        """Yield D in blocks of rows."""
+        for block in self.raw():
+            yield block * self.final.gains
+
+
+@np.errstate(all="ignore")  # values that are not finite make the bound infinite
+def bound(change: Change, used: Array | None = None) -> Bound:
+    """Return the bound of a change of the head. ``used`` (V,) marks the tokens of the estimate."""
+    width, final = change.embed.width, change.final
+    if final.capped:  # a cap does not commute with a common shift of the logits
+        radius = radius_about(change.seen, np.zeros(width))
+    else:
+        _, radius = enclosing_ball(change.seen, width)
+    spread = _shift_range(change) if final.shift is not None else 0.0
+    scale = abs(final.scale)
+    reach = scale * (2 * sqrt(width) * radius + spread)
+    reach = reach if np.isfinite(reach) else float("inf")
+    return Bound(reach**2 / 8 * UP, reach * UP, scale**2 * _variance(change, used) / 2, radius)
+
+
+def _shift_range(change: Change) -> float:
+    """Return the range of Δ_v·β, or twice the largest magnitude under a cap."""
+    shift = change.final.shift
+    low, high = np.inf, -np.inf
+    for block in change.raw():
+        values = block @ shift
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    return 2 * max(abs(low), abs(high)) if change.final.capped else high - low
+
+
+def _variance(change: Change, used: Array | None) -> float:
+    """Return the mean of ‖D_v − D̄‖² over equally likely tokens."""
+    sums, squares, count, start = np.zeros(change.embed.width), 0.0, 0, 0
+    for block in change.seen():
+        rows = block if used is None else block[used[start : start + len(block)]]
+        start += len(block)
+        sums += rows.sum(0)
+        squares += float(np.einsum("ij,ij->", rows, rows))
+        count += len(rows)
+    if not count:
+        return 0.0
+    mean = sums / count
+    return max(squares / count - float(mean @ mean), 0.0)
+
+
+# A small ball around all rows of a table, searched in a few passes, for the certified bounds.
+#
+# Any centre and the largest distance from it give a valid ball. The search only makes it smaller. It is the one by
+# Bădoiu and Clarkson on a core set of far rows.
+
+
+CORE = 1024
+"""Rows of the core set."""
+
+ROUNDS = 3
+"""Passes over the table after the first."""
+
+STEPS = 400
+"""Steps of the search on the core set."""
+
+UP = 1 + 1e-9
+"""Factor that rounds a radius up, to cover the rounding of its float64 sums."""
+
+Blocks = Callable[[], Iterator[Array]]
+"""A function called once for each pass, which yields the rows in blocks (n, d) of float64."""
+
+
+def enclosing_ball(blocks: Blocks, width: int) -> tuple[Array, float]:
+    """Return (centre (d,), radius) of a ball that holds every row, not larger than the ball around the mean row."""
+    mean, count = np.zeros(width), 0
+    for block in blocks():
+        mean += block.sum(0)
+        count += len(block)
+    centre = mean / max(count, 1)
+    radius, core = _farthest(blocks, centre, np.empty((0, width)))
+    if not np.isfinite(radius):
+        return centre, np.inf
+    best = centre, radius
+    for _ in range(ROUNDS):
+        centre = _search(core, centre)
+        radius, core = _farthest(blocks, centre, core)
+        if radius < best[1]:
+            best = centre, radius
+    return best[0], best[1] * UP
+
+
+def radius_about(blocks: Blocks, centre: Array) -> float:
+    """Return the largest distance of a row from ``centre``, rounded up."""
+    return _farthest(blocks, centre, np.empty((0, len(centre))))[0] * UP
+
+
+def _farthest(blocks: Blocks, centre: Array, core: Array) -> tuple[float, Array]:
+    """Return the largest distance from ``centre``, and the core set with the farthest rows added."""
+    largest = 0.0
+    for block in blocks():
+        distances = np.linalg.norm(block - centre, axis=1)
+        if not len(distances):
+            continue
+        farthest = float(distances.max())
+        largest = max(largest, farthest) if np.isfinite(farthest) else np.inf  # NaN compares as false
+        core = _far(np.concatenate([core, block[np.argsort(distances)[-CORE:]]]), centre)
+    return largest, core
+
+
+def _far(rows: Array, centre: Array) -> Array:
+    distances = np.linalg.norm(rows - centre, axis=1)
+    core: Array = rows[np.argsort(distances)[-CORE:]]
+    return core
+
+
+def _search(core: Array, centre: Array) -> Array:
+    """Move the centre towards the farthest row in shorter and shorter steps."""
+    for step in range(1, STEPS + 1):
+        far = core[np.linalg.norm(core - centre, axis=1).argmax()]
+        centre = centre + (far - centre) / (step + 1)
+    return centre
+
+
+# Estimate the probability of rows of zeros, whose logit is 0 and not −∞.
+
+
+STATES = 128
+"""Number of random hidden states in the estimate."""
+
+
+def zero_mass(table: Table, final: Final, bias: Array | None, zero: Array, seed: int = 0) -> tuple[float, float]:
+    """Return (mean, standard error) of the probability of the rows marked in ``zero``.
+
+    The hidden states are random directions of the norm's length. Real hidden states may raise or lower all other logits
+    together, so the true figure needs a text.
+    """
+    states = np.random.default_rng(seed).standard_normal((table.width, STATES))
+    states *= np.sqrt(table.width) / np.linalg.norm(states, axis=0)
+    hidden = states * final.gains[:, None]
+    if final.shift is not None:
+        hidden += final.shift[:, None]
+    hidden = (final.scale * hidden).astype("f4")
+    whole, part = np.full(STATES, -np.inf), np.full(STATES, -np.inf)
+    for start, stop in spans(table.rows, table.width):
+        logits = np.nan_to_num(table.values(start, stop)).astype("f4") @ hidden
+        if final.capped:
+            logits = final.cap * np.tanh(logits / final.cap)
+        if bias is not None:
+            logits += bias[start:stop, None]
+        whole = np.logaddexp(whole, np.logaddexp.reduce(logits.astype("f8"), axis=0))
+        marked = logits[zero[start:stop]].astype("f8")
+        if len(marked):
+            part = np.logaddexp(part, np.logaddexp.reduce(marked, axis=0))
+    share = np.exp(part - whole)
+    return float(share.mean()), float(share.std(ddof=1) / np.sqrt(STATES))

@@ -6,7 +6,7 @@ from math import isnan
 from typing import NoReturn
 
 from tieconv.analysis import Findings, find
-from tieconv.analysis.relation.sentences import sentence
+from tieconv.analysis.relation.section import sentence
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, one_shape, scope
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Kinship

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isnan, sqrt
+from typing import Any
+
 import numpy as np
 
 from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.relation.related import Related
+from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
-from tieconv.analysis.retie_cost.folded_norm import ExactFold, FoldedNorm, folded_norm
+from tieconv.analysis.retie_cost.fold import ExactFold, FoldedNorm, folded_norm
 from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record
+from tieconv.errors import RefusedError
+from tieconv.execute.contents.mean import floats, midpoints, rounded
+from tieconv.reference import Apart, load_apart
+from tieconv.reference.two_tables import parameter
 from tieconv.text import count, shell_word, shown
 
 TITLE = "Re-tying"
@@ -193,3 +204,192 @@ def _folded(subject: Subject, related: Related, fold: FoldedNorm | None) -> str:
         "(--json). Store the embedding as the head. Then run tieconv retie. No command does this, because "
         f"{fold.reason}."
     )
+
+
+# Measure on a text the cost of each survivor and of removing the bias, and the mean hidden state.
+
+
+SURVIVORS = ("embed", "head", "mean")
+_STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""The 97.5 % quantile of Student's t by degrees of freedom, from 1. The last one is used for more."""
+
+
+@dataclass(slots=True)
+class Effect:
+    """Window means of the effect of a change: KL(p ‖ p') in nats, top-1 agreement, change of the loss in nats."""
+
+    kl: list[float] = field(default_factory=list)
+    top1: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+
+    def add(self, before: Any, after: Any, target: Any) -> None:
+        finite = before.isfinite()  # a token that a bias masks with −∞ has no probability to lose
+        terms = (before.exp() * (before - after)).where(finite, before.new_zeros(()))
+        self.kl.append(float(terms.sum(-1).mean().clamp(min=0)))  # below 0 is rounding
+        self.top1.append(float((before.argmax(-1) == after.argmax(-1)).float().mean()))
+        change = before.gather(-1, target[:, None]) - after.gather(-1, target[:, None])
+        self.loss.append(float(change.mean()))
+
+    @property
+    def mean(self) -> float:
+        """The mean KL, in nats a token."""
+        return float(np.mean(self.kl))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean KL over windows, because tokens inside a window are not independent."""
+        return float(np.std(self.kl, ddof=1) / sqrt(len(self.kl))) if len(self.kl) > 1 else float("inf")
+
+    @property
+    def worst(self) -> float:
+        """The upper end of the mean KL's 95 % interval, which is wide for few windows."""
+        freedom = min(max(len(self.kl) - 1, 1), len(_STUDENT))
+        return self.mean + _STUDENT[freedom - 1] * self.error
+
+    def _loss(self, name: str, predicted: int) -> Measure:
+        change: float | None = float(np.mean(self.loss))
+        says = ""
+        if not np.isfinite(self.loss).all():
+            change, says = None, "a token of the text has no probability, for example because a bias of −∞ masks it"
+        return Measure(f"change of the loss, {name}", change, n=predicted, unit="nats/token", says=says)
+
+    def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
+        """Return the means over the windows. The standard error is that of the window means."""
+        if isnan(self.mean):
+            says = "the model then returns logits that are NaN or infinite"
+            return (Measure(f"KL measured, {name}", None, n=predicted, unit="nats/token", says=says),)
+        says = f"± {self.error:.1g} over {count(len(self.kl), 'window')}"
+        return (
+            Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
+            Measure(f"top-1 agreement, {name}", float(np.mean(self.top1)), ceiling=1.0, n=predicted),
+            self._loss(name, predicted),
+        )
+
+
+@record
+class OnText:
+    """The results on a text: ``effects`` of each change by name, and ``zero_mass``, the probability of the zero rows.
+
+    ``hidden`` is the mean input of the head (d,), and ``counts`` the frequency of each token in the text (V,).
+    """
+
+    effects: dict[str, Effect]
+    zero_mass: float
+    hidden: Array
+    counts: Array
+    predicted: int
+
+    @property
+    def retie(self) -> tuple[Measure, ...]:
+        """The figures of each survivor."""
+        names = (f"{survivor} survives" for survivor in SURVIVORS)
+        return tuple(m for name in names if name in self.effects for m in self._measures(name))
+
+    @property
+    def bias(self) -> tuple[Measure, ...]:
+        """The figures of a model without its bias, or none if it has no bias."""
+        return self._measures("bias stripped") if "bias stripped" in self.effects else ()
+
+    def _measures(self, name: str) -> tuple[Measure, ...]:
+        return self.effects[name].measures(name, self.predicted)
+
+
+def load_model(subject: Subject, text: str) -> Apart:
+    """Return the model with its two stored tables, and the text. Raises the errors of `load_apart`."""
+    tables = tuple(table.values(0, table.rows) for table in (subject.embed, subject.output))
+    evidence = subject.evidence
+    tie = evidence.word_tie
+    names = tuple(member.name for member in tie.members) if tie else ()
+    return load_apart(evidence.checkpoint.root, evidence.family.architecture, (tables[0], tables[1]), text, names)
+
+
+def survivors(subject: Subject) -> dict[str, Array | None]:
+    """Return the tables that may replace both, for `on_text`: none if the shapes differ, and no mean of three."""
+    embed, head = subject.embed, subject.head
+    if head is None or (head.rows, head.width) != (embed.rows, embed.width):
+        return {}
+    ends: dict[str, Array | None] = {"embed": None, "head": None}
+    return ends if subject.flip.third else ends | {"mean": _mean(embed, head)}
+
+
+def _mean(embed: Table, head: Table) -> Array:
+    """Return the mean as `retie` writes it, (V, d) float32. For tables of two types it is not rounded."""
+    means = np.empty((embed.rows, embed.width), "f4")
+    kind = embed.record.dtype if embed.record.dtype == head.record.dtype else None
+    for start, stop in spans(embed.rows, embed.width):
+        values = midpoints(embed.values(start, stop), head.values(start, stop))
+        means[start:stop] = floats(rounded(values, kind), kind).reshape(values.shape) if kind else values
+    return means
+
+
+def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]) -> OnText:
+    """Run the text through the model without changes and with each change.
+
+    ``zero`` marks the rows of zeros (V,). ``survivors`` are the tables that may replace both, with ``None`` for a
+    stored table; empty if none may.
+    """
+    torch = reference.torch
+    changes = {f"{name} survives": _swap(reference, name, table) for name, table in survivors.items()}
+    if (held := _bias(reference)) is not None:
+        changes["bias stripped"] = lambda: _without_bias(*held)
+    effects = {name: Effect() for name in changes}
+    marked = torch.from_numpy(np.flatnonzero(zero))
+    mass: list[float] = []
+    hidden: list[Any] = []
+    with torch.no_grad(), _listening(reference, hidden):
+        for window in reference.windows:
+            before = _numbers(reference.log_probabilities(window))
+            hidden[-1] = hidden[-1][reference.places(window)].mean(0)
+            mass.append(float(before[:, marked].exp().sum(-1).mean()))
+            for name, change in changes.items():
+                with change():
+                    effects[name].add(before, reference.log_probabilities(window), reference.targets(window))
+                hidden.pop()
+    mean_hidden = torch.stack(hidden).mean(0).numpy().astype("f8")
+    return OnText(effects, float(np.mean(mass)), mean_hidden, reference.counts.numpy(), reference.predicted)
+
+
+def _numbers(log_p: Any) -> Any:
+    """Return the log-probabilities. Raises `RefusedError` if one is NaN."""
+    if bool(log_p.isnan().any()):
+        raise RefusedError(
+            "the model returns logits that are NaN or infinite on this text, so tieconv cannot measure it",
+            "see which rows of the tables are not finite: tieconv analyze, without --text",
+            "analyze.not-finite",
+        )
+    return log_p
+
+
+def _swap(reference: Apart, name: str, values: Array | None) -> Callable[[], Any]:
+    table = {"embed": reference.embed, "head": reference.head}[name] if values is None else parameter(values)
+    return lambda: reference.tables(table, table)
+
+
+def _bias(reference: Apart) -> tuple[Any, str] | None:
+    """Return the module with the bias of the head, and its attribute, or ``None``."""
+    places = ((reference.model.get_output_embeddings(), "bias"), (reference.model, "final_logits_bias"))
+    return next(((module, name) for module, name in places if getattr(module, name, None) is not None), None)
+
+
+@contextmanager
+def _without_bias(module: Any, name: str) -> Iterator[None]:
+    bias = getattr(module, name)
+    setattr(module, name, bias.new_zeros(bias.shape) if name in module._buffers else None)
+    try:
+        yield
+    finally:
+        setattr(module, name, bias)
+
+
+@contextmanager
+def _listening(reference: Apart, heard: list[Any]) -> Iterator[None]:
+    """Append each input of the head, (tokens, d), to ``heard``."""
+    module = reference.model.get_output_embeddings()
+    hook = module.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,617 @@
+"""Measure how alike two tables of the same tokens are, each measure with its chance floor.
+
+Imports numpy: import it lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import pi, sqrt
+
+import numpy as np
+
+from tieconv.analysis.alignment.token_tables import FEWEST, Array, Joined, Table, directed_rows, join
+from tieconv.analysis.relation.maps import Inverse
+from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
+from tieconv.checkpoint.value_type import record
+
+# Measures that need no map: nearest neighbours (KNN), pair similarities (RSA) and row norms.
+#
+# Rows are as stored, not centred. RSA uses sampled tokens, and KNN sampled ones or all.
+
+
+NEIGHBOURS = 10
+PAIRS = 200_000
+
+QUERIES_AT_ONCE = 2048
+"""The most tokens whose neighbours are searched in one pass over the rows."""
+
+
+@record
+class Local:
+    """The local measures of one table: nearest tokens of the sample, cosines of random pairs, and all row norms."""
+
+    neighbours: Array  # (queries, k) places, sorted
+    cosines: Array  # (pairs,)
+    norms: Array  # (tokens,)
+
+
+@record
+class Sample:
+    """The tokens whose neighbours are searched (``queries``), those of the random ``pairs``, and those that are mapped.
+
+    All are places of the common order; ``pairs`` (pairs, 2) are indices into ``drawn``.
+    """
+
+    queries: Array
+    drawn: Array
+    pairs: Array
+    mapped: Array
+
+
+def draw(count: int, queries: int, chance: np.random.Generator, *, mapped: int = 0, exact: bool = False) -> Sample:
+    """Draw at most ``queries`` of ``count`` tokens, and at most `PAIRS` pairs of different ones.
+
+    ``mapped`` tokens are mapped, 0 for all. With ``exact``, all neighbours are searched and all tokens are mapped.
+    """
+    order = chance.permutation(count)
+    drawn = np.sort(order[: min(queries, count)])
+    first, second = chance.integers(0, len(drawn), (2, min(PAIRS, 4 * len(drawn) ** 2)))
+    pairs = np.stack([first, second], axis=1)[first != second]
+    every = np.arange(count)
+    chosen = every if exact or not mapped else np.sort(order[: min(mapped, count)])
+    return Sample(every if exact else drawn, drawn, pairs, chosen)
+
+
+def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
+    """Return the local measures of table ``which`` over a sample.
+
+    Each pass over the rows searches the neighbours of one block of queries, at most `QUERIES_AT_ONCE`. Cosines are
+    float32. Of tokens with equal cosines, those with the lowest places count.
+    """
+    norms = np.concatenate([_lengths(joined.take(which, places)) for places in joined.blocks()])
+    step = min(QUERIES_AT_ONCE, joined.block_rows)
+    parts = (sample.queries[start : start + step] for start in range(0, len(sample.queries), step))
+    neighbours = np.concatenate([_nearest(joined, which, queries, norms, k) for queries in parts])
+    drawn = _units(joined.take(which, sample.drawn))
+    left, right = sample.pairs.T
+    cosines = (drawn @ drawn.T)[left, right]
+    return Local(np.sort(neighbours, axis=1), cosines, norms.astype(np.float64))
+
+
+def _nearest(joined: Joined, which: int, queries: Array, norms: Array, k: int) -> Array:
+    """Return the ``k`` places with the largest cosine to each query, without the query itself: (queries, k)."""
+    asked, nearest = _units(joined.take(which, queries)), _Nearest(len(queries), k)
+    for places in joined.blocks():
+        scores = asked @ joined.take(which, places).T
+        scores /= norms[places]
+        own = np.flatnonzero((queries >= places[0]) & (queries <= places[-1]))
+        scores[own, queries[own] - places[0]] = -np.inf  # a token does not count as its neighbour
+        nearest.add(scores, int(places[0]))
+    return nearest.places
+
+
+class _Nearest:
+    """The k most similar places of each query so far, the best first, then the lowest."""
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.places = np.full((queries, k), -1)
+        self.scores = np.full((queries, k), -np.inf, np.float32)
+
+    def add(self, scores: Array, first: int) -> None:
+        """Add the scores (queries, n) of the places from ``first`` on, which are higher than all before."""
+        k = self.scores.shape[1]
+        better = scores > self.scores[:, -1:]  # an equal score of a higher place does not count
+        if np.count_nonzero(better) > 4 * self.scores.size and scores.shape[1] > k:
+            better &= scores >= np.partition(scores, -k, axis=1)[:, -k, None]
+        rows, columns = np.nonzero(better)
+        if not len(rows):
+            return
+        which, starts, counts = np.unique(rows, return_index=True, return_counts=True)
+        slots = np.arange(len(rows)) - np.repeat(starts, counts), np.repeat(np.arange(len(which)), counts)
+        added = np.full((len(which), int(counts.max())), -np.inf, np.float32)
+        names = np.full(added.shape, -1)
+        added[slots[::-1]], names[slots[::-1]] = scores[rows, columns], columns + first
+        added = np.concatenate([self.scores[which], added], axis=1)
+        names = np.concatenate([self.places[which], names], axis=1)
+        best = np.argsort(-added, axis=1, kind="stable")[:, :k]
+        self.scores[which] = np.take_along_axis(added, best, 1)
+        self.places[which] = np.take_along_axis(names, best, 1)
+
+
+def overlap(source: Local, target: Local) -> Array:
+    """Return the share of each query's neighbours that both tables have in common, (queries,)."""
+    k = source.neighbours.shape[1]
+    both = np.sort(np.concatenate([source.neighbours, target.neighbours], axis=1), axis=1)
+    shares: Array = (both[:, 1:] == both[:, :-1]).sum(axis=1) / k
+    return shares
+
+
+def spearman(left: Array, right: Array) -> float:
+    """Return the rank correlation, with ties at their mean rank."""
+    return pearson(_ranks(left), _ranks(right))
+
+
+def pearson(left: Array, right: Array) -> float:
+    """Return the correlation, or 0 if a side is constant."""
+    left, right = left - left.mean(), right - right.mean()
+    scale = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(left @ right) / scale if scale > 0 else 0.0
+
+
+def _ranks(values: Array) -> Array:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def _units(rows: Array) -> Array:
+    units: Array = rows / _lengths(rows)[:, None]
+    return units
+
+
+def _lengths(rows: Array) -> Array:
+    lengths: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return lengths
+
+
+# The measures of pairs of tables, each with its chance floor and its standard error.
+
+
+QUERIES = 1000
+"""Tokens whose neighbours are searched in a long table. The standard error of KNN is then below 0.01."""
+
+MAPPED = 8192
+"""Tokens whose mapped rows are compared in a long table. The standard error of a mean cosine is then below 0.003."""
+
+EXACT = 16_384
+"""The most tokens of tables that are measured without a sample. The work of KNN grows with the square."""
+
+_SAYS = {
+    "identity": "mean cosine of each token's two rows without a map, columns centred; a shared seed raises it",
+    "procrustes": "mean cosine after the best rotation",
+    "least squares": "mean cosine after the best linear map",
+    "cka": "linear CKA: cosine of the two matrices of token similarities; rotations do not change it",
+    "knn": f"share of a token's {NEIGHBOURS} nearest tokens that both tables have in common",
+    "rsa": "rank correlation of the cosines of random token pairs",
+    "norms": "correlation of the row norms over tokens",
+}
+_UNITS = {"knn": "share", "rsa": "correlation", "norms": "correlation"}
+
+
+@record
+class Figure:
+    """A measure of one pair of tables. ``error`` is its standard error over tokens, 0 if it has none.
+
+    ``n`` is the number of tokens or pairs of tokens behind it, and ``sampled`` whether there are more. ``formula`` is
+    the floor of unrelated Gaussian tables.
+    """
+
+    value: float | None
+    floor: float
+    error: float
+    n: int
+    sampled: bool = False
+    formula: float | None = None
+
+    @property
+    def interval(self) -> str:
+        """The 95 % interval for all tokens as text, empty if the figure is of all tokens."""
+        if not self.sampled or self.value is None:
+            return ""
+        low, high = self.value - 1.96 * self.error, self.value + 1.96 * self.error
+        return f"; 95 % interval {low:.4f} to {high:.4f}, because tokens were sampled"
+
+
+Figures = Mapping[str, Mapping[str, Figure]]
+"""Figures by pair of tables, such as E→U, and by measure."""
+
+
+@record
+class Compared:
+    """Tables with their common tokens, the local measures of each, and the figures of each pair."""
+
+    joined: Joined
+    views: list[Local]
+    figures: Figures
+
+    @property
+    def gaussian_floor(self) -> dict[str, dict[str, float]]:
+        """The floors of unrelated Gaussian tables, by pair and measure."""
+        return {
+            pair: {name: figure.formula for name, figure in row.items() if figure.formula is not None}
+            for pair, row in self.figures.items()
+        }
+
+    @property
+    def standard_error(self) -> dict[str, dict[str, float]]:
+        """The standard errors, by pair and measure."""
+        return {
+            pair: {name: figure.error for name, figure in row.items() if figure.error}
+            for pair, row in self.figures.items()
+        }
+
+    def measures(self, ceilings: Mapping[str, str] | None = None) -> Iterator[Measure]:
+        """Yield each measure of each pair. ``ceilings`` names the pair that is the ceiling of another."""
+        for name, says in _SAYS.items():
+            for pair, row in self.figures.items():
+                figure = row[name]
+                yield Measure(
+                    f"{name} {pair}",
+                    figure.value,
+                    None if figure.value is None else figure.floor,
+                    ceiling(self.figures, (ceilings or {}).get(pair, ""), name),
+                    figure.n,
+                    _UNITS.get(name, "cosine"),
+                    f"{says}{figure.interval}" if figure.value is not None else "needs tables of equal width",
+                )
+
+
+def ceiling(figures: Figures, pair: str, name: str) -> float | None:
+    """Return the value of a measure of ``pair``, or ``None`` if that pair was not compared."""
+    row = figures.get(pair)
+    return row[name].value if row else None
+
+
+def compare(
+    tables: Sequence[Table],
+    pairs: Mapping[str, Pair],
+    *,
+    queries: int = QUERIES,
+    seed: int = 0,
+    exact: bool | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Compared:
+    """Measure ``pairs`` of tables, which are named by their numbers. Tokens are matched by their strings.
+
+    With ``exact``, by default for up to `EXACT` common tokens, all neighbours and all mapped rows count. Otherwise the
+    neighbours of ``queries`` tokens are searched among all, and the rows of `MAPPED` tokens are mapped. The maps are
+    fitted on all tokens. Memory: a few blocks of rows, and a d×d matrix of float64 for each table and pair. Raises
+    `RefusedError` if the tables share too few tokens, and the errors of the tables' readers.
+    """
+    joined = join(tables)
+    chance = np.random.default_rng(seed)
+    exact = joined.count <= EXACT if exact is None else exact
+    sample, shuffle = draw(joined.count, queries, chance, mapped=MAPPED, exact=exact), chance.permutation(joined.count)
+    k = max(1, min(NEIGHBOURS, joined.count - 2))
+    views = []
+    for which, table in enumerate(tables):
+        progress(f"neighbours in {table.name}")
+        views.append(local(joined, which, sample, k))
+    progress("sums of products")
+    known = sums(joined, list(pairs.values()))
+    if len(sample.mapped) < joined.count:
+        known.sample = sampled_rows(joined, known, sample.mapped)
+    figures = {}
+    for name, pair in pairs.items():
+        progress(name)
+        figures[name] = _figures(joined, views, known, sample, pair, shuffle)
+    return Compared(joined, views, figures)
+
+
+def _figures(
+    joined: Joined, views: list[Local], known: Sums, sample: Sample, pair: Pair, shuffle: Array
+) -> dict[str, Figure]:
+    """Return the measures of one pair of tables by name."""
+    mixed = np.random.default_rng(0).permutation(len(sample.mapped))
+    value, chance = (linear(joined, *pair, order, known, sample.mapped) for order in (None, mixed))
+    return dict(_linear_figures(joined, pair, value, chance, sample)) | _local_figures(
+        joined, views[pair[0]], views[pair[1]], sample, shuffle
+    )
+
+
+def _linear_figures(
+    joined: Joined, pair: Pair, value: Linear, chance: Linear, sample: Sample
+) -> Iterator[tuple[str, Figure]]:
+    source, target = (joined.tables[which].width for which in pair)
+    n = len(sample.mapped)
+    for name in MAPS:
+        formula, error = expected(name, joined.count, source), value.errors.get(name, 0.0)
+        yield name, Figure(value.cosines[name], chance.cosines[name] or 0.0, error, n, n < joined.count, formula)
+    both = sqrt(expected("cka", joined.count, source) * expected("cka", joined.count, target))
+    yield "cka", Figure(value.cka, chance.cka, 0.0, joined.count, formula=both)
+
+
+def _local_figures(joined: Joined, source: Local, target: Local, sample: Sample, shuffle: Array) -> dict[str, Figure]:
+    shared = overlap(source, target)
+    k, asked = source.neighbours.shape[1], len(sample.queries)
+    mixed = np.random.default_rng(0).permutation(len(source.cosines))
+    drawn, count = len(sample.drawn), joined.count
+    error = float(shared.std()) / sqrt(asked)
+    return {
+        "knn": Figure(float(shared.mean()), k / (count - 1), error, asked, asked < count),
+        "rsa": _correlation(spearman, (source.cosines, target.cosines), mixed, drawn, drawn < count),
+        "norms": _correlation(pearson, (source.norms, target.norms), shuffle, count, False),
+    }
+
+
+def _correlation(
+    measure: Callable[[Array, Array], float], sides: tuple[Array, Array], order: Array, tokens: int, sampled: bool
+) -> Figure:
+    """Return a correlation, its value with one side shuffled, and its standard error over ``tokens``.
+
+    The error is 1/√(n-3) of Fisher's z, scaled back to the correlation.
+    """
+    left, right = sides
+    value = measure(left, right)
+    error = (1 - value**2) / sqrt(max(1, tokens - 3))
+    return Figure(value, measure(left, right[order]), error, len(left), sampled, 0.0)
+
+
+# Measure how well a linear map explains a table: identity, orthogonal Procrustes, least squares and CKA, streamed.
+#
+# Both tables are column-centred. One pass over all tables sums products in float32 inside a block of rows, and in
+# float64 across blocks. Then the mapped rows of tokens are compared with their targets: all tokens, or a sample.
+# Imports numpy: import it lazily.
+
+
+MAPS = ("identity", "procrustes", "least squares")
+
+_ROUNDING = 1e-10
+"""Share of the largest energy that rounding of float32 products may leave in an empty direction."""
+
+_STEEP = 1e-13
+"""Squared ratio of singular values below which eigenvectors of CᵀC are too inexact to start a polar factor."""
+
+_INEXACT = 64 * np.finfo(np.float64).eps
+"""Error of a polar factor from eigenvectors of CᵀC, for each unit of its condition number."""
+
+BLOCKS_AT_ONCE = 4
+"""Blocks of rows whose products are summed at once in float32. Fewer sums in float64 cost less."""
+
+Pair = tuple[int, int]
+"""The numbers of a source table and a target table."""
+
+
+@record
+class Linear:
+    """Mean per-token cosine after each map (``None`` if widths differ), their standard errors, and CKA."""
+
+    cosines: dict[str, float | None]
+    cka: float
+    errors: dict[str, float]
+
+
+@dataclass
+class Sums:
+    """Moments of joined tables: for each table ``means`` (d,) float32 and centred ``grams`` (d, d), both by number.
+
+    ``crosses`` maps a pair of tables to AᵀB, centred, (d, d'). ``sample`` holds the centred rows of each table's mapped
+    tokens. It is empty if they are read block by block. ``inverse`` keeps what it computes.
+    """
+
+    means: list[Array]
+    grams: list[Array]
+    crosses: dict[Pair, Array]
+    sample: list[Array] = field(default_factory=list)
+    _inverses: dict[int, Inverse] = field(default_factory=dict)
+
+    def inverse(self, which: int) -> Inverse:
+        """Return the inverse of the gram of a table, without directions that are rounding."""
+        if which not in self._inverses:
+            self._inverses[which] = Inverse.of(self.grams[which], _ROUNDING)
+        return self._inverses[which]
+
+
+def sums(joined: Joined, pairs: Sequence[Pair] = ()) -> Sums:
+    """Return the moments of every table and of ``pairs``, in one pass. Rows near the mean keep the digits of the sums.
+
+    Memory: a d×d matrix of float64 for each table and pair, and a block of rows of each table.
+    """
+    every = range(len(joined.tables))
+    some = np.unique(np.linspace(0, joined.count - 1, min(joined.count, joined.block_rows, 1024)).astype(int))
+    centres = [joined.take(which, some).mean(axis=0, dtype=np.float64).astype(np.float32) for which in every]
+    widths = [table.width for table in joined.tables]
+    rests, grams = [np.zeros(width) for width in widths], [np.zeros((width, width)) for width in widths]
+    crosses = {pair: np.zeros((widths[pair[0]], widths[pair[1]])) for pair in pairs}
+    product = np.empty((max(widths), max(widths)), np.float32)  # new memory for each product would cost its page faults
+    for part in joined.parts(joined.count, BLOCKS_AT_ONCE):
+        rows = [joined.take(which, np.arange(part.start, part.stop)) for which in every]
+        for which in every:
+            rows[which] -= centres[which]
+            rests[which] += rows[which].sum(axis=0, dtype=np.float64)
+            grams[which] += _product(rows[which], rows[which], product)
+        for (a, b), cross in crosses.items():
+            cross += _product(rows[a], rows[b], product)
+    for which in every:
+        grams[which] -= np.outer(rests[which], rests[which]) / joined.count
+    for (a, b), cross in crosses.items():
+        cross -= np.outer(rests[a], rests[b]) / joined.count
+    means = [(centres[which] + rests[which] / joined.count).astype(np.float32) for which in every]
+    return Sums(means, grams, crosses)
+
+
+def _product(left: Array, right: Array, memory: Array) -> Array:
+    """Return leftᵀ·right, (d, d'), in the first elements of ``memory``."""
+    shape = left.shape[1], right.shape[1]
+    product: Array = np.matmul(left.T, right, out=memory.reshape(-1)[: shape[0] * shape[1]].reshape(shape))
+    return product
+
+
+def sampled_rows(joined: Joined, known: Sums, places: Array) -> list[Array]:
+    """Return the centred rows at ``places`` of every table, as float32."""
+    return [joined.take(which, places) - known.means[which] for which in range(len(joined.tables))]
+
+
+def linear(
+    joined: Joined,
+    source: int,
+    target: int,
+    shuffle: Array | None = None,
+    known: Sums | None = None,
+    places: Array | None = None,
+) -> Linear:
+    """Measure how well the rows of table ``source`` map to those of ``target``.
+
+    The maps are fitted on all tokens. The cosines are of the tokens at ``places``, by default of all. ``shuffle``, a
+    permutation of 0 … len(places) − 1, pairs each of these tokens with another, which gives the chance value. The other
+    tokens then take part as a permutation does on average: see `_shuffled`. ``known`` are the `sums` of all tables.
+    """
+    known = known or sums(joined, [(source, target)])
+    places = np.arange(joined.count) if places is None else places
+    order = np.arange(len(places)) if shuffle is None else shuffle
+    cross = known.crosses[source, target]
+    if shuffle is not None:
+        cross = _shuffled(joined, (source, target), known, places, order)
+    maps = _maps(known, source, cross)
+    values = {name: np.empty(len(places)) for name in maps}
+    for part, a, b in _rows(joined, (source, target), known, places, order):
+        for name, matrix in maps.items():
+            values[name][part] = _cosines(a if matrix is None else a @ matrix, b)
+    cosines = {name: float(values[name].mean()) if name in maps else None for name in MAPS}
+    errors = {name: float(sample.std()) / sqrt(len(places)) for name, sample in values.items()}
+    return Linear(cosines, _cka(known.grams[source], known.grams[target], cross), errors)
+
+
+def expected(measure: str, tokens: int, width: int) -> float:
+    """Return the value of ``measure`` for unrelated Gaussian tables (tokens, width). Tests compare permutations."""
+    fraction = min(1.0, width / tokens)
+    floors = {
+        "identity": 0.0,
+        "procrustes": 8 / (3 * pi) * sqrt(fraction),
+        "least squares": sqrt(fraction),
+        "cka": width / (tokens + width),
+    }
+    return floors[measure]
+
+
+def _rows(joined: Joined, pair: Pair, known: Sums, places: Array, order: Array) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield centred rows of the source at ``places`` and of the target at ``places[order]``, block by block."""
+    for part in joined.parts(len(places)):
+        if known.sample:
+            yield part, known.sample[pair[0]][part], known.sample[pair[1]][order[part]]
+            continue
+        a, b = joined.take(pair[0], places[part]), joined.take(pair[1], places[order[part]])
+        yield part, a - known.means[pair[0]], b - known.means[pair[1]]
+
+
+def _shuffled(joined: Joined, pair: Pair, known: Sums, places: Array, order: Array) -> Array:
+    """Return AᵀB if the tokens at ``places`` have those at ``places[order]`` as partners, and all others random ones.
+
+    Over all permutations of n centred rows, AᵀΠB has the mean 0. The covariance of its entries is
+    AᵀA ⊗ BᵀB / (n − 1). It tends to a normal law (Hoeffding 1951). The products of ``places`` are summed, and the sum
+    of the other tokens is drawn from that law. So a few thousand tokens give the floor of all.
+    """
+    cross = np.zeros_like(known.crosses[pair])
+    for _, a, b in _rows(joined, pair, known, places, order):
+        cross += a.T @ b
+    others = joined.count - len(places)
+    if others < FEWEST:
+        return cross
+    roots = [known.inverse(which).root.astype(np.float32) for which in pair]
+    noise = np.random.default_rng(0).standard_normal((roots[0].shape[1], roots[1].shape[1]), np.float32)
+    cross += roots[0] @ noise @ roots[1].T * (sqrt(others) / joined.count)
+    return cross
+
+
+def _maps(known: Sums, source: int, cross: Array) -> dict[str, Array | None]:
+    """Return each map as a float32 matrix (source width, target width), ``None`` for the identity."""
+    maps: dict[str, Array | None] = {}
+    if cross.shape[0] == cross.shape[1]:
+        maps |= {"identity": None, "procrustes": _rotation(cross)}
+    return maps | {"least squares": known.inverse(source).times(cross).astype(np.float32)}
+
+
+def _rotation(cross: Array) -> Array:
+    """Return the orthogonal matrix Q with the largest trace of Qᵀ·cross, (d, d) float32: its polar factor.
+
+    C·(CᵀC)^-½ costs less than a singular value decomposition. Newton-Schulz steps remove its error: each squares it,
+    and takes a quarter of the time of the rest. Matrices with nearly empty directions are decomposed.
+    """
+    energies, vectors = np.linalg.eigh(cross.T @ cross)
+    if not energies[0] > _STEEP * energies[-1]:
+        left, _, right = np.linalg.svd(cross)
+        turned: Array = (left @ right).astype(np.float32)
+        return turned
+    rotation: Array = (((cross @ vectors) / np.sqrt(energies)) @ vectors.T).astype(np.float32)
+    error = _INEXACT * energies[-1] / energies[0]
+    while error > np.finfo(np.float32).eps:
+        error *= 1.5 * error
+        rotation = 1.5 * rotation - 0.5 * (rotation @ (rotation.T @ rotation))
+    return rotation
+
+
+def _cosines(mapped: Array, target: Array) -> Array:
+    """Return the cosines of rows, (n,). A row that maps to zero counts as 0."""
+    squares = (np.einsum("ij,ij->i", rows, rows).astype(np.float64) for rows in (mapped, target))
+    lengths = np.sqrt(np.prod(list(squares), axis=0))
+    products = np.einsum("ij,ij->i", mapped, target).astype(np.float64)
+    cosines: Array = np.divide(products, lengths, out=np.zeros(len(products)), where=lengths > 0)
+    return cosines
+
+
+def _cka(left: Array, right: Array, cross: Array) -> float:
+    scale = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(np.linalg.norm(cross)) ** 2 / scale if scale > 0 else 0.0
+
+
+# Map the tokens of a table on its first two principal directions, from one d×d sum. Imports numpy.
+
+
+@record
+class Shown(Detail):
+    """The table of a map, the number of tokens with a direction, and the number that the map shows."""
+
+    table: str
+    tokens: int
+    tokens_shown: int
+
+
+def plane(
+    table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
+) -> Section | None:
+    """Return the map of at most `POINTS` tokens of a table on its first two principal directions, columns centred.
+
+    ``colours`` maps a label to numbers by row (rows,), such as frequencies or differences, the most important first.
+    The row norms follow. Up to half of the tokens are rows marked in ``first`` (rows,). Returns ``None`` if fewer than
+    three rows have a direction.
+    """
+    joined = directed_rows(table)
+    if joined.count < FEWEST:
+        return None
+    seen = sums(joined)
+    energies, directions = np.linalg.eigh(seen.grams[0])
+    energies = np.clip(energies[::-1], 0, None)
+    chosen = _chosen(joined.count, None if first is None else first[joined.numbers[0]])
+    rows = joined.take(0, chosen)
+    spots = (rows - seen.means[0]) @ directions[:, ::-1][:, :2]
+    series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
+    for label, values in (colours or {}).items():
+        series[f"plane_colour {label}"] = values[joined.numbers[0][chosen]]
+    series["plane_colour row norm"] = np.linalg.norm(rows, axis=1)
+    return Section(
+        title,
+        _sentence(table.name, energies),
+        (_spread(energies, joined.count, table.width),),
+        {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
+        Shown(table.name, joined.count, len(chosen)),
+    )
+
+
+def _chosen(count: int, first: Array | None) -> Array:
+    """Return the places to show, ascending: all, or `POINTS` spread evenly, half of them marked in ``first``."""
+    if count <= POINTS:
+        return np.arange(count)
+    if first is None or not first.any():
+        return _spread_over(np.arange(count), POINTS)
+    chosen = _spread_over(np.flatnonzero(first), POINTS // 2)
+    return np.union1d(chosen, _spread_over(np.setdiff1d(np.arange(count), chosen), POINTS - len(chosen)))
+
+
+def _spread_over(places: Array, most: int) -> Array:
+    spread: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
+    return spread
+
+
+def _sentence(name: str, energies: Array) -> str:
+    share = energies[:2].sum() / energies.sum() if energies.sum() > 0 else 0.0
+    return f"The map shows {share:.0%} of the variance of the rows of {name}."
+
+
+def _spread(energies: Array, rows: int, width: int) -> Measure:
+    """Return the participation ratio over the width. The floor is one direction, the ceiling a Gaussian table."""
+    squares = float(np.square(energies).sum())
+    value = float(energies.sum()) ** 2 / squares / width if squares > 0 else None
+    says = "participation ratio over width; 1 if all directions are used equally. The ceiling is a Gaussian table"
+    return Measure("directions used", value, 1 / width, rows / (rows + width), rows, "share of width", says)

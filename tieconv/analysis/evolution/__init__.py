@@ -1,1 +1,0 @@
-"""How the tables of a model change over its revisions: the checkpoints of one training run."""

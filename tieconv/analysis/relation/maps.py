@@ -1,0 +1,620 @@
+"""Fit maps from the embedding E to the head U, simplest first, and measure what each leaves.
+
+Imports numpy: import it lazily.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from tieconv.analysis.model.tables import SQUARED, Array, Moments, Table, spans
+from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.checkpoint.value_type import record
+
+# The largest difference of two tables that rounding explains: the tolerance of every class that is not exact.
+
+
+SLACK = 1.5
+"""The factor by which a residual may exceed the expected rounding."""
+
+_RELATIVE = {"BF16": 1.66e-3, "F16": 2.07e-4, "F32": 2.53e-8, "F64": 4.7e-17}
+"""Root mean square of the relative error of one rounding to nearest, measured on normal numbers."""
+
+_SUBNORMAL = {"F16": 2.0**-24 / sqrt(12), "BF16": 2.0**-133 / sqrt(12), "F32": 2.0**-149 / sqrt(12)}
+"""Root mean square of the absolute error among subnormal numbers."""
+
+FLOOR = 1e-6
+"""The smallest tolerance: the error of float32 arithmetic."""
+
+
+def precision(table: Table, probes: int = 16) -> str:
+    """Return the type that the values were last rounded to. A float32 table may hold bfloat16 values.
+
+    The answer follows from ``probes`` blocks spread over the table. It is right for any table that was cast as a whole.
+    """
+    if table.record.dtype != "F32":
+        return table.record.dtype
+    blocks = list(spans(table.rows, table.width, 1 << 14))
+    used = 0
+    for start, stop in blocks[:: max(len(blocks) // probes, 1)]:
+        used |= int(np.bitwise_or.reduce(table.bits(start, stop), axis=None))
+    if not used & 0xFFFF:
+        return "BF16"
+    return "F32" if used & 0x1FFF else "F16"
+
+
+def tolerance(kinds: tuple[str, str], energies: tuple[Array, float], gains: Array, rows: int, columns: int) -> float:
+    """Return the largest ‖U − Û‖ / ‖U‖ that rounding explains.
+
+    ``kinds`` are the types of E and U. ``energies`` are the column energies of E (d,) and the whole energy of U.
+    ``gains`` is the squared length of each row of the map (d,), through which the noise of E passes.
+    """
+    of_e, of_u = (_RELATIVE[kind] for kind in kinds)
+    columns_e, whole_u = energies
+    noise = of_u**2 * whole_u + of_e**2 * float(np.dot(columns_e, gains))
+    noise += sum(_SUBNORMAL.get(kind, 0.0) ** 2 for kind in kinds) * rows * columns
+    return max(SLACK * sqrt(noise / whole_u), FLOOR) if whole_u else FLOOR
+
+
+# Fit maps from E to U that act on each column separately: U_v ≈ g ⊙ E_v + c.
+
+
+SURE = 16
+"""The fewest rows for a meaningful fit."""
+
+ABOVE_ROUNDING = 1e5
+"""How much larger than its rounding error a residual must be to be taken from the moments."""
+
+
+@record
+class Fit:
+    """U_v ≈ gains ⊙ E_v + shift, its residual ‖U − Û‖ / ‖U‖ over every row, and the most that rounding explains."""
+
+    kind: Kinship
+    gains: Array
+    shift: Array
+    residual: float
+    tolerance: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding explains the residual."""
+        return self.residual <= self.tolerance
+
+
+def column_fits(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[Fit, ...]:
+    """Fit the identity, gauge, scalar and diagonal maps, simplest first, and measure their residuals.
+
+    Scalar and diagonal maps are fitted with and without a shift. Too few rows give no fits. The moments give a large
+    residual without another pass. A small one is measured from differences.
+    """
+    if moments.count < SURE:
+        return ()
+    candidates = _candidates(moments)
+    expanded = [_expanded(moments, gains, shift) for _, gains, shift in candidates]
+    maps = [map_ for map_, square in zip(candidates, expanded, strict=True) if square is None]
+    measured = iter(_residuals(embed, head, moments.finite, [map_[1:] for map_ in maps]) if maps else ())
+    residuals = [next(measured) if square is None else square for square in expanded]
+    energy = moments.energies[1]
+    fits = []
+    for (kind, gains, shift), residual in zip(candidates, residuals, strict=True):
+        most = tolerance(kinds, (moments.squares[0], energy), gains**2, moments.count, moments.width)
+        fits.append(Fit(kind, gains, shift, float(np.sqrt(residual / energy)) if energy else 0.0, most))
+    return tuple(fits)
+
+
+def _candidates(moments: Moments) -> list[tuple[Kinship, Array, Array]]:
+    ones, zeros = np.ones(moments.width), np.zeros(moments.width)
+    (mean_e, mean_u), count = moments.means, moments.count
+    spread = moments.squares[0] - count * mean_e**2
+    joint = moments.cross - count * mean_e * mean_u
+    scalar = _ratio(moments.cross.sum(), moments.squares[0].sum()) * ones
+    moved = _ratio(joint.sum(), spread.sum()) * ones
+    diagonal, bent = _ratio(moments.cross, moments.squares[0]), _ratio(joint, spread)
+    return [
+        (Kinship.DRIFT, ones, zeros),
+        (Kinship.GAUGE, ones, mean_u - mean_e),
+        (Kinship.SCALAR, scalar, zeros),
+        (Kinship.SCALAR, moved, mean_u - moved * mean_e),
+        (Kinship.DIAGONAL, diagonal, zeros),
+        (Kinship.DIAGONAL, bent, mean_u - bent * mean_e),
+    ]
+
+
+def _ratio(over: Array, under: Array) -> Array:
+    """Return ``over / under``, with 0 for an empty column."""
+    over, under = np.asarray(over, float), np.asarray(under, float)
+    return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+
+
+def _expanded(moments: Moments, gains: Array, shift: Array) -> float | None:
+    """Return ‖U − Û‖² from the moments, or ``None`` if cancellation may take more than about 10⁻⁵ of it.
+
+    Each moment is a sum of n float64 products. So it is off by at most n·2⁻⁵³ of its sum of magnitudes. By
+    Cauchy-Schwarz, these sums are at most ``largest`` for all terms together.
+    """
+    (e_squares, u_squares), (e_sums, u_sums), count = moments.squares, moments.sums, moments.count
+    terms = u_squares + gains**2 * e_squares + count * shift**2
+    terms = terms - 2 * gains * moments.cross - 2 * shift * (u_sums - gains * e_sums)
+    square = float(terms.sum())
+    lengths = np.sqrt(u_squares) + np.abs(gains) * np.sqrt(e_squares) + np.sqrt(count) * np.abs(shift)
+    largest = float(np.square(lengths).sum())
+    return square if square > ABOVE_ROUNDING * (count + len(gains)) * 2.0**-53 * largest else None
+
+
+def _residuals(embed: Table, head: Table, finite: Array, maps: list[tuple[Array, Array]]) -> list[float]:
+    """Return ‖U − Û‖² of each map, from differences to avoid cancellation."""
+    squares = [0.0] * len(maps)
+    for start, stop in spans(len(finite), embed.width):
+        used = finite[start:stop]
+        e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
+        for index, (gains, shift) in enumerate(maps):
+            left = u - gains * e - shift
+            squares[index] += float(np.einsum("ij,ij->", left, left))
+    return squares
+
+
+# Compute the d × d moments EᵀE and EᵀU in one streaming pass. Memory: two such matrices for any V.
+
+
+GEMM = 1 << 22
+"""Elements of a block that is multiplied at once (16 MiB as float32)."""
+
+
+WIDEST = 1 << 14
+"""The most columns for moments. A d × d matrix of this width takes 2 GiB."""
+
+
+@record
+class Grams:
+    """Centred second moments over ``rows`` rows, float64: ``ee`` and ``eu`` (d, d), and the mean rows.
+
+    ``whole`` is ‖U − 1·meanᵀ‖². ``error`` is a bound γ. No entry of EᵀE is off by more than γ·|E|ᵀ|E|. No entry of
+    EᵀU is off by more than γ·|E|ᵀ|U|.
+    """
+
+    rows: int
+    ee: Array
+    eu: Array
+    whole: float
+    means: tuple[Array, Array]
+    error: float
+
+    @property
+    def width(self) -> int:
+        return len(self.ee)
+
+
+def gram(embed: Table, head: Table, moments: Moments, *, single: bool) -> Grams:
+    """Return the moments about the mean rows, over the rows that are finite in both tables.
+
+    Centring before multiplying keeps digits that a large common vector would lose. With ``single``, the mean rows are
+    rounded to float32. Products are summed in float32 inside a block and in float64 across blocks. Let u = 2⁻²⁴. In
+    any order, n rounded products add up to an error of at most n·u/(1 − n·u) of their magnitudes. This is §3.1 of
+    Higham's Accuracy and Stability of Numerical Algorithms. The rounding of both factors adds 2·u.
+    """
+    width, finite, means = embed.width, moments.finite, moments.means
+    ee, eu, whole = np.zeros((width, width)), np.zeros((width, width)), 0.0
+    block = GEMM if embed.form.width == 2 else GEMM // 4  # fewer terms for values whose products float32 rounds
+    for start, stop in spans(len(finite), width, block):
+        used = finite[start:stop]
+        e, u = _centred(embed, start, stop, used, means[0], single), _centred(head, start, stop, used, means[1], single)
+        ee += e.T @ e
+        eu += e.T @ u
+        whole += float(np.einsum("ij,ij->i", u, u).sum(dtype="f8"))
+    unit = 2.0**-24 if single else 2.0**-53
+    terms = (min(block // width or 1, len(finite)) + 4) * unit
+    return Grams(moments.count, ee, eu, whole, means, terms / (1 - terms))
+
+
+def _centred(table: Table, start: int, stop: int, used: Array, mean: Array, single: bool) -> Array:
+    """Return the used rows without their mean, as float32 or float64. float32 values are subtracted in float32."""
+    rows = table.singles(start, stop) if single else table.values(start, stop)
+    rows = rows if used.all() else rows[used]
+    rows = rows if rows.flags.writeable else rows.copy()
+    rows -= mean.astype(rows.dtype)
+    return rows
+
+
+@np.errstate(all="ignore")  # the code below checks for an overflow
+def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
+    """Return the singular values of the centred table, largest first, and the number of rows behind them.
+
+    At most ``most`` evenly spread rows are used, and the values are scaled to all rows. A table wider than `WIDEST` has
+    no values.
+    """
+    if table.width > WIDEST:
+        return np.empty(0), 0
+    step = max(-(-table.rows // most), 1)
+    total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
+    about: Array | None = None  # a row near the mean: centring keeps digits that a large common vector would lose
+    chosen = np.arange(0, table.rows, step)
+    for start, stop in spans(len(chosen), table.width, GEMM):
+        block = table.pick(chosen[start:stop])
+        block = block[np.isfinite(block).all(axis=1)]
+        if about is None and len(block):
+            about = block.mean(0)
+        block = (block - (0.0 if about is None else about)).astype("f4")
+        total += block.T @ block
+        sums += block.sum(0, dtype="f8")
+        count += len(block)
+    total -= np.outer(sums, sums) / max(count, 1)
+    if not np.isfinite(total).all():  # squares beyond the range of float32
+        return np.empty(0), 0
+    values = np.sqrt(np.clip(np.linalg.eigvalsh(total)[::-1], 0, None) * (table.rows / max(count, 1)))
+    return values, count
+
+
+# Fit the linear map U ≈ E·M + 1cᵀ from the d × d moments. Test whether M is orthogonal or SPD.
+
+
+ENOUGH = 2
+"""The fewest rows for each column. With fewer, any table is nearly a linear map of any other."""
+
+ALONE = 1e-9
+"""1 − leverage up to which a direction belongs to the left-out rows alone."""
+
+
+@record
+class Linear:
+    """The map U_v ≈ E_v·map + shift.
+
+    ``r2`` is the share of the centred energy of U that it explains. ``adjusted`` is corrected for chance: about 0 for
+    unrelated tables of any V and d.
+    """
+
+    map: Array
+    shift: Array
+    r2: float
+    adjusted: float
+
+    def apply(self, e: Array) -> Array:
+        """Return Û for rows of E."""
+        mapped: Array = e @ self.map + self.shift
+        return mapped
+
+
+@record
+class Fitted:
+    """The least-squares map with the evidence for it.
+
+    ``held_out`` is Û of some rows, (n, d), by the map fitted without them. It is ``None`` if too few rows are left.
+    ``least`` is the smallest eigenvalue of EᵀE.
+    """
+
+    linear: Linear
+    held_out: Array | None
+    grams: Grams
+    least: float
+
+    def surely_below(self, adjusted: float) -> bool:
+        """Return whether exact sums also give an adjusted R² below ``adjusted``.
+
+        R = √R² is ‖G^-½·C‖ / ‖U‖ with G = EᵀE and C = EᵀU. By the bound of `gram`, G is off by at most η·G, with
+        η = γ·‖E‖²/λ for its smallest eigenvalue λ. C is off by at most γ·‖E‖·‖U‖. So R moves by at most
+        (1/√(1 − η) − 1)·R + γ·‖E‖/√(λ·(1 − η)).
+        """
+        rows, width, gamma = self.grams.rows, self.grams.width, self.grams.error
+        energy = float(np.trace(self.grams.ee)) * (1 + gamma)
+        if not self.least > 0 or gamma * energy >= self.least / 2:
+            return False
+        eta = gamma * energy / self.least
+        slack = 1 / np.sqrt(1 - eta)
+        largest = slack * np.sqrt(self.linear.r2) + slack * gamma * np.sqrt(energy / self.least)
+        return bool(1 - (1 - min(largest, 1.0) ** 2) * (rows - 1) / (rows - width - 1) < adjusted)
+
+
+def fit_rows(embed: Table, head: Table, moments: Moments, rows: tuple[Array, Array], close: float) -> Fitted | None:
+    """Fit the linear map, and predict ``rows`` of the head from a fit without them. ``None`` if too wide or too short.
+
+    Products of two 16-bit types are summed in float32. Others are too if the bound of their error proves that the
+    adjusted R² is below ``close``. Otherwise they are summed in float64.
+    """
+    if embed.width > WIDEST:
+        return None
+    short = max(embed.form.width, head.form.width) == 2
+    fitted = fit_linear(gram(embed, head, moments, single=True), rows)
+    if fitted is not None and (short or fitted.surely_below(close)):
+        return fitted
+    fitted = None  # frees three d × d matrices
+    return fit_linear(gram(embed, head, moments, single=False), rows)
+
+
+def fit_linear(grams: Grams, rows: tuple[Array, Array]) -> Fitted | None:
+    """Return the least-squares map, and its leave-out predictions for ``rows`` (n, d) of E and U.
+
+    ``None`` if there are too few rows, or if the products are not finite.
+    """
+    count, width = grams.rows, grams.width
+    if count < ENOUGH * width + 2 or not (np.isfinite(grams.ee).all() and np.isfinite(grams.eu).all()):
+        return None
+    inverse = Inverse.of(grams.ee)
+    matrix = inverse.times(grams.eu)
+    explained = float(np.einsum("ij,ij->", matrix, grams.eu))
+    r2 = min(max(explained / grams.whole, 0.0), 1.0) if grams.whole > 0 else 0.0
+    adjusted = 1 - (1 - r2) * (count - 1) / (count - width - 1)
+    linear = Linear(matrix, grams.means[1] - grams.means[0] @ matrix, r2, adjusted)
+    return Fitted(linear, _held_out(inverse, linear, grams, *rows), grams, inverse.least)
+
+
+def _held_out(inverse: Inverse, linear: Linear, grams: Grams, e: Array, u: Array) -> Array | None:
+    """Return Û of these rows, (n, d), by the map fitted without them. So a test on them is fair.
+
+    Without the rows, the errors are (I − H)⁻¹ times the errors of the whole fit, with their leverages H = E·G⁻¹·Eᵀ.
+    A direction that only these rows have is not predicted.
+    """
+    if grams.rows - len(e) < ENOUGH * grams.width + 2:
+        return None
+    leverages = inverse.products(e - grams.means[0])
+    values, vectors = np.linalg.eigh(np.eye(len(e)) - leverages)
+    errors = vectors.T @ (u - linear.apply(e))
+    alone = values < ALONE
+    errors = errors / np.where(alone, 1.0, values)[:, None]
+    errors[alone] = (vectors.T @ (u - grams.means[1]))[alone]
+    held_out: Array = u - vectors @ errors
+    return held_out
+
+
+@record
+class Inverse:
+    """The inverse of a symmetric matrix (d, d) on its significant eigenvectors: ``values`` (r,), ``basis`` (d, r).
+
+    ``least`` is the smallest eigenvalue of all.
+    """
+
+    values: Array
+    basis: Array
+    least: float
+
+    @classmethod
+    def of(cls, matrix: Array, least: float = 1e-12) -> Inverse:
+        """Invert a matrix. Directions with less than ``least`` of the largest eigenvalue are rounding, and ignored."""
+        values, vectors = np.linalg.eigh(matrix)
+        first = int(np.searchsorted(values, max(values[-1] * least, 0.0), "right"))
+        return cls(values[first:], vectors[:, first:], float(values[0]))
+
+    def times(self, cross: Array) -> Array:
+        """Return the inverse times ``cross`` (d, d')."""
+        inner = self.basis.T @ cross
+        inner /= self.values[:, None]
+        product: Array = self.basis @ inner
+        return product
+
+    @property
+    def root(self) -> Array:
+        """A matrix L (d, r) with L·Lᵀ equal to the matrix on its significant eigenvectors."""
+        product: Array = self.basis * np.sqrt(self.values)
+        return product
+
+    def products(self, rows: Array) -> Array:
+        """Return ``rows``·inverse·``rows``ᵀ, (n, n) for ``rows`` (n, d)."""
+        inner = rows @ self.basis
+        inner /= np.sqrt(self.values)
+        product: Array = inner @ inner.T
+        return product
+
+
+def shape(linear: Linear, grams: Grams, residual: float, most: float) -> tuple[Kinship, float]:
+    """Return the kind of the map M: orthogonal (up to one factor), symmetric positive definite, or general.
+
+    The nearest map of the kind replaces M. The kind fits if this moves Û by at most 2·``most`` + 0.1·``residual``,
+    relative to ‖U‖. The second value is the factor (orthogonal) or the condition number.
+    """
+    matrix, whole = linear.map, grams.whole
+    open_ = 2 * most + 0.1 * residual
+    left, sizes, right = np.linalg.svd(matrix)
+    rotation = sizes.mean() * (left @ right)
+    if _moved(matrix - rotation, grams.ee, whole) <= open_:
+        return Kinship.ORTHOGONAL, float(sizes.mean())
+    condition = float(sizes[0] / sizes[-1]) if sizes[-1] > 0 else float("inf")
+    even = (matrix + matrix.T) / 2
+    if _moved(matrix - even, grams.ee, whole) <= open_ and np.linalg.eigvalsh(even)[0] > 0:
+        return Kinship.SPD, condition
+    return Kinship.LINEAR, condition
+
+
+def _moved(change: Array, ee: Array, whole: float) -> float:
+    """Return ‖E·change‖ / ‖U‖, centred."""
+    return float(np.sqrt(max(np.einsum("ij,ij->", change, ee @ change), 0.0) / whole)) if whole else 0.0
+
+
+def relative_residual(u: Array, predicted: Array) -> float:
+    """Return ‖U − Û‖ / ‖U‖ of rows (n, d), from differences, because the moments lose half the digits."""
+    left, whole = float(np.linalg.norm(u - predicted)), float(np.linalg.norm(u))
+    return left / whole if whole else float("inf")  # rows of zeros have no residual
+
+
+def linear_tolerance(linear: Linear, grams: Grams, energies: tuple[Array, float], kinds: tuple[str, str]) -> float:
+    """Return the residual that rounding explains after the map."""
+    gains = np.einsum("ij,ij->i", linear.map, linear.map)
+    # Sums of products in float32 add an error to the map.
+    return max(tolerance(kinds, energies, gains, grams.rows, grams.width), 1e-5)
+
+
+# Structured differences of two tables: one factor for each row, a low rank, equal rows or columns.
+
+
+HIGHEST_RANK = 128
+"""The highest rank that is searched. Adapters merged into a head have 4 to 128."""
+
+_OVERSAMPLED = 16
+_PROBED = 1024
+_NARROWEST = 8
+"""The fewest columns for a test of row factors."""
+
+SHARE = 0.1
+"""Share of equal rows or columns above which tables are partly equal."""
+
+
+@record
+class EqualShare:
+    """The number of equal ``rows`` and ``columns``; two types are compared after rounding. Zeros do not count."""
+
+    rows: int
+    of_rows: int
+    columns: int
+    of_columns: int
+
+    @property
+    def large(self) -> bool:
+        """Whether the tables are partly equal."""
+        return self.rows > SHARE * self.of_rows or self.columns > SHARE * self.of_columns
+
+
+def equal_share(moments: Moments) -> EqualShare:
+    """Count the equal rows and columns of two tables."""
+    zeros = (moments.norms[0][: moments.rows] == 0) & (moments.norms[1][: moments.rows] == 0)
+    empty = (moments.squares[0] == 0) & (moments.squares[1] == 0)
+    rows, columns = ~moments.unequal & ~zeros, ~moments.unequal_columns & ~empty
+    counts = (np.count_nonzero(marks) for marks in (rows, ~zeros, columns, ~empty))
+    return EqualShare(*map(int, counts))
+
+
+def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[float, Array] | None:
+    """Return (residual, factors) if the head is the embedding with each row scaled, within rounding, else ``None``."""
+    if moments.width < _NARROWEST:
+        return None
+    factors, left, scaled = np.ones(moments.rows), 0.0, np.zeros(moments.width)
+    # Scaled rows of E are projections of rows of U, so their energy is at most that of U.
+    largest = tolerance(kinds, (moments.squares[1], moments.energies[1]), np.ones(moments.width), *_shape(moments))
+    for start, stop in spans(moments.rows, moments.width):
+        used = moments.finite[start:stop]
+        e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
+        joint, squares = np.einsum("ij,ij->i", e, u), np.einsum("ij,ij->i", e, e)
+        gains = np.divide(joint, squares, out=np.zeros_like(joint), where=squares > 0)
+        rest = u - gains[:, None] * e
+        left += float(np.einsum("ij,ij->", rest, rest))
+        scaled += (gains**2) @ (e * e)
+        factors[np.flatnonzero(used) + start] = gains
+        if _relative(left, moments) > largest:
+            return None
+    residual = _relative(left, moments)
+    # Noise of the embedding passes through each row's factor, so it is summed already scaled.
+    most = tolerance(kinds, (scaled, moments.energies[1]), np.ones(moments.width), *_shape(moments))
+    return (residual, factors[moments.finite]) if residual <= most else None
+
+
+def difference_rank(
+    embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]
+) -> tuple[int, float, float] | None:
+    """Return the smallest rank that explains head − embedding within rounding, else ``None``.
+
+    With it come the residual, and the share of the difference's energy that a matrix of this rank explains.
+    The rank is at most a quarter of the columns and of the differing rows. Two passes with a random sketch,
+    O(V·d·rank).
+    """
+    differing = int(np.count_nonzero(moments.unequal & moments.finite))
+    highest = min(HIGHEST_RANK, moments.width // 4, differing // 4)
+    if highest < 1:
+        return None
+    ones = np.ones(moments.width)
+    most = tolerance(kinds, (moments.squares[0], moments.energies[1]), ones, *_shape(moments))
+    if _relative(_unexplained(embed, head, moments, highest), moments) > most:
+        return None
+    size = min(highest + _OVERSAMPLED, moments.width)
+    rng, sketch = np.random.default_rng(0), np.zeros((size, moments.width))
+    for start, stop in spans(moments.rows, moments.width):
+        rows = _difference(embed, head, moments, start, stop)
+        sketch += rng.standard_normal((size, len(rows))) @ rows
+    basis = np.linalg.qr(sketch.T)[0]
+    energy, inner = 0.0, np.zeros((size, size))
+    for start, stop in spans(moments.rows, moments.width):
+        rows = _difference(embed, head, moments, start, stop)
+        seen = rows @ basis
+        energy += float(np.einsum("ij,ij->", rows, rows))
+        inner += seen.T @ seen
+    left = energy - np.cumsum(np.linalg.eigvalsh(inner)[::-1][:highest])
+    for rank, rest in enumerate(np.maximum(left, 0.0), 1):
+        residual = _relative(float(rest), moments)
+        if residual <= most:
+            return rank, residual, 1 - float(rest) / energy if energy else 1.0
+    return None
+
+
+def _unexplained(embed: Table, head: Table, moments: Moments, rank: int) -> float:
+    """Return a lower bound of the energy that no matrix of ``rank`` explains, from 1,024 rows at most.
+
+    On these rows, the best matrix for the whole difference explains at most as much as their own best one.
+    """
+    rows = np.flatnonzero(moments.finite)
+    rows = rows[:: max(len(rows) // _PROBED, 1)][:_PROBED]
+    difference = head.pick(rows) - embed.pick(rows)
+    values = np.linalg.eigvalsh(difference @ difference.T)
+    # Rounding of the sums must not refuse a matrix of this rank.
+    return max(float(values[: max(len(values) - rank, 0)].sum()) - 1e-9 * float(values.sum()), 0.0)
+
+
+def _shape(moments: Moments) -> tuple[int, int]:
+    return moments.count, moments.width
+
+
+def _difference(embed: Table, head: Table, moments: Moments, start: int, stop: int) -> Array:
+    used = moments.finite[start:stop]
+    difference: Array = head.values(start, stop)[used] - embed.values(start, stop)[used]
+    return difference
+
+
+def _relative(squares: float, moments: Moments) -> float:
+    """Return ‖rest‖ / ‖U‖ from the square of ‖rest‖."""
+    whole = moments.energies[1]
+    return float(np.sqrt(squares / whole)) if whole else float("inf")
+
+
+# Measure P@1: the share of rows of E whose nearest row of U, by cosine, is that of their token.
+
+
+QUERIES = 256
+"""Sampled rows. The standard error of the share is at most 3 points."""
+
+MIDDLING = (1e-12, 1e15)
+"""Lengths of rows whose squares float32 holds."""
+
+
+def sample(moments: Moments, most: int = QUERIES, seed: int = 0) -> Array:
+    """Draw the rows to sample, ascending: finite, not zero, without replacement."""
+    usable = np.flatnonzero(moments.finite & (moments.norms[0][: moments.rows] > SQUARED[0]))
+    most = min(most, max(len(usable) // 4, 1))  # the maps are fitted on the others
+    return np.sort(np.random.default_rng(seed).choice(usable, most, replace=False))
+
+
+def precision_at_1(head: Table, moments: Moments, asked: Array, mapped: dict[str, Array]) -> dict[str, float]:
+    """Return P@1 of each map, in one pass over U. ``mapped`` are the rows ``asked`` of E (n, d) after each map.
+
+    Rows are centred to remove a common vector. Chance gives 1 / rows. The first of equal rows of U is the answer, so
+    duplicates lower P@1.
+    """
+    mean, count = moments.means[1], len(asked)
+    queries = np.concatenate([_unit(rows - mean) for rows in mapped.values()])
+    best, retrieved = np.full(len(queries), -np.inf), np.full(len(queries), -1)
+    for start, stop in spans(moments.rows, head.width, GEMM):
+        rows, sizes = _rows(head, moments, start, stop)
+        scores = queries @ rows.T
+        scores *= sizes
+        top = scores.argmax(axis=1)
+        value = scores[np.arange(len(queries)), top]
+        better = value > best
+        best[better], retrieved[better] = value[better], top[better] + start
+    parts = np.split(retrieved, len(mapped))
+    return {name: float(np.mean(part == asked)) if count else 0.0 for name, part in zip(mapped, parts, strict=True)}
+
+
+def _rows(table: Table, moments: Moments, start: int, stop: int) -> tuple[Array, Array]:
+    """Return centred rows as float32 and 1 / length of each, 0 for rows that have no direction."""
+    mean, lengths = moments.means[1], moments.norms[1][start:stop]
+    middling = (lengths > MIDDLING[0]) & (lengths < MIDDLING[1])
+    if not middling.all():  # their squares leave the range of float32
+        rows = _unit(table.values(start, stop) - mean)
+        return np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), np.ones(len(rows), "f4")
+    rows = table.singles(start, stop) - mean.astype("f4")
+    squares = np.einsum("ij,ij->i", rows, rows)
+    return rows, np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+
+
+def _unit(rows: Array) -> Array:
+    """Scale rows to length 1, as float32. Zero rows stay zero."""
+    with np.errstate(all="ignore"):
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        unit: Array = np.where(lengths > 0, rows / lengths, 0).astype("f4")
+    return unit

@@ -1,1 +1,0 @@
-"""Rows of the tables: padding, copies, tokens that look untrained."""
