@@ -11,7 +11,7 @@ import pytest
 from tests.analysis.test_evolution import ROWS, checkpoint, noise
 from tests.cli.run import ok, refused
 from tieconv import SettingsError, analyze
-from tieconv.analysis.rows import read_counts
+from tieconv.analysis.rows_section import read_counts
 from tieconv.checkpoint.results.analysis import Section
 
 
@@ -60,7 +60,7 @@ def test_correlations_are_those_of_numpy(model: Path) -> None:
 def test_intervals_cover_the_truth(tmp_path: Path) -> None:
     """Of 400 samples of correlated normal numbers, 95 % intervals hold the true Pearson correlation about as often."""
     from tieconv.analysis.alignment.measures import pearson
-    from tieconv.analysis.rows import _interval
+    from tieconv.analysis.rows_section import _interval
 
     inside = 0
     for seed in range(400):

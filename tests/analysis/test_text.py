@@ -19,7 +19,7 @@ from tieconv.analysis.model.subject import split
 from tieconv.analysis.retie_cost.section import load_model, on_text
 from tieconv.errors import TieconvError
 from tieconv.reference import Apart
-from tieconv.reporters.html.plots import plots
+from tieconv.reporters.html.analyze_page import plots
 from tieconv.sources.local.files import open_files
 
 

@@ -14,7 +14,7 @@ COMPILED = {
     "formats/torch/write.py": {"Placed"},
     "execute/contents/layout.py": {"Piece"},
     "formats/json/edit.py": {"_Entry"},
-    "comparison/parameters.py": {"Source"},
+    "comparison/pair.py": {"Source"},
 }
 FILLED = {
     # A protobuf message comes field by field, each as often as it likes.

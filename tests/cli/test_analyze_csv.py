@@ -10,8 +10,9 @@ import pytest
 
 from tests.cli.run import ok, refused
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.reporters.tables.analyze_table import COLUMNS, figures
-from tieconv.reporters.tables.figure_table import comma_separated
+from tieconv.reporters.figure_table import ANALYSIS_COLUMNS as COLUMNS
+from tieconv.reporters.figure_table import analysis_figures as figures
+from tieconv.reporters.figure_table import comma_separated
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 

@@ -10,9 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.cli.run import ok, refused
-from tieconv.reporters.html.scatter import Plot
-from tieconv.reporters.html.svg import Frame
-from tieconv.reporters.html.svg_files import svg_files
+from tieconv.reporters.html.svg import Frame, Plot, svg_files
 from tieconv.version import VERSION
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"

@@ -13,7 +13,7 @@ from tests.reporters.analyses import full
 from tieconv import analyze
 from tieconv.analysis.alignment.compare import Contest, certainty, verdict
 from tieconv.checkpoint.results.analysis import MAY_BE_TIED
-from tieconv.reporters.html.analyze_page import render
+from tieconv.reporters.html.analyze_page import render_analysis as render
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 ANSWERS = {

@@ -19,10 +19,10 @@ from tests.reporters.test_analyze_html import harmless
 from tieconv.checkpoint.results.analysis import Headline, Measure
 from tieconv.checkpoint.results.evolution import Evolution, RevisionFigures
 from tieconv.install import install_command
-from tieconv.reporters.html.evolution_page import render as page
-from tieconv.reporters.tables import evolution_table
-from tieconv.reporters.tables.figure_table import comma_separated
-from tieconv.reporters.text.evolution_text import render as text
+from tieconv.reporters import figure_table as evolution_table
+from tieconv.reporters.figure_table import comma_separated
+from tieconv.reporters.html.analyze_page import render_evolution as page
+from tieconv.reporters.text.analyze_text import render_evolution as text
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "evolution.schema.json").read_text())
 
@@ -63,7 +63,7 @@ def test_tables_have_every_figure(steps: Path, tmp_path: Path) -> None:
     figures = [(entry, measure) for entry in document["revisions"] for measure in entry["measures"]]
     header, *lines = csv.reader((tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
     rows = parquet.read_table(tmp_path / "t.parquet").to_pylist()
-    assert header == list(evolution_table.COLUMNS) == list(rows[0])
+    assert header == list(evolution_table.EVOLUTION_COLUMNS) == list(rows[0])
     assert len(figures) == len(lines) == len(rows) == 35
     for (entry, measure), line, row in zip(figures, lines, rows, strict=True):
         assert line[1:3] == [entry["name"], str(entry["step"])] and line[4] == measure["name"] == row["figure"]
@@ -109,7 +109,7 @@ def test_hostile_names(bait: str) -> None:
     evolution = Evolution(bait, Headline(bait, bait, bait), each)
     harmless(page(evolution))
     assert all(character.isprintable() or character == "\n" for character in text(evolution))
-    assert len(comma_separated(evolution_table.figures(evolution)).splitlines()) == 5
+    assert len(comma_separated(evolution_table.evolution_figures(evolution)).splitlines()) == 5
 
 
 def test_options_that_do_not_fit(steps: Path) -> None:

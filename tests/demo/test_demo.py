@@ -17,9 +17,7 @@ from tests.cli.run import ok, refused, run
 from tieconv import api
 from tieconv.analysis.alignment.compare import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
-from tieconv.demo.corpus import PASSAGE, ROLES, grammar, sample
-from tieconv.demo.generated_text import generate
-from tieconv.demo.toy_settings import REFERENCE, VOCABULARY, WORDS
+from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WORDS, generate, grammar, sample
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
 

@@ -17,11 +17,8 @@ from transformers import LlamaForCausalLM
 
 from tests.cli.run import ok, refused
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.demo.gradient_effect import GradientEffect, gradient_effect, lead
-from tieconv.demo.gradient_ratio import GradientRatio, parse_ratio
-from tieconv.demo.seed_intervals import STUDENT, interval
-from tieconv.demo.toy_analysis import RunOfToys
-from tieconv.demo.toy_settings import BATCH, CONTEXT, WORDS
+from tieconv.demo.toy_analysis import STUDENT, GradientEffect, RunOfToys, gradient_effect, interval, lead
+from tieconv.demo.toy_settings import BATCH, CONTEXT, WORDS, GradientRatio, parse_ratio
 from tieconv.demo.train import config, scaled_forward
 
 ROOT = Path(__file__).parents[2]

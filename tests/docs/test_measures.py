@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numpy")
 
 from tieconv.analysis.alignment.measures import NEIGHBOURS, PAIRS, expected
-from tieconv.reporters.html.bars import NAMES
+from tieconv.reporters.html.svg import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "alignment.md"
 ROWS = dict(re.findall(r"^\| `([a-z ]+)` \| (.* \|)$", PAGE.read_text("utf-8").partition("### Samples")[0], re.M))

@@ -20,7 +20,7 @@ from tieconv.architectures import find, locate
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.prediction import Prediction
-from tieconv.comparison.views import views
+from tieconv.comparison.pair import views
 from tieconv.loaders.transformers.names5 import mistakable, unread
 
 RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))

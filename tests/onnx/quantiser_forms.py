@@ -23,8 +23,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from tests.onnx.stored import tensors
 from tieconv import api
-from tieconv.onnx.quantise.quantise import quantise
-from tieconv.onnx.quantise.scheme import Scheme
+from tieconv.onnx.quantise import Scheme, quantise
 
 V, H = 20_000, 256
 FORMS = ("gemm", "fused", "transpose")

@@ -12,7 +12,7 @@ import tieconv
 from tests.cli.run import refused
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export import carry_out as export_run
-from tieconv.onnx.export.caches import check_cache
+from tieconv.onnx.export.plan import check_cache
 from tieconv.onnx.export.sample_inputs import check_inputs
 
 torch = pytest.importorskip("torch")

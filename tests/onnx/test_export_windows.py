@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 from tests.onnx import exported  # noqa: E402
 from tests.onnx.exported import ROWS  # noqa: E402
 from tests.onnx.layouts.families import FAMILIES  # noqa: E402
-from tieconv.onnx.export.traced.sliding_windows import fold_windows  # noqa: E402
+from tieconv.onnx.export.adapter import fold_windows  # noqa: E402
 
 WINDOW = 8
 LENGTH = "past_key_values.layers.{}._sliding_window_tensor"

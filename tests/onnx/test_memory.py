@@ -120,7 +120,7 @@ def test_finite_without_a_copy() -> None:
     """A NaN and both infinities are seen in any float type, without temporary tensors as large as the values."""
     import torch
 
-    from tieconv.onnx.export.weight_promises import _is_finite
+    from tieconv.onnx.export.carry_out import _is_finite
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         values = torch.zeros(3, 5, dtype=dtype)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from tests.onnx import exported
-from tieconv.onnx.export.traced.position_ranges import start_ranges
+from tieconv.onnx.export.adapter import start_ranges
 
 INT64 = ir.TensorType(ir.DataType.INT64)
 FLOAT = ir.TensorType(ir.DataType.FLOAT)

@@ -15,8 +15,8 @@ from onnxscript.rewriter import _matcher, pattern
 
 from tests.onnx import exported
 from tieconv.onnx.export import adapter
-from tieconv.onnx.export.traced import quick_rewrites as room
-from tieconv.onnx.export.traced.quick_rewrites import quick_rewrites
+from tieconv.onnx.export import adapter as room
+from tieconv.onnx.export.adapter import quick_rewrites
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)
 

@@ -17,8 +17,12 @@ from tests.onnx import exported  # noqa: E402
 from tieconv.errors import NotRunError  # noqa: E402
 from tieconv.onnx.parity import free_memory  # noqa: E402
 from tieconv.reference import Reference  # noqa: E402
-from tieconv.reference.batch import Batch  # noqa: E402
-from tieconv.reference.device import exact_products, memory_of, torch_device  # noqa: E402
+from tieconv.reference.model import (  # noqa: E402
+    Batch,
+    exact_products,
+    memory_of,
+    torch_device,
+)
 
 
 def visible(monkeypatch: pytest.MonkeyPatch, number: int, cuda: str | None = "13.0") -> None:

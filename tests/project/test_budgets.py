@@ -34,13 +34,15 @@ def modules() -> dict[str, ast.Module]:
 
 def imported(tree: ast.Module, names: set[str]) -> set[str]:
     """The modules of the product that a module imports, at any place in it."""
-    found: set[str] = set()
+    targets: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {full if (full := f"{node.module}.{alias.name}") in names else node.module for alias in node.names}
-    return found & names
+            targets |= {
+                full if (full := f"{node.module}.{alias.name}") in names else node.module for alias in node.names
+            }
+    return targets & names
 
 
 def test_lines_and_files() -> None:

@@ -65,9 +65,9 @@ SAME_ROLE = frozenset(
     re.findall(
         r"\w+",
         """
-        __init__ __main__ analysis biases carry_out comparison convert dedup disguise errors evidence external files
-        fixes fleet head interface model packages parity plan push quantised reader registry reindex remedies resize
-        retie section set_tie shards storage sums target ties transformers untie uses verify write
+        __init__ __main__ analysis biases carry_out comparison convert dedup disguise errors evidence evolution external
+        files fixes fleet head interface model packages parity plan push quantised reader registry reindex remedies
+        resize retie section set_tie shards storage sums target ties transformers untie uses verify write
         """,
     )
 )

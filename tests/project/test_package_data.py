@@ -11,7 +11,7 @@ from tieconv.package_data import data_text
 
 ROOT = Path(__file__).parents[2] / "tieconv"
 READERS = (
-    "analysis.certificate.measured_releases",
+    "analysis.certificate.config_values",
     "architectures.class_table",
     "architectures.conventions",
     "formats.other_tools",

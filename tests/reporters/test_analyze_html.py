@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from tests.reporters.analyses import analyses, full
 from tests.reporters.reports import BAITS
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.reporters.html.analyze_page import render
-from tieconv.reporters.html.plots import plots
+from tieconv.reporters.html.analyze_page import plots
+from tieconv.reporters.html.analyze_page import render_analysis as render
 from tieconv.reporters.html.style import STYLE
 from tieconv.reporters.html.svg import Frame, figure, step_of, ticks
-from tieconv.reporters.text.analyze_text import render as plain_text
+from tieconv.reporters.text.analyze_text import render_analysis as plain_text
 
 _VOID = {"meta", "link", "input"}
 _KNOWN = {

@@ -14,7 +14,7 @@ import pytest
 
 from tests.patience import HANGS
 from tests.reporters.analyses import full
-from tieconv.reporters.html.analyze_page import render
+from tieconv.reporters.html.analyze_page import render_analysis as render
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install it to see the report drawn")

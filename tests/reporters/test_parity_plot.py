@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram
-from tieconv.reporters.html.parity_plot import gate_bar, plot
+from tieconv.reporters.html.parity_page import gate_bar, plot
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 8.0, 412.0, 30.0, 170.0, 420
 

@@ -25,7 +25,7 @@ PARITY = Parity(
     cases=(case(1e-6, 1e-6),),
     histograms=(histogram(-8.0, 5, 20),),
 )
-PAGES = {"analyze": analyze_page.render(full()), "parity": parity_page.render(PARITY)}
+PAGES = {"analyze": analyze_page.render_analysis(full()), "parity": parity_page.render(PARITY)}
 _PROBE = """<pre id="found"></pre><script>
 const style=(x,name)=>getComputedStyle(x)[name],all=s=>[...document.querySelectorAll(s)];
 const before=all('figure,table,.plots,.gate').flatMap(x=>{const found=[];

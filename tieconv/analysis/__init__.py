@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis import bias_section
-from tieconv.analysis import rows as rows_section
+from tieconv.analysis import bias_section, rows_section
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.relation import section as relation_section
 from tieconv.analysis.relation.classify import Related, relate_tables
@@ -84,7 +83,7 @@ def report(findings: Findings, counts: str | None = None) -> Analysis:
 
 
 def _frequency(findings: Findings, path: str) -> Section:
-    from tieconv.analysis.rows import norm_frequency, read_counts
+    from tieconv.analysis.rows_section import norm_frequency, read_counts
 
     return norm_frequency(findings.subject, findings.related, read_counts(path, findings.subject.output.rows))
 

@@ -10,7 +10,7 @@ import numpy as np
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array, Table, points, spans
 from tieconv.analysis.relation.maps import ENOUGH, GEMM, WIDEST
-from tieconv.analysis.rows import Line, by_frequency, line
+from tieconv.analysis.rows_section import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection

@@ -23,7 +23,7 @@ def run_demo(
 
     ``gradient_ratios`` are written as ``5:1``. ``done`` is called after each step with the steps so far and of all.
     """
-    from tieconv.demo.gradient_ratio import parse_ratio
+    from tieconv.demo.toy_settings import parse_ratio
     from tieconv.demo.toys import run
 
     ratios = [parse_ratio(text) for text in gradient_ratios]
@@ -32,6 +32,6 @@ def run_demo(
 
 def demo_table(analysis: Analysis) -> str:
     """Return the demonstration's table in plain text."""
-    from tieconv.demo.result_table import render
+    from tieconv.demo.toy_analysis import render
 
     return render(analysis)

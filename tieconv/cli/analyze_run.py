@@ -13,8 +13,8 @@ from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import document, show
 
 if TYPE_CHECKING:
-    from tieconv.reporters.html.scatter import Plot
-    from tieconv.reporters.tables.figure_table import FigureTable
+    from tieconv.reporters.figure_table import FigureTable
+    from tieconv.reporters.html.svg import Plot
 
 
 def one_model(
@@ -30,11 +30,11 @@ def one_model(
     _guard((page, table, parquet), [model], parquet)
     analysis = analyze(model, maps=page is not None or figures is not None, **options)
     if page is not None:
-        from tieconv.reporters.html.analyze_page import render as html
+        from tieconv.reporters.html.analyze_page import render_analysis as html
 
         write_report(page, html(analysis))
     if figures is not None:
-        from tieconv.reporters.html.plots import plots
+        from tieconv.reporters.html.analyze_page import plots
 
         measured = f"Measured on {model}"
         _write_figures(
@@ -47,13 +47,13 @@ def one_model(
             model,
         )
     if table or parquet:
-        from tieconv.reporters.tables.analyze_table import figures as rows
+        from tieconv.reporters.figure_table import analysis_figures as rows
 
         _write_tables(rows(analysis), table, parquet)
     if as_json:
         document(str(analysis))
     else:
-        from tieconv.reporters.text.analyze_text import render
+        from tieconv.reporters.text.analyze_text import render_analysis as render
 
         show(render(analysis, paint, width()))
 
@@ -74,23 +74,23 @@ def over_revisions(
     with count_progress("revisions") as done:
         evolution = analyze_revisions(model, revisions, resume=resume, done=done, **options)
     if page is not None:
-        from tieconv.reporters.html.evolution_page import render as html
+        from tieconv.reporters.html.analyze_page import render_evolution as html
 
         write_report(page, html(evolution))
     if figures is not None:
-        from tieconv.reporters.html.curves import curves
+        from tieconv.reporters.html.analyze_page import curves
 
         names = [revision.name for revision in evolution.revisions]
         measured = f"Measured on {len(names)} revisions of {model}, from {names[0]} to {names[-1]}."
         _write_figures(figures, [(plot, measured) for plot in curves(evolution)], model)
     if table or parquet:
-        from tieconv.reporters.tables.evolution_table import figures as rows
+        from tieconv.reporters.figure_table import evolution_figures as rows
 
         _write_tables(rows(evolution), table, parquet)
     if as_json:
         document(str(evolution))
     else:
-        from tieconv.reporters.text.evolution_text import render
+        from tieconv.reporters.text.analyze_text import render_evolution as render
 
         show(render(evolution, paint, width()))
 
@@ -100,20 +100,20 @@ def _guard(paths: Iterable[str | None], models: list[str], parquet: str | None) 
     for path in filter(None, paths):
         guard_report(path, models)
     if parquet is not None:
-        from tieconv.reporters.tables.figure_table import require_parquet
+        from tieconv.reporters.figure_table import require_parquet
 
         require_parquet()
 
 
 def _write_figures(directory: str, plots: list[tuple[Plot, str]], model: str) -> None:
     """Write each plot, with what was measured, to a file of ``directory``."""
-    from tieconv.reporters.html.svg_files import svg_files
+    from tieconv.reporters.html.svg import svg_files
 
     write_reports(directory, svg_files(plots), model)
 
 
 def _write_tables(figures: FigureTable, table: str | None, parquet: str | None) -> None:
-    from tieconv.reporters.tables import figure_table
+    from tieconv.reporters import figure_table
 
     writers: tuple[tuple[str | None, Callable[[FigureTable], str | bytes]], ...] = (
         (table, figure_table.comma_separated),

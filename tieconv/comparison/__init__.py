@@ -16,12 +16,8 @@ from tieconv.checkpoint.results.comparison import (
     TensorDifference,
     Weight,
 )
-from tieconv.comparison.configs import DTYPES, compare_configs
-from tieconv.comparison.files import compare_files
-from tieconv.comparison.pair import Outcome, Pair, Relations
-from tieconv.comparison.parameters import Source, parameters
-from tieconv.comparison.quantised_differences import matrix_differences
-from tieconv.comparison.views import HEAD_BIAS, View, loaded, untold
+from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences
+from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
 from tieconv.inspection.stored_order import same_order, type_may_change
 from tieconv.text import count, shown
 

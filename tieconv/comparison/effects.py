@@ -10,9 +10,8 @@ from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.push import Effect
 from tieconv.checkpoint.value_type import record
-from tieconv.comparison.configs import compare_configs
-from tieconv.comparison.pair import Pair, Relations
-from tieconv.comparison.parameters import Source
+from tieconv.comparison.differences import compare_configs
+from tieconv.comparison.pair import Pair, Relations, Source
 from tieconv.text import count, shown, size
 
 _EQUAL = (State.IDENTICAL, State.ALIASED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import frexp
 
@@ -10,15 +10,19 @@ from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.head import BiasState
-from tieconv.checkpoint.inspection import State
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
-from tieconv.comparison.parameters import Source
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.equality.compare_bytes import equal
 from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.inspection.view_reader import readable
+from tieconv.loaders.evidence.head_pair import in_file
+from tieconv.loaders.load import bias_unset, load, releases
+from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.sources.digest import same_hash
+from tieconv.text import shown
 
 _CONTRASTS = {
     State.TRANSPOSED: Contrast.TRANSPOSED,
@@ -172,3 +176,199 @@ def of_side(record: TensorRecord, side: str) -> TensorRecord:
     span = record.range
     moved = ByteRange(f"{side}/{span.file}", span.start, span.end)
     return TensorRecord(side, record.dtype, record.shape, moved, record.stride, record.storage)
+
+
+# Map the parameters of a model, under names that two models share, to their stored tensors.
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The stored tensor of a parameter, and the ``scale`` by which the forward pass multiplies it."""
+
+    record: TensorRecord
+    scale: float = 1.0
+
+
+class ParameterNames:
+    """Map names in the file to parameter names, without the base model's prefix and with renames undone.
+
+    The object stores nothing for each tensor, because a model may have hundreds of thousands.
+    """
+
+    def __init__(self, inspection: Inspection) -> None:
+        family = inspection.family
+        self.tensors = inspection.checkpoint.tensors
+        self._stored = {memory: stored for stored, memory in family.renames}
+        self._memory: dict[str, list[str]] = {}
+        for memory, stored in self._stored.items():
+            self._memory.setdefault(stored, []).append(memory)
+        self._prefix = f"{family.prefix}." if family.prefix else ""
+        self._changes = bool(self._stored or self._prefix)
+        # Where two stored names would become one, every parameter keeps its name in the file.
+        self._changes = self._changes and all(self._is_alone(name) for name in self.tensors)
+
+    def of(self, name: str) -> str:
+        """Return the parameter name of a name in the file."""
+        return self._short(name) if self._changes else name
+
+    def stored(self, parameter: str) -> TensorRecord | None:
+        """Return the tensor that the file stores for a parameter, or ``None``."""
+        if not self._changes:
+            return self.tensors.get(parameter)
+        if not self._stored:  # the prefix alone: most models, and asked for each tensor
+            record = self.tensors.get(self._prefix + parameter)
+            if record is None and not parameter.startswith(self._prefix):
+                record = self.tensors.get(parameter)
+            return record
+        return next((self.tensors[name] for name in self._spelled(parameter)), None)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.of, self.tensors)
+
+    def _short(self, name: str) -> str:
+        return self._stored.get(name, name).removeprefix(self._prefix)
+
+    def _spelled(self, parameter: str) -> Iterator[str]:
+        """Yield the stored names that become ``parameter``."""
+        for known in (self._prefix + parameter, parameter) if self._prefix else (parameter,):
+            for name in (known, *self._memory.get(known, ())):
+                if name in self.tensors and self._short(name) == parameter:
+                    yield name
+
+    def _is_alone(self, name: str) -> bool:
+        return all(spelling == name for spelling in self._spelled(self._short(name)))
+
+
+class Sources:
+    """Map parameter names to the sources in one loader: the stored tensor, or the source that was set."""
+
+    def __init__(self, names: ParameterNames, unread: frozenset[str]) -> None:
+        self.names = names
+        self.changed: dict[str, Source | None] = {}
+        self._unread = unread
+
+    def get(self, parameter: str) -> Source | None:
+        """Return the source of the values, or ``None`` if the loader has none."""
+        if parameter in self.changed:
+            return self.changed[parameter]
+        record = self.names.stored(parameter)
+        return None if record is None or record.name in self._unread else Source(record)
+
+    def __setitem__(self, parameter: str, source: Source) -> None:
+        self.changed[parameter] = source
+
+    def drop(self, parameter: str) -> None:
+        """Leave the parameter without values."""
+        self.changed[parameter] = None
+
+
+def parameters(a: Sources, b: Sources, further: list[Sources]) -> Iterator[str]:
+    """Yield each parameter name of two models once: as stored in A, then in B, then set for a loader."""
+    yield from a.names
+    yield from (name for name in b.names if a.names.stored(name) is None)
+    changed = {name for sources in (a, b, *further) for name in sources.changed}
+    yield from sorted(name for name in changed if a.names.stored(name) is None and b.names.stored(name) is None)
+
+
+# Describe a model in one loader: each parameter, and the stored tensor with its values.
+
+
+HEAD_BIAS = "head bias"
+"""The name under which every head bias is compared."""
+
+
+@record
+class View:
+    """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
+
+    ``bias_unset``: an absent head bias does not start at zero. ``trouble`` says why the parameters in the table are not
+    the whole model, else it is empty. ``refused``: the loader fails. ``in_order`` are different tables; the loader
+    keeps the last one that it reads.
+    """
+
+    loader: str
+    sources: Sources
+    bias_unset: bool
+    trouble: str = ""
+    refused: bool = False
+    in_order: tuple[str, ...] = ()
+
+
+def views(inspection: Inspection) -> tuple[View, ...]:
+    """Return the model in transformers 5, and in transformers 4 if that has its class."""
+    key = ParameterNames(inspection)
+    return tuple(_view(inspection, key, release) for release in releases(inspection))
+
+
+def _view(inspection: Inspection, key: ParameterNames, release: str) -> View:
+    loaded = load(inspection, release)
+    return View(
+        loaded.loader.partition(".")[0],
+        _sources(inspection, loaded, key),
+        bias_unset(inspection.family, release),
+        _trouble(inspection, loaded, key),
+        loaded.refused(Cause.NAMES) is not None,
+        loaded.in_order,
+    )
+
+
+def _trouble(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> str:
+    """Return why the loader fails, or what it leaves without values, with the names of the comparison."""
+    refused = loaded.refused(Cause.CONFIG, Cause.NAMES)
+    if refused is not None:
+        return refused.sentence
+    empty = [shown(key.of(name)) for name in loaded.unset if name not in _biases(inspection)]
+    return f"{', '.join(empty)}: left without values" if empty else ""
+
+
+def _biases(inspection: Inspection) -> list[str]:
+    """Return the names of the head bias; the one next to the head's weight is last."""
+    bias = inspection.head.output_bias
+    names = [in_file(inspection, name) for name in inspection.family.output_biases]
+    return names or ([bias.name] if bias is not None else [])
+
+
+def _sources(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> Sources:
+    tensors, biases = inspection.checkpoint.tensors, _biases(inspection)
+    sources = Sources(key, loaded.unread)
+    for name, parameter in loaded.parameters.items():
+        if parameter.stored is None or name in biases:
+            sources.drop(key.of(name))
+        elif parameter.stored != name or parameter.factor != 1.0:
+            sources[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
+    for name in biases:
+        sources.drop(key.of(name))
+    read = _bias(inspection, loaded, biases)
+    if read is not None and not _starts_so(inspection, loaded, read):
+        sources[HEAD_BIAS] = Source(tensors[read])
+    return sources
+
+
+def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | None:
+    """Return the stored bias that reaches the logits, else the one next to the head."""
+    if inspection.family.output_biases or not biases:
+        return loaded.source(biases[-1]) if biases else None
+    return biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
+
+
+def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
+    """Return whether a stored bias is all zero, and the class starts an absent one at zero."""
+    bias = inspection.head.output_bias
+    zero = bias is not None and bias.name == name and bias.state is BiasState.ZERO
+    return zero and not bias_unset(inspection.family)
+
+
+def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:
+    """Yield both models in each loader that loads at least one of them."""
+    pairs = zip(views(a), views(b), strict=False)
+    return ((view_a, view_b) for view_a, view_b in pairs if not (view_a.refused and view_b.refused))
+
+
+def untold(inspection: Inspection) -> Iterator[str]:
+    """Yield why this model may have ties that the comparison does not know."""
+    if not inspection.family.trusted:
+        label = inspection.family.architecture or "its architecture"
+        yield (
+            f"{inspection.checkpoint.source}: tieconv does not know {label} and guesses the tied names; "
+            "give them with --embed and --head"
+        )

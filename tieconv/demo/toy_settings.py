@@ -1,11 +1,56 @@
-"""Settings of the toy, and the figures of a reference run on natural text."""
+"""The settings of the toys, and the text that they learn."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tieconv.checkpoint.value_type import record
-from tieconv.demo.gradient_ratio import GradientRatio
+from tieconv.errors import RefusedError
+from tieconv.text import shown
+
+# Factors of the two gradients of a tied table, as in Tables 2, 6 and 7 of Lopardo et al. 2026 (arXiv 2603.26663).
+
+
+_FORM = re.compile(r"(\d{1,6}(?:\.\d{1,6})?):(\d{1,6}(?:\.\d{1,6})?)", re.ASCII)
+
+
+@record
+class GradientRatio:
+    """The factors of a tied table's gradient as input embedding and as output head."""
+
+    embedding: float
+    head: float
+
+    def __str__(self) -> str:
+        return f"{self.embedding:.12g}:{self.head:.12g}"
+
+    @property
+    def directory(self) -> str:
+        """The name of the directory of the tied toy that is trained with these factors."""
+        return f"tied-{str(self).replace(':', '-')}"
+
+
+def parse_ratio(text: str) -> GradientRatio:
+    """Return the ratio that ``text`` writes as ``EMBEDDING:HEAD``. Raises `RefusedError` if it is not one."""
+    match = _FORM.fullmatch(text)
+    ratio = GradientRatio(*map(float, match.groups())) if match else GradientRatio(0.0, 0.0)
+    if ratio == GradientRatio(1.0, 1.0):
+        raise RefusedError("the gradient ratio 1:1 scales nothing", "give another ratio, such as 5:1")
+    if not (ratio.embedding or ratio.head):
+        raise RefusedError(
+            f"the gradient ratio {shown(text)} is not two numbers from 0 to 999,999 of which one is above 0",
+            "write the factor of the input embedding, a colon, and the factor of the head, such as 5:1",
+        )
+    return ratio
+
+
+# Settings of the toy, and the figures of a reference run on natural text.
+
 
 WORDS = 1984
 VOCABULARY = 2048
@@ -69,3 +114,125 @@ REFERENCE_FLOORS: Mapping[str, tuple[float, float, float]] = {
     "least squares": (0.136, 0.132, 0.128),
 }
 """Figures for E→U, E→T and U→T after a permutation of the reference run's tokens."""
+
+
+# Generate a text from a grammar of made-up words. Every word is made by this project (Apache-2.0).
+#
+# A word has two independent roles: which words may precede it, and which may follow it. An input table learns the
+# second role: the word is given, and the model predicts the next one. An output table learns the first: the context
+# is given, and the model chooses the word. So the two tables have something to disagree about. Within a role, word
+# frequencies follow Zipf's law. Each passage has a topic that favours its words, as in a natural text.
+
+
+Array = npt.NDArray[Any]
+
+ROLES = 16
+"""Number of roles on either side of a word."""
+
+TOPICS = 8
+"""Number of topics that a passage can have."""
+
+PASSAGE = 64
+"""Words per topic."""
+
+FAVOUR = 6.0
+"""How many times likelier a word of the passage's topic is."""
+
+_GRAIN = 1 << 14  # a distribution is kept as this many equally likely draws
+_SYLLABLES = [
+    onset + vowel for onset in ("b", "d", "f", "k", "l", "m", "n", "p", "r", "s", "t", "v") for vowel in "aeiou"
+]
+
+
+@record
+class Grammar:
+    """Which word may follow which: ``follows`` (words,) is the role that each word asks for next."""
+
+    words: tuple[str, ...]
+    follows: Array
+    successors: Array  # (roles, grain): equally likely roles of the next word
+    draws: Array  # (topics, roles, grain): equally likely words
+
+
+def grammar(words: int, seed: int = 0) -> Grammar:
+    """Return a grammar of ``words`` words, the likeliest first."""
+    chance = np.random.default_rng(seed)
+    before, after, topic = (chance.integers(0, kinds, words) for kinds in (ROLES, ROLES, TOPICS))
+    before[:ROLES] = np.arange(ROLES)  # no role is empty
+    weight = 1.0 / (np.arange(words) + 2.7)
+    draws = np.empty((TOPICS, ROLES, _GRAIN), np.int32)
+    for about in range(TOPICS):
+        favoured = weight * np.where(topic == about, FAVOUR, 1.0)
+        for role in range(ROLES):
+            draws[about, role] = _quantiles(np.where(before == role, favoured, 0.0))
+    successors = np.stack([_quantiles(row) for row in chance.dirichlet(np.full(ROLES, 0.15), ROLES)])
+    return Grammar(_names(words, chance), after, successors, draws)
+
+
+def sample(made: Grammar, streams: int, length: int, seed: int = 0) -> Array:
+    """Return (streams, length) word numbers, the same for the same seed."""
+    chance = np.random.default_rng(seed)
+    text = np.empty((streams, length), np.int64)
+    role = chance.integers(0, ROLES, streams)
+    for position in range(length):
+        if position % PASSAGE == 0:
+            topic = chance.integers(0, TOPICS, streams)
+        word = made.draws[topic, role, chance.integers(0, _GRAIN, streams)]
+        text[:, position] = word
+        role = made.successors[made.follows[word], chance.integers(0, _GRAIN, streams)]
+    return text
+
+
+def _quantiles(weights: Array) -> Array:
+    """Return the distribution as `_GRAIN` equally likely draws."""
+    edges = np.cumsum(weights) / weights.sum()
+    return np.minimum(np.searchsorted(edges, (np.arange(_GRAIN) + 0.5) / _GRAIN), len(weights) - 1)
+
+
+def _names(words: int, chance: np.random.Generator) -> tuple[str, ...]:
+    """Return ``words`` different words, short ones first as in most languages."""
+    names: dict[str, None] = {}
+    while len(names) < words:
+        syllables = 1 + min(3, len(names) // 30)
+        names["".join(chance.choice(_SYLLABLES, syllables))] = None
+        if syllables == 1 and len(names) >= len(_SYLLABLES) // 2:
+            break
+    while len(names) < words:
+        names["".join(chance.choice(_SYLLABLES, 2 + (len(names) > 400)))] = None
+    return tuple(names)
+
+
+# Generate the text of a run: a training part, a held-out part, and the count of each word.
+
+
+_STREAMS = 256
+
+
+@record
+class Text:
+    """Word numbers for training and for testing.
+
+    ``train`` and ``held_out`` are (passages, `CONTEXT`); ``counts`` (`WORDS`,) count the training words.
+    """
+
+    words: tuple[str, ...]
+    train: Array
+    held_out: Array
+    counts: Array
+
+    @property
+    def unigram(self) -> float:
+        """Nats per word of a model that knows only how often each word occurs."""
+        chances = (self.counts + 0.5) / (self.counts + 0.5).sum()
+        return float(-np.log(chances)[self.held_out[:, 1:]].mean())
+
+
+def generate(steps: int, seed: int) -> Text:
+    """Return a text that ``steps`` steps read once, the same for the same seed."""
+    made = grammar(WORDS, seed)
+    passages = HELD_OUT + steps * BATCH
+    each = -(-passages // _STREAMS) * CONTEXT
+    sampled = sample(made, _STREAMS, each, seed + 1).reshape(-1, CONTEXT)
+    chosen = np.random.default_rng(seed + 2).permutation(len(sampled))[:passages]
+    train, held_out = sampled[chosen[HELD_OUT:]], sampled[chosen[:HELD_OUT]]
+    return Text(made.words, train, held_out, np.bincount(train.ravel(), minlength=WORDS))

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from tieconv.checkpoint.results.analysis import Analysis
 from tieconv.demo import toy_settings
-from tieconv.demo.generated_text import Text, generate
-from tieconv.demo.gradient_effect import gradient_effect
-from tieconv.demo.gradient_ratio import GradientRatio
-from tieconv.demo.seed_intervals import summary
-from tieconv.demo.toy_analysis import Losses, RunOfToys, analyze_toys
-from tieconv.demo.toy_settings import Toy
+from tieconv.demo.toy_analysis import Losses, RunOfToys, analyze_toys, gradient_effect, summary
+from tieconv.demo.toy_settings import GradientRatio, Text, Toy, generate
 from tieconv.errors import DestinationError, RefusedError
 from tieconv.execute.publish.interrupts import interrupts
 from tieconv.execute.publish.owned import owning
 from tieconv.execute.publish.swap import publish_new
 from tieconv.execute.staging import Staging
 from tieconv.install import install_command
-from tieconv.reporters.html.analyze_page import render
+from tieconv.reference.packages import need, quiet
+from tieconv.reporters.html.analyze_page import render_analysis as render
 from tieconv.text import shown
 
 _NEEDED = ("torch", "transformers", "safetensors")
@@ -104,7 +103,6 @@ def _whole(out: Path, write: Callable[[Path], Analysis]) -> Analysis:
 
 
 def _train(toy: Toy, text: Text, steps: int, seed: int, directory: Path, step_done: Callable[[], None]) -> Losses:
-    from tieconv.demo.checkpoint import save
     from tieconv.demo.train import train
 
     trained = train(text, tied=toy.tied, seed=toy.seed(seed), steps=steps, ratio=toy.ratio, step_done=step_done)
@@ -115,3 +113,44 @@ def _train(toy: Toy, text: Text, steps: int, seed: int, directory: Path, step_do
 def _report(directory: Path, analysis: Analysis) -> None:
     (directory / "report.json").write_text(f"{analysis}\n", "utf-8")
     (directory / "report.html").write_text(render(analysis), "utf-8")
+
+
+# Write a toy as a directory that every loader reads: weights, config, tokenizer, model card.
+
+
+CARD = """\
+---
+license: apache-2.0
+library_name: transformers
+tags: [toy, weight-tying]
+---
+`tieconv demo` trained this toy ({kind}) in about a minute.
+The training text is generated from made-up words.
+tieconv makes the text, the words and the weights itself. Its licence (Apache-2.0) applies to them.
+"""
+
+
+def save(model: Any, words: tuple[str, ...], directory: Path) -> None:
+    """Write the model into ``directory``, which must not exist yet."""
+    directory.mkdir()
+    with quiet(need("transformers", "torch", "the demo")):
+        model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer(words), indent=1) + "\n", "utf-8")
+    kind = "tied" if model.config.tie_word_embeddings else "untied"
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', "utf-8")
+    (directory / "README.md").write_text(CARD.format(kind=kind), "utf-8")
+
+
+def tokenizer(words: tuple[str, ...]) -> dict[str, object]:
+    """Return a word-level tokenizer.json. A word's id is its index; an unknown word gets the rarest word's id."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {word: row for row, word in enumerate(words)}, "unk_token": words[-1]},
+    }

@@ -14,9 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tieconv.checkpoint.value_type import record
 from tieconv.demo import toy_settings
-from tieconv.demo.corpus import Array
-from tieconv.demo.generated_text import Text
-from tieconv.demo.gradient_ratio import GradientRatio
+from tieconv.demo.toy_settings import Array, GradientRatio, Text
 
 _WARM = 50  # steps until the full learning rate
 

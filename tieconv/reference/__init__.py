@@ -4,12 +4,8 @@ The logits may be in a chosen precision, or with other input and output tables. 
 only this one imports torch and transformers.
 """
 
-from tieconv.reference.batch import Batch
-from tieconv.reference.encoder_input import EncoderInput
-from tieconv.reference.features import Features
-from tieconv.reference.model import Reference, architecture, load, load_config
-from tieconv.reference.two_tables import Apart, load_apart
-from tieconv.reference.windows import position_limit
+from tieconv.reference.model import Batch, EncoderInput, Features, Reference, architecture, load, load_config
+from tieconv.reference.windows import Apart, load_apart, position_limit
 
 __all__ = [
     "Apart",

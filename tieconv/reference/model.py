@@ -1,23 +1,91 @@
-"""Load a checkpoint with the class that its config specifies, and compute logits for a batch."""
+"""A checkpoint as a torch model: its logits in a precision of choice."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
+from math import prod
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
-from tieconv.reference.batch import Batch
-from tieconv.reference.device import CPU, exact_products, memory_of, moved
-from tieconv.reference.encoder_decoder_steps import encoder_decoder_steps, encoder_outputs
-from tieconv.reference.features import Features
-from tieconv.reference.library_messages import quiet
-from tieconv.reference.packages import need
+from tieconv.reference.packages import need, quiet
 from tieconv.text import command, shown
+
+# Run the torch reference on a GPU: find it, its free memory, and products without a loss of precision.
+
+
+CPU = "cpu"
+
+
+def torch_device(name: str, number: int) -> str:
+    """Return torch's name for ``cpu``, or for ``cuda`` and the number of a GPU. Raises `NotRunError` without it."""
+    if name == CPU:
+        return CPU
+    torch = need("torch", "onnx", "the torch reference")
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if visible <= number:
+        why = f"finds {visible} GPUs" if torch.version.cuda else "is a CPU build"
+        raise NotRunError(
+            f"the reference cannot run on GPU {number}: torch {torch.__version__} {why}",
+            "run the reference on the CPU: --reference-device cpu",
+            "parity.reference-device",
+        )
+    return f"cuda:{number}"
+
+
+def free_memory(device: str) -> int:
+    """Return the free bytes of a GPU."""
+    torch = need("torch", "onnx", "the torch reference")
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def moved(value: Any, device: str) -> Any:
+    """Return a tensor on ``device``, and any other value as it is."""
+    return value.to(device) if hasattr(value, "to") and hasattr(value, "device") else value
+
+
+@contextmanager
+def memory_of(device: str) -> Iterator[None]:
+    """Raise `NotRunError` if torch reports that the memory of ``device`` ran out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        raise NotRunError(
+            f"the memory of {device} ran out in the torch reference",
+            "use --reference float32, or run the reference on the CPU: --reference-device cpu",
+            "parity.memory",
+        ) from error
+
+
+@contextmanager
+def exact_products(device: str) -> Iterator[None]:
+    """Keep torch from TF32, and from sums in 16 bits, for which the floor would be too large."""
+    if device == CPU:
+        yield
+        return
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = [(matmul, name, getattr(matmul, name)) for name in names] + [(cudnn, "allow_tf32", cudnn.allow_tf32)]
+    try:
+        for owner, name, _ in before:
+            setattr(owner, name, False)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+# Load a checkpoint with the class that its config specifies, and compute logits for a batch.
+
 
 _BLOCKS = ("token_type_ids", "mm_token_type_ids")
 """Arguments that mark the tokens of an image."""
@@ -247,3 +315,277 @@ def architecture(config: Mapping[str, object], directory: str) -> str:
         'add the class of the model, for example "architectures": ["LlamaForCausalLM"]',
         "reference.class",
     )
+
+
+# Define the tokens that a model is run on.
+
+
+@record
+class Batch:
+    """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
+
+    ``decoder_ids`` are set for an encoder-decoder, ``decoder_mask`` if some of them are padding. ``types`` are set for
+    a model with token types. Without ``placed`` the model numbers the positions itself. ``embeds`` are rows (batch ×
+    sequence × width) that a decoder reads in place of the ids. ``blocks`` are token types that change what a token
+    attends to. ``features`` are what an encoder reads in place of the ids, which then have no columns.
+    """
+
+    ids: Any
+    mask: Any
+    decoder_ids: Any = None
+    types: Any = None
+    placed: bool = True
+    decoder_mask: Any = None
+    given_positions: Any = None
+    embeds: Any = None
+    blocks: Any = None
+    features: Features | None = None
+
+    @property
+    def positions(self) -> Any:
+        """Position ids: the given ones, or as generation counts them, from each row's first token."""
+        if self.given_positions is not None:
+            return self.given_positions
+        return (self.mask.cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def answered(self) -> Any:
+        """The token ids that the logits belong to: the decoder's, if the model has a decoder."""
+        return self.ids if self.decoder_ids is None else self.decoder_ids
+
+    def until(self, end: int) -> Batch:
+        """Return the first ``end`` tokens of each row: the decoder's, if the model has a decoder."""
+        if self.decoder_ids is not None:
+            behind = None if self.decoder_mask is None else self.decoder_mask[:, :end]
+            return replace(self, decoder_ids=self.decoder_ids[:, :end], decoder_mask=behind)
+        types = None if self.types is None else self.types[:, :end]
+        positions = None if self.given_positions is None else self.given_positions[..., :end]
+        embeds = None if self.embeds is None else self.embeds[:, :end]
+        blocks = None if self.blocks is None else self.blocks[:, :end]
+        ids, mask = self.ids[:, :end], self.mask[:, :end]
+        cut = replace(self, ids=ids, mask=mask, types=types, given_positions=positions)
+        return replace(cut, embeds=embeds, blocks=blocks)
+
+
+# Define the features of images or sound that an encoder reads in place of token ids.
+
+
+@record
+class Features:
+    """Features ``values`` (rows × the axes of one row, float32) for the argument ``name`` of the forward pass.
+
+    A batch may have more rows than these. Its row i then reads the features i modulo their number.
+    """
+
+    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
+    __hash__ = object.__hash__
+
+    name: str
+    values: Any
+
+    def for_rows(self, states: Any, rows: int) -> Any:
+        """Return the encoder's ``states`` of these features, one for each of the ``rows`` of a batch."""
+        import torch
+
+        return states[torch.arange(rows) % len(self.values)]
+
+
+# Run an encoder-decoder of torch step by step, with the caches of both attentions.
+
+
+def encoder_decoder_steps(
+    call: Callable[..., Any], inputs: Mapping[str, Any], pieces: tuple[int, ...]
+) -> Iterator[Any]:
+    """Yield the logits of consecutive ``pieces`` of the decoder's tokens. The encoder runs once.
+
+    ``call`` is the model's forward pass, and ``inputs`` its keyword arguments for the whole sequence.
+    """
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    tokens = inputs["decoder_input_ids"]
+    cache, start = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0
+    arguments = {key: value for key, value in inputs.items() if key != "decoder_input_ids"}
+    for length in pieces:
+        end = start + length
+        piece = tokens[:, start:end]
+        made = call(**arguments, decoder_input_ids=piece, past_key_values=cache, use_cache=True)
+        arguments.pop("input_ids", None)
+        arguments["encoder_outputs"] = encoder_outputs(made.encoder_last_hidden_state)
+        yield made.logits
+        start = end
+
+
+def encoder_outputs(states: Any) -> Any:
+    """Return the encoder's last hidden states as the argument `encoder_outputs` of a forward pass."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=states)
+
+
+# Say what an encoder reads besides token ids: features of images or sound, in a shape that its config fixes.
+
+
+_IDS = "input_ids"
+
+
+@record
+class EncoderInput:
+    """The argument of the forward pass, and the axes of one row.
+
+    These are channels and sides of an image, or mel bins and time steps of sound.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def feature_argument(cls: Any) -> str:
+    """Return the main input of a class that reads images or sound; empty for token ids."""
+    main = str(getattr(cls, "main_input_name", _IDS))
+    return main if main != _IDS else ""
+
+
+def planned_encoder_input(cls: Any, directory: str) -> EncoderInput | None:
+    """Return what `encoder_input` returns, from a model without weights. ``directory`` holds its config.
+
+    Raises `RefusedError` if the config does not fix the shape.
+    """
+    if not feature_argument(cls):
+        return None
+    transformers, torch = (need(package, "onnx", "the torch reference") for package in ("transformers", "torch"))
+    config = load_whole_config(directory)
+    try:
+        with quiet(transformers), torch.device("meta"):
+            model = cls(config)
+    except Exception as error:
+        # a class's constructor raises any exception
+        why = f"cannot be built without weights ({shown(error, 200)})"
+        raise RefusedError(f"{shown(cls.__name__)} {why}", _HINT, "export.kind") from error
+    return encoder_input(model)
+
+
+def encoder_input(model: Any) -> EncoderInput | None:
+    """Return the features that the encoder of ``model`` reads; ``None`` for token ids.
+
+    Images have the `num_channels` and the `image_size` of the encoder's config. Sound has its `num_mel_bins`, and so
+    many time steps that the encoder's convolutions make `max_source_positions` of them. Raises `RefusedError` if the
+    config has neither.
+    """
+    name = feature_argument(type(model))
+    if not name:
+        return None
+    encoder = model.get_encoder()
+    config = encoder.config
+    channels, image = getattr(config, "num_channels", None), getattr(config, "image_size", None)
+    if isinstance(channels, int) and image:
+        sides = (image, image) if isinstance(image, int) else tuple(image)
+        return EncoderInput(name, (channels, *sides))
+    bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    if isinstance(bins, int) and isinstance(positions, int):
+        strides = (module.stride[0] for module in encoder.children() if hasattr(module, "stride"))
+        return EncoderInput(name, (bins, positions * prod(strides)))
+    raise RefusedError(
+        f"{shown(type(model).__name__)} reads {shown(name)}, and its config does not fix their shape, as export needs",
+        _HINT,
+        "export.kind",
+    )
+
+
+_HINT = "export it with transformers.exporters, then run tieconv dedup on the result"
+
+
+# Tell the language model of a loaded class from its other parts, by transformers' own accessors.
+
+
+def language_modules(model: Any) -> dict[str, Any]:
+    """Return decoder, input embedding and head by their paths in the model; one that it does not have is absent."""
+    names = {id(module): name for name, module in model.named_modules()}
+    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    return {names[id(part)]: part for part in parts if id(part) in names}
+
+
+def left_out(model: Any, path: str = "", parts: Iterable[str] | None = None) -> Iterator[str]:
+    """Yield the outermost modules and parameters that are in no part of the language model and hold none."""
+    parts = tuple(language_modules(model)) if parts is None else tuple(parts)
+    if path in parts:
+        return
+    module = model.get_submodule(path)
+    for name, _ in module.named_parameters(recurse=False):
+        yield f"{path}.{name}".lstrip(".")
+    for name, child in module.named_children():
+        inner = f"{path}.{name}".lstrip(".")
+        if any(part == inner or part.startswith(f"{inner}.") for part in parts):
+            yield from left_out(model, inner, parts)
+        elif any(True for _ in child.parameters()):
+            yield inner
+
+
+def stored_outside(model: Any, stored: Iterable[str]) -> tuple[str, ...]:
+    """Return the stored names that transformers loads into parts other than the language model.
+
+    A name that tieconv cannot follow is not returned, so that its tensor still has to be in the graph.
+    """
+    parts = tuple(left_out(model))
+    if not parts:
+        return ()
+    loads = loaded_names(model, tuple(stored))
+    return tuple(name for name, loaded in loads.items() if any(f"{loaded}.".startswith(f"{part}.") for part in parts))
+
+
+def loaded_names(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
+    """Return for each stored name the parameter that it is loaded into, or the first of several."""
+    parameters = model.state_dict()
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, rename_source_key
+
+        mapping = get_model_conversion_mapping(model)
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
+        prefix = model.base_model_prefix
+        loads = {name: rename_source_key(name, renamings, converters, prefix, parameters)[0] for name in sorted(stored)}
+    except (ImportError, TypeError):
+        return {name: name for name in stored}  # a release with another interface
+    return {name: name if loaded not in parameters and name in parameters else loaded for name, loaded in loads.items()}
+
+
+# Find the stored tensors that no logit depends on, such as the pooler of an image encoder.
+
+
+def stored_unread(reference: Reference, reads: EncoderInput, stored: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in ``stored`` that are loaded into a parameter without effect on the logits.
+
+    The forward pass runs once, on features of zeros for the encoder and one decoder token. Its autograd graph leads to
+    each parameter that it used; no gradient is computed.
+    """
+    import torch
+
+    model = reference.model
+    asks = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            for parameter in asks:
+                parameter.requires_grad_(parameter.is_floating_point())
+            values = torch.zeros((1, *reads.shape), dtype=model.dtype)
+            token = torch.zeros((1, 1), dtype=torch.int64)
+            made = reference.call(**{reads.name: values}, decoder_input_ids=token, use_cache=False)
+            used = _leaves(made.logits.grad_fn)
+    finally:
+        for parameter, asked in asks.items():
+            parameter.requires_grad_(asked)
+    unread = {name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) not in used}
+    return tuple(name for name, loaded in loaded_names(model, tuple(stored)).items() if loaded in unread)
+
+
+def _leaves(result: Any) -> set[int]:
+    """Return the identities of the parameters that the autograd graph of a result leads to."""
+    leaves, seen, waiting = set(), {None}, [result]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        waiting.extend(following for following, _ in node.next_functions)
+    return leaves

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -31,3 +33,21 @@ def require(purpose: str, extra: str, *modules: str) -> None:
 
 def _broken(module: str, purpose: str, error: Exception, hint: str) -> MissingPackageError:
     return MissingPackageError(f"{purpose} needs the package {module}, but its import fails: {shown(error)}", hint)
+
+
+# Hide what transformers prints.
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Hide the progress bar and the advice that transformers prints while it loads."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -34,13 +34,13 @@ from tieconv.checkpoint.results.parity import Parity, Verdict
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tieconv.onnx.export.encoder_decoder.planned_inputs import pair_inputs  # noqa: E402
+from tieconv.onnx.export.plan import pair_inputs  # noqa: E402
 from tieconv.onnx.parity.batches.cell import Cell, Layout  # noqa: E402
 from tieconv.onnx.parity.batches.draw import make_batch  # noqa: E402
 from tieconv.onnx.parity.batches.draw_features import with_features, without_tokens  # noqa: E402
 from tieconv.onnx.parity.graph.bindings import Kind  # noqa: E402
 from tieconv.reference import Batch, EncoderInput, Features, load  # noqa: E402
-from tieconv.reference.encoder_input import encoder_input  # noqa: E402
+from tieconv.reference.model import encoder_input  # noqa: E402
 
 Fault = Callable[[ModelProto], None]
 BINS, FRAMES = 8, 40  # `num_mel_bins`, and `max_source_positions` = 20 times the stride of two convolutions

@@ -132,7 +132,7 @@ def test_a_cache_of_another_width(pairs: Pairs, tmp_path: Path, monkeypatch: pyt
     made = pairs("t5")
     source = shutil.copytree(made.model, tmp_path / "model")
     monkeypatch.setattr(carry_out, "trace_pair", stored_pair(made.graph))
-    monkeypatch.setattr("tieconv.onnx.export.layouts.optimum.Optimum.cache_shape", lambda *_: (4, 9))
+    monkeypatch.setattr("tieconv.onnx.export.layouts.Optimum.cache_shape", lambda *_: (4, 9))
     result = tieconv.export(source, tmp_path / "out", layout="optimum", provider="cpu")
     assert result.parity is not None
     assert result.parity.verdict is Verdict.PASSED

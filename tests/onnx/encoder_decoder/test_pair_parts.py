@@ -18,12 +18,10 @@ torch = pytest.importorskip("torch")
 
 from tieconv.checkpoint.results.parity import Identity  # noqa: E402
 from tieconv.errors import RefusedError, UnreadableError, VerificationError  # noqa: E402
-from tieconv.onnx.export.encoder_decoder.merged_decoder import merge  # noqa: E402
-from tieconv.onnx.export.encoder_decoder.shared_data import write_data  # noqa: E402
-from tieconv.onnx.export.encoder_decoder.traced_modules import named  # noqa: E402
-from tieconv.onnx.export.layouts.registry import LAYOUTS  # noqa: E402
+from tieconv.onnx.export.carry_out import check_once  # noqa: E402
+from tieconv.onnx.export.encoder_decoder import merge, named, write_data  # noqa: E402
+from tieconv.onnx.export.layouts import LAYOUTS  # noqa: E402
 from tieconv.onnx.export.sample_inputs import encoder_decoder_kind  # noqa: E402
-from tieconv.onnx.export.weight_promises import check_once  # noqa: E402
 from tieconv.onnx.parity.batches.batch_shapes import PROMPT, STEPS, stepped  # noqa: E402
 from tieconv.onnx.parity.batches.draw import make_batch  # noqa: E402
 from tieconv.onnx.parity.encoder_decoder.pair_files import pair_files  # noqa: E402

@@ -35,7 +35,7 @@ from tieconv.onnx.parity.graph.file import read_graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch, Features
-from tieconv.reference.encoder_input import encoder_input
+from tieconv.reference.model import encoder_input
 
 FILE = Path(__file__).parents[3] / "docs" / "measured" / "layouts.json"
 HERE = Path(__file__).parent

@@ -20,8 +20,8 @@ from tests.onnx.stored import copies
 from tieconv.api.exports import LAYOUT_NAMES
 from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.export import carry_out
-from tieconv.onnx.export.layouts.registry import LAYOUTS
-from tieconv.onnx.export.share import share
+from tieconv.onnx.export.carry_out import share
+from tieconv.onnx.export.layouts import LAYOUTS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

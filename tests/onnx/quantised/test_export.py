@@ -17,11 +17,9 @@ from tests.onnx.sessions import same_bits, session
 from tests.onnx.stored import tensors
 from tieconv import api
 from tieconv.checkpoint.write_plan.graph import HeadForm
-from tieconv.onnx.export.share import share
+from tieconv.onnx.export.carry_out import share
 from tieconv.onnx.parity.quantised.measure_quantised import stored_quantised_gates
-from tieconv.onnx.quantise.prove_once import prove_once
-from tieconv.onnx.quantise.quantise import Quantisation, quantise
-from tieconv.onnx.quantise.scheme import Scheme
+from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise
 from tieconv.reference import load
 
 MODELS = ("llama", "gpt2", "bert", "t5")

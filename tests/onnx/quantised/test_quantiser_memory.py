@@ -21,8 +21,8 @@ from tieconv.onnx.parity.quantised.weights import compare, put
 SIDE = 1536
 QUANTISE = """
 from pathlib import Path
-from tieconv.onnx.quantise.quantise import quantise
-from tieconv.onnx.quantise.scheme import Scheme
+from tieconv.onnx.quantise import quantise
+from tieconv.onnx.quantise import Scheme
 quantise(Path(sys.argv[1]), Path(sys.argv[2]), Scheme.INT4)
 print(peak)
 """

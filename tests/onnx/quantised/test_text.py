@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.results.quantised import Loss, Quantised, QuantisedWeight
-from tieconv.reporters.text.quantised_text import quantised_facts
+from tieconv.reporters.text.parity_text import quantised_facts
 
 
 def test_the_largest_error_is_beside_that_of_the_known_good_quantiser() -> None:

@@ -21,7 +21,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.mean import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
-from tieconv.reference.two_tables import parameter
+from tieconv.reference.windows import parameter
 from tieconv.text import count, shell_word, shown
 
 TITLE = "Re-tying"

@@ -102,7 +102,7 @@ def command(
     if as_json:
         document(str(report))
     else:
-        from tieconv.reporters.text.parity_text import render
+        from tieconv.reporters.text.parity_text import render_parity as render
 
         show(render(report, paint, width()))
     if html:

@@ -9,22 +9,21 @@ import inspect
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
-from tieconv.onnx.export.embeds.join_graphs import join_embedding
-from tieconv.onnx.export.traced.axes import name_axes
-from tieconv.onnx.export.traced.position_ranges import start_ranges
-from tieconv.onnx.export.traced.quick_rewrites import quick_rewrites
-from tieconv.onnx.export.traced.sliding_windows import fold_windows
+from tieconv.onnx.export.embeds import join_embedding
 from tieconv.onnx.parity.graph.embedding_pair import CAUSAL
-from tieconv.reference.library_messages import quiet
-from tieconv.reference.packages import need
+from tieconv.reference.packages import need, quiet
 from tieconv.text import shown
 
 TRIED = {"transformers": "5.23.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxscript": "0.7.2"}
@@ -191,3 +190,212 @@ def _strip(program: Any) -> None:
             for owner in (node, *node.outputs):
                 for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
                     del owner.metadata_props[key]
+
+
+# Name the axes of an exported graph by meaning: ``batch``, ``sequence``, ``past_sequence``, and not ``s44``.
+
+
+_NAMES = {
+    "input_ids": ("batch", "sequence"),
+    "position_ids": ("batch", "sequence"),
+    "token_type_ids": ("batch", "sequence"),
+    "decoder_input_ids": ("batch", "decoder_sequence"),
+    "inputs_embeds": ("batch", "sequence", ""),
+    "encoder_attention_mask": ("batch", "encoder_sequence"),
+    "encoder_hidden_states": ("batch", "encoder_sequence"),
+}
+_PAST = ("batch", "", "past_sequence", "")
+_CROSS = ("batch", "", "encoder_sequence", "")
+_SYMBOL = re.compile(r"\b[su]\d+\b")
+
+
+def name_axes(model: ir.Model) -> None:
+    """Replace the tracer's symbols by names of axes, everywhere in the graph."""
+    names = dict(_symbols(model))
+    for value in _values(model):
+        if value.shape is not None and any(isinstance(side, ir.SymbolicDim) for side in value.shape):
+            value.shape = ir.Shape([_named(side, names) for side in value.shape])
+
+
+def _symbols(model: ir.Model) -> Iterator[tuple[str, str]]:
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    cached = any("past_key_values" in name for name in inputs)
+    whole = "past_sequence + sequence" if cached else "sequence"
+    for name, value in inputs.items():
+        cache = _CROSS if ".encoder." in name else _PAST
+        axes = cache if "past_key_values" in name else _NAMES.get(name, ("batch", whole))
+        if name == "position_ids" and len(value.shape or ()) > len(axes):
+            axes = ("", *axes)  # M-RoPE
+        if name == "token_type_ids" and cached:
+            axes = ("batch", whole)
+        for side, axis in zip(value.shape or (), axes or (), strict=False):
+            if axis and isinstance(side, ir.SymbolicDim) and side.value and _SYMBOL.fullmatch(side.value):
+                yield side.value, axis
+
+
+def _named(side: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
+    if isinstance(side, int) or not side.value:
+        return side
+    expression = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), side.value)
+    # If a dynamic axis turns out to be always 2, the exporter writes it as the symbol "2".
+    return int(expression) if expression.isdecimal() else ir.SymbolicDim(expression)
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs
+
+
+# Let a range of positions start at the length of the cache. No pass then copies that length to a device.
+#
+# transformers computes ``arange(sequence) + past_length``. ONNX Runtime computes the length on the CPU and the sum on
+# the device. So each pass waits for a copy, and no CUDA graph can be captured.
+# ``arange(past_length, past_length + sequence)`` has the same values. Its operator reads its bounds on the CPU.
+
+
+def start_ranges(model: ir.Model) -> int:
+    """Replace each sum of a range and a scalar by a range that starts at the scalar. Return how many were replaced."""
+    graph = model.graph
+    replaced = 0
+    for node in list(graph):
+        summands = _summands(node)
+        if summands is None:
+            continue
+        counted, start = summands
+        bound = ir.node("Add", [start, counted.inputs[1]], name=f"{node.name}.end")
+        ranged = ir.node("Range", [start, bound.outputs[0], counted.inputs[2]], name=f"{node.name}.range")
+        output, made = node.outputs[0], ranged.outputs[0]
+        bound.outputs[0].type, bound.outputs[0].shape = output.type, ir.Shape([])
+        made.type, made.shape = output.type, output.shape
+        graph.insert_before(node, [bound, ranged])
+        output.replace_all_uses_with(made)
+        made.name, bound.outputs[0].name = f"{output.name}.range", f"{output.name}.end"
+        graph.remove(node, safe=True)
+        replaced += 1
+    if replaced:
+        RemoveUnusedNodesPass()(model)
+    return replaced
+
+
+def _summands(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """Return the node of the range and the scalar of a sum of these two, or ``None``."""
+    if (node.op_type, node.domain) != ("Add", "") or node.outputs[0].is_graph_output():
+        return None
+    for counted, start in (node.inputs, tuple(reversed(node.inputs))):
+        range_node = counted.producer() if counted is not None else None
+        if counted is None or start is None or range_node is None:
+            continue
+        if (range_node.op_type, range_node.domain) != ("Range", ""):
+            continue
+        first, _, step = range_node.inputs
+        integers = start.type == counted.type == ir.TensorType(ir.DataType.INT64)  # floats would round differently
+        scalar = start.shape is not None and len(start.shape) == 0
+        if integers and scalar and start.const_value is None and _holds(first, 0) and _holds(step, 1):
+            return range_node, start
+    return None
+
+
+def _holds(value: ir.Value | None, number: int) -> bool:
+    constant = ir.convenience.get_const_tensor(value) if value is not None else None
+    return constant is not None and constant.size == 1 and int(constant.numpy().item()) == number
+
+
+# Keep the rewriter of onnxscript from work that cannot succeed, which grows with the square of a model's layers.
+#
+# For a pattern with several outputs its matcher lists all nodes for each node. It then tries all their combinations.
+# The first node of a combination is always the same. If that one does not match, none of them can.
+
+
+_MATCHER = "onnxscript.rewriter._matcher"
+
+
+@contextlib.contextmanager
+def quick_rewrites() -> Iterator[None]:
+    """Ask of each node first whether it can be the first output of the pattern. The rewrites are the same.
+
+    Does nothing if this version of onnxscript has no such matcher.
+    """
+    try:
+        matcher = importlib.import_module(_MATCHER).SimplePatternMatcher
+        original = matcher.match
+        inspect.signature(matcher._init_match).bind(None, 0)
+        inspect.signature(matcher._match_node).bind(None, None, None)
+    except (ImportError, AttributeError, TypeError):
+        yield
+        return
+
+    def match(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        if not self.pattern.has_single_output_node:
+            self._tracer = options.get("tracer")
+            self._graph = getattr(graph, "graph", graph)  # a function has a graph
+            self._init_match(0)
+            if not self._match_node(self.pattern.output_nodes[0], node) and not self._match:
+                return self._match
+        return original(self, model, graph, node, **options)
+
+    matcher.match = match
+    try:
+        yield
+    finally:
+        matcher.match = original
+
+
+# Store the length of each sliding window in the graph, so that a caller does not feed it.
+
+
+_WINDOW = re.compile(r"(?:input\.|output\.)?past_key_values\.(?:layers\.)?(\d+)\._sliding_window_tensor")
+
+
+def fold_windows(model: ir.Model, cache: Any) -> dict[int, int]:
+    """Replace the inputs with a window's length by constants, and remove the outputs that repeat them.
+
+    transformers' caches hold the length as a tensor (``_sliding_window_tensor``). The exporter makes every tensor of a
+    cache an input and an output. ``cache`` is the one that the model was traced with. Returns the length for the
+    index of each removed output.
+    """
+    graph = model.graph
+    lengths = _lengths(cache)
+    constants: dict[int, ir.Value] = {}
+    for value in [value for value in graph.inputs if _layer(value) in lengths]:
+        length = lengths[_layer(value)]
+        if length not in constants:
+            constants[length] = _constant(graph, length)
+        value.replace_all_uses_with(constants[length], replace_graph_outputs=True)
+        graph.inputs.remove(value)
+    removed = {index: lengths[_layer(value)] for index, value in enumerate(graph.outputs) if _layer(value) in lengths}
+    for index in sorted(removed, reverse=True):
+        del graph.outputs[index]
+    if constants or removed:
+        RemoveUnusedNodesPass()(model)
+    return removed
+
+
+def _lengths(cache: Any) -> Mapping[int, int]:
+    """Return the window of each layer that has one."""
+    lengths = {}
+    for index, layer in enumerate(getattr(cache, "layers", None) or ()):
+        length = getattr(layer, "_sliding_window_tensor", None)
+        if length is not None:
+            lengths[index] = int(length)
+    return lengths
+
+
+def _layer(value: ir.Value) -> int:
+    """Return the layer whose window the value holds; -1 for any other value."""
+    match = _WINDOW.fullmatch(value.name or "")
+    return int(match[1]) if match else -1
+
+
+def _constant(graph: ir.Graph, length: int) -> ir.Value:
+    """Add a scalar INT64 initializer."""
+    name = f"sliding_window_{length}"
+    constant = ir.Value(
+        name=name,
+        shape=ir.Shape([]),
+        type=ir.TensorType(ir.DataType.INT64),
+        const_value=ir.tensor(length, ir.DataType.INT64, name=name),
+    )
+    graph.register_initializer(constant)
+    return constant

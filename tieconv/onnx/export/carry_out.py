@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
+from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
-from tieconv.errors import VerificationError
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.export_options import ExportOptions
+from tieconv.checkpoint.write_plan.graph import HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
+from tieconv.execute.contents.sync import Syncer
+from tieconv.execute.contents.write import Writer
 from tieconv.execute.publish import swap
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
 from tieconv.execute.publish.owned import checked, owning
+from tieconv.execute.refusals import stale
 from tieconv.execute.staging import Staging
 from tieconv.execute.system_errors import writing
 from tieconv.onnx.export import adapter as export_adapter
-from tieconv.onnx.export.clamp import always_clamped
-from tieconv.onnx.export.companion_files import Files
-from tieconv.onnx.export.document import describe
-from tieconv.onnx.export.embeds.attention_blocks import first_pass
-from tieconv.onnx.export.embeds.probes import probe
-from tieconv.onnx.export.embeds.two_graphs import separate
-from tieconv.onnx.export.encoder_decoder.trace_pair import trace_pair
-from tieconv.onnx.export.export_settings import Settings
-from tieconv.onnx.export.layouts.arrange import GRAPH, arrange, arrange_pair, publish_names, published
-from tieconv.onnx.export.layouts.interface import STEM
+from tieconv.onnx.export.embeds import first_pass, probe, separate
+from tieconv.onnx.export.encoder_decoder import trace_pair
+from tieconv.onnx.export.layouts import GRAPH, STEM, Layout, Model, arrange, arrange_pair, publish_names, published
 from tieconv.onnx.export.sample_inputs import kind_of, sample
-from tieconv.onnx.export.share import Shared, share
 from tieconv.onnx.export.ties import join_ties
-from tieconv.onnx.export.weight_promises import check_finite, check_once
 from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
 from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
+from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING, read_graphs
+from tieconv.onnx.parity.graph.file import Graph, Value
 from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
-from tieconv.onnx.quantise.prove_once import prove_once
-from tieconv.onnx.quantise.quantise_export import quantise_tied
+from tieconv.onnx.quantise import Scheme, prove_once, quantise_tied
+from tieconv.onnx.write.data_placement import Store, lay_out
+from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
+from tieconv.onnx.write.plan import PlannedGraphs
+from tieconv.onnx.write.read_again import check_written
+from tieconv.onnx.write.session_proof import prove
 from tieconv.reference import Reference, load, load_config
+from tieconv.sources.local.files import locate
 from tieconv.text import shown
+from tieconv.version import VERSION
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage that begins, its number from 0, and the number of stages."""
@@ -247,3 +256,242 @@ class _Job:
                 swap.publish_directory(new, self.final, self.staging.old, old)
             else:
                 swap.publish_new(new, self.final)
+
+
+# The settings of an export, as its steps read them.
+
+
+@record
+class Settings:
+    """The ``options`` of the user, the ``layout`` that they name, and the ``model`` as that layout reads it."""
+
+    options: ExportOptions
+    layout: Layout
+    model: Model
+
+    @property
+    def dtype(self) -> str:
+        """The precision as torch names it."""
+        return PRECISIONS[self.options.precision]
+
+    @property
+    def form(self) -> HeadForm:
+        """The form of the head. Fused operators include the head's FusedMatMul."""
+        return HeadForm.FUSED if self.options.fuse else self.options.head_form
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How the weights are quantised."""
+        return None if self.options.quantise is None else Scheme(self.options.quantise)
+
+
+# Write `export.json`: what transformers needs to load the graph, and how it was exported and verified.
+
+
+EXPORT_SCHEMA = "tieconv.export/1"
+
+
+def describe(
+    outcome: ExportOutcome, document: Mapping[str, Any], graphs: Sequence[Path], identity: Identity | None
+) -> str:
+    """Return the exporter's ``document`` with a section ``tieconv``. It holds no paths and no times."""
+    section = _section(outcome, [read_graphs(str(graph)) for graph in graphs], identity)
+    return json.dumps({**document, "tieconv": section}, indent=2) + "\n"
+
+
+def _section(outcome: ExportOutcome, graphs: Sequence[Graph], identity: Identity | None) -> dict[str, Any]:
+    plan, report = outcome.plan, outcome.parity
+    named = {graph.path: {"graph": Path(graph.path).name} if len(graphs) > 1 else {} for graph in graphs}
+    return {
+        "schema": EXPORT_SCHEMA,
+        "tieconv": VERSION,
+        "architecture": plan.architecture,
+        "kind": plan.kind,
+        "precision": plan.precision,
+        "head_form": str(plan.form),
+        "fuse": plan.fuse,
+        "layout": plan.layout,
+        "quantise": plan.quantise or None,
+        "opset": graphs[0].opset,
+        "inputs": [_value(value) | named[graph.path] for graph in graphs for value in _own_inputs(graph)],
+        "outputs": [_value(value) | named[graph.path] for graph in graphs for value in graph.outputs],
+        "embedding": None if graphs[-1].embedding is None else _embedding(graphs[-1].embedding),
+        "not_exported": list(plan.left_out),
+        "tied": [list(names) for names in plan.tied],
+        "shared": [
+            {"initializer": m.initializer, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}
+            for m in outcome.matrices
+            if m.done
+        ],
+        "session": [
+            {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)} for proof in outcome.proofs
+        ],
+        "weights": None
+        if identity is None
+        else {"tensors": identity.tensors, "found": identity.found, "embedding_stored": identity.copies},
+        "files": dict(outcome.files),
+        "parity": {"verdict": "not_run", "reason": "--no-parity"}
+        if report is None
+        else {"verdict": str(report.verdict), "provider": report.provider.active, "report": "parity.json"},
+        "versions": dict(outcome.versions),
+    }
+
+
+def _own_inputs(graph: Graph) -> Sequence[Value]:
+    """Return the inputs without those of the embedding's graph, which come first."""
+    return graph.inputs[len(graph.embedding.inputs) if graph.embedding is not None else 0 :]
+
+
+def _embedding(graph: Graph) -> dict[str, object]:
+    """Return what the graph before the decoder reads and makes."""
+    inputs, outputs = ([_value(value) for value in values] for values in (graph.inputs, graph.outputs))
+    return {"file": EMBEDDING, "inputs": inputs, "outputs": outputs}
+
+
+def _value(value: Value) -> dict[str, object]:
+    return {"name": value.name, "dtype": value.dtype, "shape": list(value.shape)}
+
+
+# Write the other files of OUT: copies of the model's files, and documents.
+
+
+class Files:
+    """Writes to the directory ``new``; ``root`` is the model."""
+
+    def __init__(self, root: Path, new: Path) -> None:
+        self._root, self._new = root, new
+        self._syncer = Syncer()
+        self._writer = Writer(root, new, self._syncer, lambda count: None, lambda name: None)
+
+    def copy(self, names: Iterable[str]) -> None:
+        """Copy files of the model unchanged."""
+        for name in names:
+            self._writer.companion(name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a document."""
+        self._writer.text(OutputText(name, text))
+
+    def sync(self) -> None:
+        """Make all files under the directory durable. Raises the first `OSError`."""
+        try:
+            for name, status in tree.walk(self._new):
+                if status.st_size and not os.path.isdir(self._new / name):
+                    descriptor = os.open(self._new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    self._syncer.add(descriptor)
+                    os.close(descriptor)
+            self._syncer.finish()
+        finally:
+            self._syncer.stop()
+        for directory in tree.directories(self._new):
+            tree.sync_directory(directory)
+
+    def check_fresh(self) -> None:
+        """Raise `StalePlanError` if a copied file has changed since."""
+        for name, state in self._writer.record.sources.items():
+            if tree.file_state_at(self._root / name) != state:
+                raise stale(name)
+
+
+# Check what an export promises about weights: finite before the trace, the tied matrix stored once after it.
+
+
+def check_once(plan: ExportPlan, identity: Identity | None, files: int) -> None:
+    """Check that each of the data files stores the tied embedding once, as promised. Raises `VerificationError`."""
+    if plan.tied and identity is not None and identity.copies > files:
+        raise VerificationError(
+            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
+            "nothing was written; report this with the model's class",
+            "export.copies",
+        )
+
+
+def check_finite(reference: Reference, source: str) -> None:
+    """Check that no parameter overflows in the precision. Raises `RefusedError`."""
+    for name, parameter in reference.model.named_parameters():
+        if parameter.is_floating_point() and not _is_finite(parameter.data):
+            raise RefusedError(
+                f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
+                "use a precision with a wider range: --precision fp32 or bf16"
+                if reference.dtype == "float16"
+                else "inspect the tensor: tieconv inspect --depth full",
+                "export.range",
+            )
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Return whether no value is NaN or infinite. `torch.isfinite` would need as much memory as the values again."""
+    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
+
+
+# Trace the fp16 overflow guard of BART and related models without a branch on the data.
+
+
+class _Unknown:
+    """Replaces "is every element finite?" while tracing, and answers no, so that the guard is traced."""
+
+    def all(self) -> bool:
+        return False
+
+
+@contextmanager
+def always_clamped(model: Any) -> Iterator[None]:
+    """Make fp16 encoders clamp always, not only after an overflow.
+
+    They write ``if not torch.isfinite(x).all(): x = clamp(x, -m, m)``, m = 64504, which no tracer can follow. Clamping
+    always gives the same values. The only exception is a value beyond 64504 if nothing overflowed. transformers 5.23
+    uses `torch.isfinite` for nothing else.
+    """
+    if model.dtype != torch.float16 or not getattr(model.config, "is_encoder_decoder", False):
+        yield
+        return
+    before = torch.isfinite
+    torch.isfinite = lambda tensor: _Unknown()
+    try:
+        yield
+    finally:
+        torch.isfinite = before
+
+
+# Store every matrix of the exporter's graph once, read the graph again, and verify it in a session.
+
+
+@record
+class Shared:
+    """The result for each matrix, and what a session holds."""
+
+    matrices: tuple[SharedMatrix, ...]
+    proofs: tuple[SessionProof, ...]
+    notes: tuple[str, ...]
+
+
+def share(raw: Path, new: Path, form: HeadForm) -> Shared:
+    """Move the graphs of the directory ``raw`` to ``new``, and store every matrix of each once.
+
+    If no tensor byte changes (the usual case), only the graph is written and the data file is moved. Raises
+    `VerificationError` if the result is not as promised.
+    """
+    planned = plan_graph_dedup(locate(str(raw)), form)
+    store = lay_out(planned.files, None)
+    anew = store.data or store.removed
+    proofs = planned.execute(new).proofs if anew else _in_place(planned, store, raw, new)
+    notes = notes_of(planned.matrices, lambda form: f"tieconv export with --head-form {form}")
+    return Shared(planned.matrices, proofs, tuple(notes))
+
+
+def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[SessionProof, ...]:
+    os.mkdir(new)
+    graphs = {file.name for file in planned.files}
+    for data in [path for path in raw.iterdir() if path.name not in graphs]:
+        os.rename(data, new / data.name)
+    for file in planned.files:
+        if file.name in store.graphs:
+            (new / file.name).write_bytes(store.graphs[file.name])
+        else:
+            os.rename(raw / file.name, new / file.name)
+        check_written(new, file.name, file, planned.matrices)
+    return tuple(_proved(new, file.name, planned) for file in planned.files)
+
+
+def _proved(new: Path, name: str, planned: PlannedGraphs) -> SessionProof:
+    return prove(new, new / name, name, [matrix for matrix in planned.matrices if matrix.done and matrix.graph == name])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from inspect import signature
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Level
@@ -21,22 +24,18 @@ from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep
 from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
-from tieconv.onnx.export.caches import check_cache
-from tieconv.onnx.export.carry_out import Progress, run
-from tieconv.onnx.export.embeds_choice import AXES, check_options, rows_only
-from tieconv.onnx.export.encoder_decoder.planned_inputs import pair_inputs
-from tieconv.onnx.export.export_settings import Settings
-from tieconv.onnx.export.layouts.read import read_model
-from tieconv.onnx.export.layouts.registry import LAYOUTS
-from tieconv.onnx.export.sample_inputs import encoder_decoder_kind
-from tieconv.onnx.export.size_estimate import estimated_bytes
+from tieconv.onnx.export.carry_out import Progress, Settings, run
+from tieconv.onnx.export.embeds import LeftOut, left_out_parts, reads_embeddings, refused
+from tieconv.onnx.export.layouts import LAYOUTS, read_model
+from tieconv.onnx.export.sample_inputs import check_inputs, encoder_decoder_kind, modality_input, reads_features
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
-from tieconv.onnx.quantise.quantise_export import check_scheme, head_note
+from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
 from tieconv.onnx.write.dedup import HELD_TWICE
-from tieconv.reference import architecture
+from tieconv.reference import architecture, load_config
+from tieconv.reference.model import planned_encoder_input
 from tieconv.reference.packages import need
 from tieconv.text import shown, size
 
@@ -230,3 +229,151 @@ def _other_formats(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
     links = tuple(LinkFile(name, size) for name, size in copied.items())
     whole = replace(checkpoint, layout=Layout.SINGLE)
     return Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")
+
+
+# Estimate the bytes of an exported graph's data before it is made.
+
+
+def estimated_bytes(
+    evidence: Inspection, precision: str, quantise: Scheme | None, left_out: Collection[str] = ()
+) -> int:
+    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together.
+
+    The tensors ``left_out`` are not exported. A quantised matrix has ``bits`` for an element, and a scale for each
+    block.
+    """
+    tensors = evidence.checkpoint.tensors
+    again = {name for names in tied_names(evidence) for name in [n for n in names if n in tensors][1:]}
+    width = 4 if precision == "fp32" else 2
+    once = [record for name, record in tensors.items() if name not in again and name not in left_out]
+    if quantise is None:
+        return sum(record.elements * width for record in once)
+    coded = quantise.bits / 8 + (width / BLOCK if quantise is not Scheme.DYNAMIC else 0)
+    return sum(int(record.elements * (coded if len(record.shape) > 1 else width)) for record in once)
+
+
+# List the inputs of an encoder-decoder's graphs for the plan, and check that its encoder can be fed.
+
+
+_STATES = "decoder: encoder_hidden_states [batch, encoder sequence, width]"
+_DECODER = "decoder: input_ids [batch, sequence]"
+_MORE = (
+    "decoder: past_key_values [batch, heads, past, width] of each layer, for decoder and encoder",
+    "decoder: use_cache_branch [1], false for the first tokens",
+)
+
+
+def pair_inputs(name: str, directory: str) -> tuple[str, ...]:
+    """Return the inputs of the class ``name``, whose config is in ``directory``.
+
+    Raises `RefusedError` if the encoder reads images or sound in a shape that the config does not fix.
+    """
+    cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+    reads = planned_encoder_input(cls, directory) if reads_features(cls, Kind.PAIR) else None
+    if reads is None:
+        encoder = "encoder: input_ids and attention_mask [batch, encoder sequence]"
+        return encoder, _DECODER, f"{_STATES}, encoder_attention_mask", *_MORE
+    axes = ", ".join(map(str, ("batch", *reads.shape)))
+    return f"encoder: {reads.name} [{axes}]", _DECODER, _STATES, *_MORE
+
+
+# Decide whether a model is exported as an embedding and a decoder of `inputs_embeds`.
+
+
+AXES = (
+    "embed_tokens.onnx: input_ids [batch, sequence]",
+    "model.onnx: inputs_embeds [batch, sequence, width]",
+    "attention_mask [batch, past + sequence]",
+    "position_ids [batch, sequence], with M-RoPE [3, batch, sequence]",
+    "past_key_values [batch, heads, past, width] of each layer",
+)
+
+
+def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) -> LeftOut | None:
+    """Return what is not exported, or ``None`` if one graph reads token ids.
+
+    ``name`` is the class of the model, and ``wanted`` says that the user wants a decoder of `inputs_embeds`. Raises
+    `RefusedError` for a class whose decoder cannot be exported so.
+    """
+    cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+    if cls is None or not hasattr(cls, "forward"):
+        return None
+    images = bool(modality_input(cls))
+    if not wanted and (not images or reads_features(cls, kind)):
+        return None
+    if kind is Kind.SEQ2SEQ and reads_features(cls, encoder_decoder_kind(cls, one_graph=False)):
+        raise RefusedError(
+            f"{shown(name)} reads {modality_input(cls)}: --quantise supports only encoder-decoders of token ids",
+            "export without --quantise",
+            "export.quantise",
+        )
+    if kind is not Kind.CACHED or not reads_embeddings(cls):
+        check_inputs(cls)
+        raise refused(name, "is not a decoder that takes inputs_embeds")
+    return left_out_parts(cls, checkpoint.root, checkpoint.tensors, images=images)
+
+
+def check_options(layout: str, quantise: Scheme | None) -> None:
+    """Check that no option asks for one graph. Raises `RefusedError`."""
+    if layout == "plain" and quantise is None:
+        return
+    option = "--layout" if layout != "plain" else "--quantise"
+    raise RefusedError(
+        f"{option} supports only one graph, but this export writes a decoder of inputs_embeds and its embedding",
+        f"export without {option}",
+        "export.embeds",
+    )
+
+
+# Refuse models whose cache holds other states than keys and values, before any weight is read.
+
+
+_STATE_INPUTS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent"})
+"""Names of layers with a separate state in transformers' configs (`cache_utils`, and older configs)."""
+_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer"})
+"""transformers' cache layers that hold keys and values, and nothing else."""
+
+
+def check_cache(name: str, directory: str, source: str) -> None:
+    """Refuse the class ``name`` if it keeps a state between tokens that a graph has no input for.
+
+    ``directory`` holds its config; ``source`` is the model as the user wrote it. Raises `RefusedError` with code
+    ``export.cache``, which says the layer and its kind.
+    """
+    transformers = need("transformers", "onnx,torch", "exporting")
+    config = load_config(directory)
+    where = _layer_state(transformers, config) or _class_state(getattr(transformers, name, None))
+    if where:
+        raise RefusedError(
+            f"{shown(source)}: {shown(name)} keeps another state than keys and values {where}, "
+            "which export does not support",
+            "export with transformers.exporters, then run tieconv dedup on the result",
+            "export.cache",
+        )
+
+
+def _layer_state(transformers: Any, config: Any) -> str:
+    """Return the first layer with another state, with its kind and cache class; empty if there is none."""
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    for index, (kind, layer) in enumerate(zip_longest(kinds, _cache_layers(transformers, config), fillvalue="")):
+        cache = "" if layer in _LAYERS else layer
+        if cache or kind in _STATE_INPUTS:
+            return f"in layer {index} ({', '.join(filter(None, (kind, cache)))})"
+    return ""
+
+
+def _cache_layers(transformers: Any, config: Any) -> list[str]:
+    """Return the class of each layer's cache; empty for a config for which transformers builds no cache."""
+    try:
+        return [type(layer).__name__ for layer in transformers.DynamicCache(config=config).layers]
+    except (AttributeError, TypeError, ValueError):
+        return []  # the loaded model decides
+
+
+def _class_state(cls: Any) -> str:
+    """Return the argument with the state of a class that cannot go back to an earlier token; empty for others."""
+    if getattr(cls, "_is_stateful", False) is not True:
+        return ""
+    accepted = signature(cls.forward).parameters
+    argument = next((name for name in ("cache_params", "state") if name in accepted), "past_key_values")
+    return f"in every layer (argument {argument})"

@@ -10,11 +10,10 @@ from typing import Any, assert_never
 import torch
 
 from tieconv.errors import RefusedError
-from tieconv.onnx.export.embeds.probes import Reads, embedded
-from tieconv.onnx.export.embeds.text_part import EMBEDS
+from tieconv.onnx.export.embeds import EMBEDS, Reads, embedded
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.reference import Batch, Reference
-from tieconv.reference.encoder_input import feature_argument
+from tieconv.reference.model import feature_argument
 from tieconv.text import shown
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5

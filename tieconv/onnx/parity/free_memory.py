@@ -7,7 +7,7 @@ import os
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches.batch_shapes import BEYOND, LONG
 from tieconv.onnx.parity.measured_pair import Subject
-from tieconv.reference.device import CPU, free_memory
+from tieconv.reference.model import CPU, free_memory
 from tieconv.text import size
 
 WIDEST = 4096

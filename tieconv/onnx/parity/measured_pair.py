@@ -26,7 +26,7 @@ from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights
 from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.onnx.session.provider import device_id
 from tieconv.reference import architecture, load_config
-from tieconv.reference.device import torch_device
+from tieconv.reference.model import torch_device
 from tieconv.text import command, shown
 
 

@@ -19,9 +19,7 @@ from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
 from tieconv.onnx.parity.weights.folds import folds
 from tieconv.onnx.parity.weights.identity import weight_identity
 from tieconv.reference import Reference, load
-from tieconv.reference.device import CPU
-from tieconv.reference.language_part import stored_outside
-from tieconv.reference.unread_parameters import stored_unread
+from tieconv.reference.model import CPU, stored_outside, stored_unread
 from tieconv.sources.local.files import open_files
 
 

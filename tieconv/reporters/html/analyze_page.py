@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite, log10
 
-from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.reporters.html.page_parts import LIMIT, asked, drawn_figure, whole
-from tieconv.reporters.html.plots import plots
-from tieconv.reporters.html.svg import escape, figure
+from tieconv.checkpoint.results.analysis import Analysis, Headline, Measure, Section
+from tieconv.checkpoint.results.evolution import Evolution, RevisionFigures
+from tieconv.checkpoint.value_type import record
+from tieconv.reporters.html.style import PRINT, STYLE
+from tieconv.reporters.html.svg import (
+    NAMES,
+    STEPS,
+    WIDTH,
+    Frame,
+    Plot,
+    Point,
+    Recognised,
+    Series,
+    Shade,
+    bars,
+    escape,
+    figure,
+    frequency,
+    plane,
+    quantile,
+    span,
+    step_of,
+    svg,
+)
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -20,7 +41,7 @@ _LEGEND = (
 )
 
 
-def render(analysis: Analysis) -> str:
+def render_analysis(analysis: Analysis) -> str:
     """Return the page. Every text is escaped, and the page forbids the browser to load or run anything."""
     return whole(f"{analysis.source} – tieconv analyze", _body(analysis))
 
@@ -69,3 +90,433 @@ def _cell(title: str, value: float | None, unit: str = "") -> str:
     if value is None:
         return f'<td data-of="{title}">not given</td>'
     return f'<td data-of="{title}">{figure(value)}{f" {escape(unit)}" if unit else ""}</td>'
+
+
+# The plots of a section, chosen by the names of its series. Each has a text that explains it.
+
+
+_BINS = 100
+_ROWS = ((0.0, "first row"), (1.0, "last row"))
+_NAMES = {"tied": "tied table", "embed": "input embedding", "head": "output head", "": "input embedding"}
+_STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
+
+
+def plots(section: Section) -> list[Plot]:
+    """Return the plots of a section. A series with an unknown name becomes a line."""
+    left = {name: _finite(points) for name, points in section.series.items()}
+    drawings = list(bars_plot(section))
+    for recognise in (plane, frequency, _bias, _difference, _norms, _spectra, _scores, _losses):
+        drawn, used = recognise(left)
+        drawings += drawn
+        left = {name: points for name, points in left.items() if name not in used}
+    return drawings + [_unknown(name, points) for name, points in left.items() if len(points) > 1]
+
+
+def bars_plot(section: Section) -> Iterator[Plot]:
+    """Yield the bars of a section that compares pairs of tables, with floor and ceiling."""
+    drawing = bars(section.measures)
+    if drawing:
+        yield Plot(
+            "Agreement, compared with chance and with two untied seeds",
+            drawing,
+            "Only a bar beyond the chance mark is evidence. Expect no bar to pass the ceiling mark. "
+            "Trust neighbours, pairs and norms, because fitted maps favour the more regular table.",
+            (("c0", "tied table and untied input"), ("c1", "tied table and untied output")),
+            marks=(("floor", "chance"), ("ceiling", "ceiling: two untied seeds")),
+        )
+
+
+def _bias(series: Series) -> Recognised:
+    if not series.get("bias"):
+        return [], set()
+    bias = series["bias"]
+    frame = Frame("bias by row", (0, 1), span(bias), "rows in their order", "bias", _ROWS)
+    frame.dots(_by_row(bias), "c0")
+    says = (
+        "The bias of each row. Removing a constant bias costs nothing. A varying bias changes the logits of every "
+        "position, so remove it only if the bound above is small."
+    )
+    return [Plot("Bias by row", frame.svg(), says)], {"bias"}
+
+
+def _difference(series: Series) -> Recognised:
+    values = series.get("row_difference", ())
+    if not values:
+        return [], set()
+    equal = sum(1 for value in values if value == 0)
+    if equal == len(values):
+        says = "Every row shown is equal in both tables. The copy is redundant, and tieconv retie drops it."
+    else:
+        says = (
+            f"{equal:,} of {len(values):,} rows shown are equal. The colour of the others shows the size of the "
+            "difference. Colour only at the end is mostly padding. Colour in all rows may be rounding, a map or "
+            "training; the first sentence of this section says which."
+        )
+    drawing, ramp = _cells(values)
+    return [Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
+
+
+def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
+    """Draw a map of the rows, 64 on a line, the first at the top left. Equal rows are grey."""
+    across = min(64, len(values))
+    size = WIDTH / across
+    positive = [log10(value) for value in values if value > 0]
+    low, high = (min(positive), max(positive)) if positive else (0.0, 0.0)
+    marks: dict[str, list[str]] = {}
+    for index, value in enumerate(values):
+        style = f"q{step_of(log10(value), low, high)}" if value > 0 else "same"
+        x, y = index % across * size, index // across * size
+        marks.setdefault(style, []).append(f"M{x:.1f} {y:.1f}h{size - 0.6:.1f}v{size - 0.6:.1f}h-{size - 0.6:.1f}z")
+    parts = [f'<path class="cell {style}" d="{"".join(squares)}"/>' for style, squares in sorted(marks.items())]
+    drawing = svg("difference of each row", -(-len(values) // across) * size, parts)
+    return drawing, (f"‖difference‖, log scale: {figure(10**low)}", figure(10**high)) if positive else None
+
+
+def _norms(series: Series) -> Recognised:
+    names = [name for name in series if name.endswith("_norm") and len(series[name]) > 1]
+    if not names:
+        return [], set()
+    everything = [value for name in names for value in series[name]]
+    frame = Frame("row norms", (0, 1), span([0.0, quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS)
+    legend = tuple(_styled(names, "_norm"))
+    for name, (style, _) in zip(names, legend, strict=True):
+        low, middle, high = _binned(series[name], frame.y[1])
+        frame.band(low, high, style)
+        frame.line(middle, style)
+    says = (
+        "The length of rows. The line is the median, and the band holds four of five rows. Tables of one role rise and "
+        "fall together. A flat line at the end is padding. The section Rows lists special rows."
+    )
+    return [Plot("Norm profile", frame.svg(), says, legend)], set(names)
+
+
+def _spectra(series: Series) -> Recognised:
+    names = [name for name in series if name.endswith("spectrum") and any(value > 0 for value in series[name])]
+    if not names:
+        return [], set()
+    top = max(value for name in names for value in series[name])
+    bottom = max(top * 1e-6, min(value for name in names for value in series[name] if value > 0))
+    frame = Frame(
+        "singular values",
+        (0, 1),
+        (bottom, top),
+        "components, strongest first",
+        "singular value",
+        ((0.0, "first"), (1.0, "last")),
+        log=True,
+    )
+    legend = tuple(_styled(names, "spectrum"))
+    for name, (style, _) in zip(names, legend, strict=True):
+        frame.line([(x, value) for x, value in _by_row(series[name]) if value >= bottom], style)
+    says = (
+        "The size of the table in each direction. A steep start is one direction that all tokens share, which is "
+        "common in output tables. A fall to zero at the end shows directions that the model does not use."
+    )
+    return [Plot("Spectrum", frame.svg(), says, legend)], set(names)
+
+
+def _losses(series: Series) -> Recognised:
+    names = [name for name in series if name.startswith("loss ") and len(series[name]) > 1]
+    if not names:
+        return [], set()
+    frame = Frame(
+        "training loss",
+        (0, 1),
+        span(value for name in names for value in series[name]),
+        "steps",
+        "nats per word",
+        ((0.0, "first step"), (1.0, "last step")),
+    )
+    legend = tuple((f"c{index % 5}", name.removeprefix("loss ")) for index, name in enumerate(names))
+    for name, (style, _) in zip(names, legend, strict=True):
+        frame.line(_by_row(series[name]), style)
+    says = "The training loss of each step. If a line still falls at the end, train longer before you use the results."
+    return [Plot("Training", frame.svg(), says, legend)], set(names)
+
+
+def _scores(series: Series) -> Recognised:
+    values = series.get("under_trained_score", ())
+    if len(values) < 2:
+        return [], set()
+    frame = Frame(
+        "scores of tokens",
+        (0, 1),
+        span(values),
+        "tokens, from suspect to well trained",
+        "score",
+        ((0.0, "lowest"), (1.0, "highest")),
+    )
+    frame.line(_by_row(values), "c0")
+    says = (
+        "How far each token is from the rows that were never trained. A flat part at the start is a group of untrained "
+        "tokens. Filter them from prompts, or train them, before a release."
+    )
+    return [Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
+
+
+def _unknown(name: str, points: Sequence[float]) -> Plot:
+    heading = name.replace("_", " ")
+    frame = Frame(heading, (0, 1), span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last")))
+    frame.line(_by_row(points), "c0")
+    return Plot(heading, frame.svg(), "The numbers in order. A step between them separates groups.")
+
+
+def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
+    """Yield the colour and the name of each series. A role has the same colour in every plot."""
+    for index, name in enumerate(names):
+        stem = name.removesuffix(suffix).rstrip("_")
+        shown_as = _NAMES.get(stem, stem)
+        yield _STYLES.get(shown_as, f"c{(index + 3) % 5}"), shown_as
+
+
+def _finite(points: Sequence[float]) -> list[float]:
+    """Replace each value that is not a finite number, or would overflow a plot's arithmetic, with 0."""
+    return [
+        float(value) if isinstance(value, (int, float)) and isfinite(value) and abs(value) < 1e150 else 0.0
+        for value in points
+    ]
+
+
+def _by_row(values: Sequence[float]) -> list[Point]:
+    return [(index / max(1, len(values) - 1), value) for index, value in enumerate(values)]
+
+
+def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Point], list[Point]]:
+    """Return the 10 %, 50 % and 90 % quantiles of the values in each of `_BINS` stretches, at most ``most``."""
+    count = min(_BINS, len(values))
+    lines: tuple[list[Point], list[Point], list[Point]] = ([], [], [])
+    for number in range(count):
+        part = sorted(values[number * len(values) // count : (number + 1) * len(values) // count])
+        for line, share in zip(lines, (0.1, 0.5, 0.9), strict=True):
+            line.append((number / max(1, count - 1), min(most, part[round(share * (len(part) - 1))])))
+    return lines
+
+
+# `tieconv analyze --revisions --html`: one page of curves that needs no script, no network and no font.
+
+
+_EVOLUTION_LEGEND = (
+    "Floor (dashed, in brackets): the value of chance. ±: the standard error over rows or sampled tokens. "
+    "n: the number of rows, tokens or pairs behind a figure."
+)
+
+
+def render_evolution(evolution: Evolution) -> str:
+    """Return the page. Every text is escaped."""
+    return whole(f"{evolution.source} – tieconv analyze", _evolution_body(evolution))
+
+
+def _evolution_body(evolution: Evolution) -> Iterator[str]:
+    yield f"<header><h1>Embedding tables of <code>{escape(evolution.source)}</code> over training</h1>"
+    yield from asked(evolution.headline)
+    yield "</div></header>"
+    yield '<section><div class="plots">'
+    for number, plot in enumerate(curves(evolution)):
+        yield from drawn_figure(plot, f"p{number}")
+    yield "</div></section>"
+    yield f"<section><h2>Figures of each revision</h2><p>{_EVOLUTION_LEGEND}</p>"
+    for number, revision in enumerate(evolution.revisions):
+        yield from _revision(revision, number == len(evolution.revisions) - 1)
+    yield f"</section><footer><p>tieconv {escape(VERSION)}."
+    yield "Every number of this page is in <code>--json</code>.</p></footer>"
+
+
+def _revision(revision: RevisionFigures, is_open: bool) -> Iterator[str]:
+    figures = count(len(revision.measures), "figure")
+    yield f"<details{' open' if is_open else ''}><summary>{escape(revision.name)}, {figures}</summary>"
+    tables = ", ".join(f"{role}: {name}" for role, name in revision.tables.items())
+    yield f"<p>{escape(revision.source)} ({escape(tables)}), content {escape(revision.identity[:12])}</p>"
+    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", "±", "n", "meaning"))
+    yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
+    for measure in revision.measures:
+        value = "not given" if measure.value is None else figure(measure.value)
+        yield f'<tr><td>{escape(measure.name)}</td><td data-of="value">{value}</td>'
+        yield (
+            _evolution_cell("floor", measure.floor)
+            + _evolution_cell("±", revision.errors.get(measure.name))
+            + _evolution_cell("n", measure.n)
+        )
+        yield f"<td>{escape(measure.says, 400)}</td></tr>"
+    yield "</tbody></table></details>"
+
+
+def _evolution_cell(title: str, number: float | None) -> str:
+    return '<td class="none">–</td>' if number is None else f'<td data-of="{title}">{figure(number)}</td>'
+
+
+# Draw the figures of revisions as curves, each with its floor.
+
+
+_ROLES = {"E": ("c0", "input embedding E"), "U": ("c1", "head U"), "T": ("c2", "tied table T")}
+_PAIRS = {"E→U": ("c3", "E and U"), "E→T": ("c0", "untied E and T"), "U→T": ("c1", "untied U and T")}
+_FLOORS = (("chance", "chance, in the same colour"),)
+_AGREE = {
+    "identity": "Rows of one token as stored, columns centred.",
+    "procrustes": "Rows of one token after the best rotation. The chance value is not 0.",
+    "least squares": "Rows of one token after the best linear map. The chance value is not 0.",
+    "cka": "Similarities of all tokens in both tables. Rotations do not change it.",
+    "knn": "The share of a token's nearest tokens that both tables have in common.",
+    "rsa": "Cosines of random pairs of tokens, as rank correlation.",
+    "norms": "The lengths of the rows of one token, as correlation.",
+}
+
+
+@record
+class _Group:
+    """One plot: its heading, the title of the vertical axis, its caption, and the style and name of each measure."""
+
+    heading: str
+    unit: str
+    says: str
+    measures: dict[str, tuple[str, str]]
+
+
+def curves(evolution: Evolution) -> list[Plot]:
+    """Return the plots of an evolution: a curve for each measure over the steps, with its floor."""
+    return [plot for group in _groups() for plot in _plot(evolution, group)]
+
+
+def _groups() -> Iterator[_Group]:
+    for since, says in (
+        ("first", "A row that keeps its direction has 1. The table with the lower curve moved further."),
+        ("previous", "A low value means that the rows moved much between two revisions."),
+    ):
+        measures = {f"cosine {role} to {since}": style for role, style in _ROLES.items()}
+        heading = f"Cosine of each row with the {since} revision"
+        yield _Group(heading, "mean cosine", f"{says} Columns are not centred.", measures)
+    for name, says in _AGREE.items():
+        measures = {f"{name} {pair}": style for pair, style in _PAIRS.items()}
+        yield _Group(f"Agreement: {NAMES[name]}", "", f"{says} Only a curve above its floor is evidence.", measures)
+    measures = {f"mean norm {role}": style for role, style in _ROLES.items()}
+    yield _Group("Length of the rows", "mean ‖row‖", "The mean Euclidean length of the rows.", measures)
+
+
+def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
+    lines = {name: _points(evolution, name) for name in group.measures}
+    lines = {name: points for name, points in lines.items() if points[0]}
+    if not lines:
+        return
+    steps = [step for step, _ in _places(evolution)]
+    heights = [height for values, floors in lines.values() for _, height in (*values, *floors)]
+    named = any(revision.step is None for revision in evolution.revisions)
+    ticks = _names(evolution) if named else None
+    frame = Frame(
+        group.heading,
+        (min(steps), max(steps)),
+        _roomy(heights),
+        "revisions in their order" if named else "training step",
+        group.unit,
+        ticks,
+    )
+    for name, (values, floors) in lines.items():
+        style = group.measures[name][0]
+        frame.line(values, style)
+        frame.dots(values, style, few=True)
+        if floors:
+            frame.line(floors, f"{style} chance")
+    legend = tuple(group.measures[name] for name in lines)
+    marks = _FLOORS if any(floors for _, floors in lines.values()) else ()
+    yield Plot(group.heading, frame.svg(), group.says, legend, marks=marks)
+
+
+def _roomy(heights: Sequence[float]) -> Point:
+    """Return the range of the values with some room, so that no curve lies on the axis."""
+    low, high = span(heights)
+    return low - 0.04 * (high - low), high + 0.04 * (high - low)
+
+
+def _places(evolution: Evolution) -> Sequence[tuple[float, int]]:
+    """Return the position of each revision on the axis, with its number: its step, or its number."""
+    return [
+        (float(number if revision.step is None else revision.step), number)
+        for number, revision in enumerate(evolution.revisions)
+    ]
+
+
+def _points(evolution: Evolution, name: str) -> tuple[list[Point], list[Point]]:
+    """Return the points of a measure and of its floor. Revisions without a figure have no point."""
+    values: list[Point] = []
+    floors: list[Point] = []
+    for step, number in _places(evolution):
+        measure = evolution.revisions[number].measure(name)
+        if measure is None:
+            continue
+        for height, points in ((measure.value, values), (measure.floor, floors)):
+            if height is not None and isfinite(height):
+                points.append((step, height))
+    return values, floors
+
+
+def _names(evolution: Evolution) -> list[tuple[float, str]]:
+    """Return the names of the first and the last revision as marks of the axis."""
+    final = len(evolution.revisions) - 1
+    return [
+        (0.0, evolution.revisions[0].name[:20]),
+        (float(final), evolution.revisions[final].name[:20]),
+    ]
+
+
+# The parts that the pages of an analysis share: the head of the document, the answer, and figures.
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+LIMIT = 2000
+"""Characters of a sentence."""
+
+
+def whole(title: str, body: Iterable[str]) -> str:
+    """Return the page. It forbids the browser to load or run anything. ``title`` is text, ``body`` is HTML."""
+    return "\n".join((*_head(title), *body, "</main>", "</body>", "</html>", ""))
+
+
+def _head(title: str) -> Iterator[str]:
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">'
+    yield f"<title>{escape(title)}</title>"
+    yield f"<style>\n{STYLE}{PRINT}</style>\n</head>\n<body>\n<main>"
+
+
+def asked(headline: Headline) -> Iterator[str]:
+    """Yield the question, the answer and its certainty, inside an open ``div``."""
+    yield f'<div class="verdict"><p class="asked">{escape(headline.question, LIMIT)}</p>'
+    yield f"<p>{escape(headline.answer, LIMIT)}</p>"
+    if headline.certainty:
+        yield f'<p class="sure">How sure: {escape(headline.certainty, LIMIT)}.</p>'
+
+
+def drawn_figure(plot: Plot, key: str) -> Iterator[str]:
+    """Yield a figure with its legend and caption. ``key`` is unique on the page."""
+    yield f"<figure><h3>{escape(plot.heading)}</h3>"
+    if plot.legend:
+        yield '<ul class="legend">'
+        yield from (f'<li><i class="swatch {style}"></i>{escape(name)}</li>' for style, name in plot.legend)
+        yield from (f'<li><i class="mark {kind}"></i>{escape(name)}</li>' for kind, name in plot.marks)
+        yield "</ul>"
+    if plot.shades:
+        yield from _switch(plot.shades, key)
+    else:
+        yield from _ramp(plot.ramp) if plot.ramp else ()
+        yield plot.drawing
+    yield f"<figcaption>{escape(plot.says, LIMIT)}</figcaption></figure>"
+
+
+def _switch(shades: Sequence[Shade], key: str) -> Iterator[str]:
+    """Yield a radio button for each drawing. The style sheet alone switches; the first is shown at the start."""
+    yield '<div class="switch" role="group" aria-label="coloured by">'
+    for index, shade in enumerate(shades):
+        checked = " checked" if index == 0 else ""
+        yield f'<input type="radio" name="{key}" id="{key}c{index}" class="k{index}"{checked}>'
+        yield f'<label for="{key}c{index}">{escape(shade.name)}</label>'
+    for index, shade in enumerate(shades):
+        yield f'<div class="shade k{index}">'
+        yield from _ramp(shade.ramp)
+        yield f"{shade.drawing}</div>"
+    yield "</div>"
+
+
+def _ramp(ends: tuple[str, str]) -> Iterator[str]:
+    swatches = "".join(f'<i class="swatch q{step}"></i>' for step in range(STEPS))
+    yield f'<p class="legend ramp"><span>{escape(ends[0])}</span><span>{swatches}</span>'
+    yield f"<span>{escape(ends[1])}</span></p>"

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
-from tieconv.reporters.html.printing import PRINT
-from tieconv.reporters.html.style import STYLE
+from tieconv.reporters.html.style import PRINT, STYLE
 from tieconv.reporters.html.svg import escape
 from tieconv.reporters.text.fleet_text import headline
 from tieconv.text import count, size

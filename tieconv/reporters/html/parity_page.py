@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from tieconv.checkpoint.results.parity import Case, Gate, Identity, Lost, Parity, Verdict
-from tieconv.reporters.html.parity_plot import gate_bar, plot
-from tieconv.reporters.html.printing import PRINT
+from tieconv.checkpoint.results.parity import Case, Gate, Histogram, Identity, Lost, Parity, Verdict
+from tieconv.checkpoint.results.parity_metrics import Figures
+from tieconv.reporters.html.style import PRINT
 from tieconv.reporters.text.parity_text import facts, number
 from tieconv.text import count, shown
 
@@ -164,3 +165,119 @@ def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:
 def _unused(identity: Identity) -> Iterator[str]:
     if identity.unused:
         yield f"<p>The model's class does not read: {_text(', '.join(identity.unused))}</p>"
+
+
+# The plots of a parity report, drawn by hand as SVG in the page's own colours.
+
+
+_WIDTH, _HEIGHT = 420, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 30, 40
+_RMS_GATE = 2.0
+
+
+def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
+    """Draw both distributions on one logarithmic axis, with the graph's RMS error and the gate, 2 × torch's."""
+    first, end = _range(histogram)
+    scale = _Scale(histogram, first, end)
+    rms = _rms([case.floor for case in cases if case.floor])
+    parts = [
+        *_axis(histogram, scale, first, end),
+        f'<path d="{scale.area(histogram.floor)}" fill="var(--floor)" fill-opacity=".45"/>',
+        f'<path d="{scale.line(histogram.graph)}" fill="none" stroke="var(--graph)" stroke-width="2"/>',
+        *_mark(scale, rms * _RMS_GATE, "gate: 2 × torch's RMS", "var(--bad)", 12),
+        *_mark(scale, _rms([case.graph for case in cases if case.graph]), "graph's RMS", "var(--graph)", 26),
+    ]
+    label = f"Distribution of errors, {histogram.group}: graph and torch in the same precision"
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def gate_bar(gate: Gate) -> str:
+    """Draw the value as a bar and the limit as a mark. Returns an empty text for a gate without a value or limit."""
+    if gate.value is None or not gate.limit:
+        return ""
+    share = min(gate.value / gate.limit, 1.5) if math.isfinite(gate.value) else 1.5
+    colour = "var(--good)" if gate.passed else "var(--bad)"
+    return (
+        '<svg viewBox="0 0 150 10" preserveAspectRatio="none" aria-hidden="true" style="height:.6rem">'
+        '<rect x="0" y="2" width="150" height="6" fill="var(--line)"/>'
+        f'<rect x="0" y="2" width="{100 * share:.1f}" height="6" fill="{colour}"/>'
+        '<rect x="99" y="0" width="2" height="10" fill="var(--ink)"/></svg>'
+    )
+
+
+def _range(histogram: Histogram) -> tuple[int, int]:
+    """Return the range of bins with values, with one more bin on each side."""
+    held = [i for i, pair in enumerate(zip(histogram.graph, histogram.floor, strict=True)) if any(pair)]
+    # Bin 0 holds exact zeros, and must not stretch the axis.
+    inner = [i for i in held if i] or [0]
+    return max(min(inner) - 1, 0), min(max(inner) + 2, len(histogram.graph))
+
+
+class _Scale:
+    """The map from bins and shares to the picture's coordinates."""
+
+    def __init__(self, histogram: Histogram, first: int, end: int) -> None:
+        self.histogram, self.first, self.end = histogram, first, end
+        totals = [sum(counts) or 1 for counts in (histogram.graph, histogram.floor)]
+        pairs = zip((histogram.graph, histogram.floor), totals, strict=True)
+        self.most = max(max(counts[first:end], default=0) / total for counts, total in pairs) or 1.0
+
+    def x(self, position: float) -> float:
+        """Return the coordinate of a bin's left edge."""
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (position - self.first) / max(self.end - self.first, 1)
+
+    def at(self, value: float) -> float:
+        """Return the coordinate of a relative error, inside the picture."""
+        position = (math.log10(value) - self.histogram.start) / self.histogram.width
+        return self.x(min(max(position, self.first), self.end))
+
+    def line(self, counts: Sequence[int]) -> str:
+        total = sum(counts) or 1
+        bottom = _HEIGHT - _BOTTOM
+        steps = [f"M{self.x(self.first):.1f} {bottom}"]
+        for i in range(self.first, self.end):
+            y = bottom - (bottom - _TOP) * counts[i] / total / self.most
+            steps.append(f"L{self.x(i):.1f} {y:.1f}L{self.x(i + 1):.1f} {y:.1f}")
+        return "".join((*steps, f"L{self.x(self.end):.1f} {bottom}"))
+
+    def area(self, counts: Sequence[int]) -> str:
+        return f"{self.line(counts)}Z"
+
+
+def _axis(histogram: Histogram, scale: _Scale, first: int, end: int) -> Iterator[str]:
+    bottom = _HEIGHT - _BOTTOM
+    yield f'<path d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}" stroke="var(--soft)"/>'
+    per_decade = round(1 / histogram.width)
+    decades = [i for i in range(first, end + 1) if i % per_decade == 0]
+    every = max(1, -(-len(decades) // 7))
+    for i in decades[::every]:
+        x, power = scale.x(i), round(histogram.start + i * histogram.width)
+        yield f'<path d="M{x:.1f} {bottom}v5" stroke="var(--soft)"/>'
+        yield (
+            f'<text x="{min(max(x, 18), _WIDTH - 20):.1f}" y="{bottom + 18}" text-anchor="middle" font-size="12" '
+            f'fill="var(--soft)">10<tspan dy="-4" font-size="9">{power}</tspan></text>'
+        )
+    yield (
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle" font-size="12" fill="var(--soft)">'
+        "|error| / RMS of the logits</text>"
+    )
+
+
+def _mark(scale: _Scale, value: float, label: str, colour: str, y: int) -> Iterator[str]:
+    if not (value > 0 and math.isfinite(value)):
+        return
+    x = scale.at(value)
+    right = x > _WIDTH / 2
+    anchor = "end" if right else "start"
+    yield f'<path d="M{x:.1f} {y - 4}V{_HEIGHT - _BOTTOM}" stroke="{colour}" stroke-dasharray="4 3"/>'
+    yield (
+        f'<text x="{x + (-4 if right else 4):.1f}" y="{y}" text-anchor="{anchor}" font-size="11" '
+        f'fill="{colour}">{label}</text>'
+    )
+
+
+def _rms(figures: Sequence[Figures]) -> float:
+    """Return the relative RMS error of several cases together, each weighted by its positions."""
+    positions = sum(figure.positions for figure in figures)
+    squares = sum(figure.positions * figure.relative_rms**2 for figure in figures)
+    return math.sqrt(squares / positions) if positions else 0.0

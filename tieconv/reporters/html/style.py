@@ -1,5 +1,7 @@
 """The style sheet of the page: one column on a phone, two on a desktop. Light or dark follows the system."""
 
+from __future__ import annotations
+
 STYLE = """\
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#17191c;--soft:#5a6068;--rule:#dfe1e0;--accent:#1f6fd1;
 --c0:#e07b1a;--c1:#1f6fd1;--c2:#12866a;--c3:#8a4fc4;--c4:#b3323f;--same:#e4e5e3;--mark:#17191c;
@@ -85,4 +87,26 @@ svg .tick{font-size:13px}
 figure{padding:.85rem}
 }
 @media print{svg text,svg .name{font-size:14.5px}svg .tick{font-size:13px}}
+"""
+
+
+# The style of both pages in print: light colours, and each heading on the page of its section.
+
+
+PRINT = """\
+@page{margin:14mm}
+@media print{
+:root{color-scheme:light}
+body{background:#fff;font-size:11pt}
+main{max-width:none;padding:0}
+h1,h2,h3,summary,section>p,h2+p{break-after:avoid}
+.plots{grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));break-before:avoid}
+figure,.verdict,.gate,tr,dl,p{break-inside:avoid}
+figure svg{max-height:11cm}
+thead{display:table-header-group}
+.scroll{overflow:visible}
+details::details-content{content-visibility:visible}
+.switch input:not(:checked)+label{display:none}
+.swatch,.key{print-color-adjust:exact;-webkit-print-color-adjust:exact}
+}
 """

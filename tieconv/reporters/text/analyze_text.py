@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
+from tieconv.checkpoint.results.evolution import Evolution
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
-from tieconv.text import shown
+from tieconv.text import count, shown
 
 
-def render(analysis: Analysis, paint: Paint = plain, width: int | None = None) -> str:
+def render_analysis(analysis: Analysis, paint: Paint = plain, width: int | None = None) -> str:
     """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     source = shown(analysis.source)
     first, *rest = wrapped(f"{source}: {shown(analysis.headline, 2000)}", "", width)
@@ -45,3 +46,64 @@ def figure(value: float) -> str:
     if value == int(value) if abs(value) < 1e15 else False:
         return f"{int(value):,}"
     return f"{value:.3g}"
+
+
+# Render the figures of revisions as text: the answer, then tables with a line for each revision.
+
+
+_MOVED = "How far the rows moved, and their mean length"
+_AGREEMENT = {
+    "E→U": "How far the input embedding (E) and the head (U) agree",
+    "E→T": "How far the untied input embedding (E) and the tied table (T) agree",
+    "U→T": "How far the untied head (U) and the tied table (T) agree",
+}
+
+
+def render_evolution(evolution: Evolution, paint: Paint = plain, width: int | None = None) -> str:
+    """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
+    source = shown(evolution.source)
+    first, *rest = wrapped(f"{source}: {shown(evolution.headline, 2000)}", "", width)
+    reused = sum(revision.reused for revision in evolution.revisions)
+    lines = [first.replace(source, paint(source, "heading"), 1), *rest]
+    if reused:
+        lines.append(f"An earlier run measured {reused} of these {count(len(evolution.revisions), 'revision')}.")
+    return "\n\n".join(["\n".join(lines), *("\n".join(block) for block in _blocks(evolution, paint))])
+
+
+def _blocks(evolution: Evolution, paint: Paint) -> Iterator[list[str]]:
+    names = evolution.names
+    moved = [name for start in ("cosine ", "mean norm ") for name in names if name.startswith(start)]
+    yield [paint(_MOVED, "heading"), *_table(evolution, {_short(name): name for name in moved})]
+    for pair, heading in _AGREEMENT.items():
+        agreeing = [name for name in names if name.endswith(f" {pair}")]
+        if agreeing:
+            yield [
+                paint(heading, "heading"),
+                *_table(evolution, {name.removesuffix(f" {pair}"): name for name in agreeing}),
+            ]
+
+
+def _short(name: str) -> str:
+    """Return a narrower heading: "E to first" for "cosine E to first"."""
+    return name.removeprefix("cosine ").replace("mean norm ", "norm ")
+
+
+def _table(evolution: Evolution, heads: dict[str, str]) -> list[str]:
+    rows: list[Sequence[str]] = [("revision", *heads, "")]
+    for revision in evolution.revisions:
+        rows.append((shown(revision.name, 40), *(_value(revision.measure(name)) for name in heads.values()), ""))
+    floors = [evolution.revisions[-1].measure(name) for name in heads.values()]
+    rows.append(("floor, last revision", *(_floor(measure) for measure in floors), ""))
+    return columns(rows, "  ")
+
+
+def _value(measure: Measure | None) -> str:
+    return "" if measure is None else "not given" if measure.value is None else _short_figure(measure.value)
+
+
+def _floor(measure: Measure | None) -> str:
+    return "" if measure is None or measure.floor is None else _short_figure(measure.floor)
+
+
+def _short_figure(value: float) -> str:
+    return "0" if value == 0 else f"{value:.3f}" if 0.0005 <= abs(value) < 1000 else figure(value)

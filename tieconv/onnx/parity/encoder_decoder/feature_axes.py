@@ -8,7 +8,7 @@ from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.errors import UnreadableError
 from tieconv.onnx.parity.encoder_decoder.pair_roles import Pair
 from tieconv.reference import architecture
-from tieconv.reference.encoder_input import planned_encoder_input
+from tieconv.reference.model import planned_encoder_input
 from tieconv.reference.packages import need
 from tieconv.text import shown
 

@@ -36,7 +36,7 @@ from tieconv.onnx.parity.quantised.weights import Compared, compare, put
 from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Reference, architecture, load, load_config
-from tieconv.reference.device import CPU
+from tieconv.reference.model import CPU
 from tieconv.text import shown
 
 

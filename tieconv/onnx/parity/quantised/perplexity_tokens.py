@@ -12,7 +12,7 @@ import torch
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.reference import Batch, Reference
-from tieconv.reference.two_tables import load_tokenizer
+from tieconv.reference.windows import load_tokenizer
 from tieconv.text import count, shown
 
 WINDOW = 64

@@ -1,0 +1,188 @@
+"""What differs between two models beside their parameters: configs, files and quantised matrices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.quantised_matrix import QuantisedMatrix
+from tieconv.checkpoint.results.comparison import ConfigDifference, Contrast, FileDifference, TensorDifference, Weight
+from tieconv.checkpoint.results.matrix_difference import MatrixDifference, MatrixSide
+from tieconv.comparison.pair import Pair, of_side
+from tieconv.inspection.blocks import is_costly
+from tieconv.inspection.quantised.pair_relation import Table, relate_tables
+from tieconv.sources.digest import same_hash
+from tieconv.sources.local.files import open_regular
+
+# Compare two configs value by value, and classify each difference.
+
+
+COSMETIC = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "_attn_implementation_autoset"})
+"""Keys about the origin of the config, which no computation uses."""
+
+DTYPES = frozenset({"dtype", "torch_dtype"})
+"""Both names of the dtype. With equal stored types they decide only the precision of the computation."""
+
+_ABSENT = object()
+
+
+def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[ConfigDifference, ...]:
+    """Return every value that differs, in the order of the paths."""
+    values_a, values_b = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
+    return tuple(
+        ConfigDifference(
+            path, values_a.get(path), values_b.get(path), path in values_a, path in values_b, _weight(path)
+        )
+        for path in sorted(values_a.keys() | values_b.keys())
+        if not _same(values_a.get(path, _ABSENT), values_b.get(path, _ABSENT))
+    )
+
+
+def _one_spelling(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the config with `torch_dtype` renamed to `dtype`, as in transformers 5."""
+    return {"dtype" if key == "torch_dtype" and "dtype" not in config else key: value for key, value in config.items()}
+
+
+def _flat(config: Mapping[str, object], start: str) -> Iterator[tuple[str, object]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(_one_spelling(value), f"{start}{key}.")
+        else:
+            yield f"{start}{key}", value
+
+
+def _same(value_a: object, value_b: object) -> bool:
+    """Return whether two values are equal as JSON: true is not 1."""
+    if isinstance(value_a, list) and isinstance(value_b, list):
+        return len(value_a) == len(value_b) and all(map(_same, value_a, value_b))
+    return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))
+
+
+def _weight(path: str) -> Weight:
+    key = path.rpartition(".")[2]
+    if key in COSMETIC or key in DTYPES:
+        return Weight.COSMETIC
+    return Weight.TENSORS if key in (FLAG, DERIVED_KEY) else Weight.FUNCTION
+
+
+# List differences of the other files: tokenizer, generation config, card. They do not decide the result.
+
+
+_BLOCK = 1024 * 1024
+
+
+def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> tuple[FileDifference, ...]:
+    """Return files that only one directory has, or that differ; nothing for models of a single file.
+
+    Files on the Hub are compared by their hashes and are not downloaded. Files in an object store are read.
+    """
+    if Layout.FILE in (a.layout, b.layout):
+        return ()
+    return tuple(_differences(a, b, reader_a, reader_b))
+
+
+def _differences(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> Iterator[FileDifference]:
+    def equal(name: str) -> bool:
+        if a.revision or b.revision:
+            return same_hash(reader_a, reader_b, name)
+        return _same_bytes(Path(a.root), Path(b.root), name)
+
+    for name in sorted(a.companions.keys() | b.companions.keys()):
+        if name not in b.companions:
+            yield FileDifference(name, Contrast.ONLY_A)
+        elif name not in a.companions:
+            yield FileDifference(name, Contrast.ONLY_B)
+        elif a.companions[name] != b.companions[name] or not equal(name):
+            yield FileDifference(name, Contrast.DISTINCT)
+
+
+def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
+    first, second = open_regular(folder_a / name, folder_a), -1
+    try:
+        second = open_regular(folder_b / name, folder_b)
+        if os.path.samestat(os.fstat(first), os.fstat(second)):
+            return True
+        offset = 0
+        while True:
+            left, right = os.pread(first, _BLOCK, offset), os.pread(second, _BLOCK, offset)
+            if left != right or not left:
+                return left == right
+            offset += len(left)
+    finally:
+        os.close(first)
+        if second >= 0:
+            os.close(second)
+
+
+# Compare the quantised embeddings and heads of two models as matrices, if one of their parts differs.
+
+
+_Records = dict[str, TensorRecord]
+
+
+def matrix_differences(
+    a: Inspection, b: Inspection, tensors: tuple[TensorDifference, ...], reader: Pair
+) -> tuple[MatrixDifference, ...]:
+    """Return each quantised matrix of which a part differs, with the proved relation of both sides.
+
+    Both models on this machine: every value is compared. Raises what the reader raises.
+    """
+    return tuple(_differing_parts(a, b, tensors, reader))
+
+
+def _differing_parts(
+    a: Inspection, b: Inspection, tensors: tuple[TensorDifference, ...], reader: Pair
+) -> Iterator[MatrixDifference]:
+    differing = {name for difference in tensors for name in (difference.a, difference.b) if name is not None}
+    depth = Depth.HEADER if is_costly(reader.a) or is_costly(reader.b) else Depth.FULL
+    sides = [_matrices(model) for model in (a, b)]
+    for name in sorted({*sides[0], *sides[1]}):
+        tables = [matrices.get(name) or _float(model, name) for matrices, model in zip(sides, (a, b), strict=True)]
+        parts = tuple(dict.fromkeys(part for table in tables for part in _names(table) if part in differing))
+        if not parts:
+            continue
+        relation, records = None, _Records()
+        left, right = _moved(tables[0], "A", a, records), _moved(tables[1], "B", b, records)
+        if left is not None and right is not None:
+            relation = relate_tables(left, right, records, reader, depth)
+        yield MatrixDifference(name, _side(tables[0]), _side(tables[1]), parts, relation)
+
+
+def _matrices(model: Inspection) -> Mapping[str, QuantisedMatrix]:
+    return {matrix.name: matrix for matrix in (model.quantised.matrices if model.quantised else ())}
+
+
+def _float(model: Inspection, name: str) -> TensorRecord | None:
+    stored = model.checkpoint.tensors.get(name)
+    return stored if stored is not None and stored.dtype in FLOATS else None
+
+
+def _names(table: Table | None) -> tuple[str, ...]:
+    if isinstance(table, QuantisedMatrix):
+        return tuple(part.name for part in table.parts)
+    return () if table is None else (table.name,)
+
+
+def _moved(table: Table | None, side: str, model: Inspection, records: _Records) -> Table | None:
+    """Return the table with records of its side of the pair; the records of parts are added to ``records``."""
+    if not isinstance(table, QuantisedMatrix):
+        return None if table is None else of_side(table, side)
+    parts = tuple(replace(part, name=f"{side}/{part.name}") for part in table.parts)
+    for part in table.parts:
+        records[f"{side}/{part.name}"] = of_side(model.checkpoint.tensors[part.name], side)
+    return replace(table, parts=parts)
+
+
+def _side(table: Table | None) -> MatrixSide | None:
+    if table is None:
+        return None
+    if isinstance(table, QuantisedMatrix):
+        return MatrixSide(table.scheme, table.bits, table.shape)
+    return MatrixSide(table.dtype, None, (table.shape[0], table.shape[1]) if len(table.shape) == 2 else None)

@@ -1,0 +1,311 @@
+"""Trace an encoder-decoder as two graphs: the encoder, and a decoder with the caches of both attentions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from tieconv.errors import RefusedError
+from tieconv.onnx.export import adapter
+from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, sample_batch
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
+from tieconv.onnx.write.data_placement import PAGE, SMALL
+from tieconv.reference import EncoderInput, Reference
+from tieconv.reference.model import encoder_input
+from tieconv.reference.packages import need
+
+
+def trace_pair(
+    reference: Reference, raw: Path, data_of: Callable[[str], str], opset: int | None, fuse: str | None
+) -> None:
+    """Write the graphs `encoder_model.onnx` and `decoder_model_merged.onnx` to ``raw``.
+
+    ``data_of`` gives the name of a graph's data file. Graphs with the same data file share equal tensors. Raises what
+    `adapter.export_graph` raises.
+    """
+    model = reference.model
+    reads = encoder_input(model)
+    source, tokens = _sample(reference, reads)
+    encoder = Encoder(model)
+    with torch.no_grad():
+        reference.call(**source, decoder_input_ids=tokens, use_cache=False)  # raises if the config does not fit
+        # The encoder of images or sound has a fixed number of positions, but the decoder takes any.
+        hidden = encoder(**source)["last_hidden_state"][:, :SOURCE]
+        mask = source.get("attention_mask")
+        layers = _filled(model, tokens[:, :PAST], hidden, mask)
+    masked = {} if mask is None else {"encoder_attention_mask": mask}
+    step = {"input_ids": tokens[:, PAST:], **masked, HIDDEN: hidden, "past_key_values": layers}
+
+    def trace(module: torch.nn.Module, inputs: dict[str, Any], *, batch_only: bool = False) -> ir.Model:
+        made = adapter.export_graph(module.eval(), inputs, opset, fuse, batch_only=batch_only)
+        program: ir.Model = adapter.program_of(made)
+        return program
+
+    graphs = {ENCODER: trace(encoder, source, batch_only=reads is not None), DECODER: trace(Decoder(model), step)}
+    merge(graphs[DECODER], trace(CrossAttention(model), {HIDDEN: hidden}))
+    for name in dict.fromkeys(map(data_of, graphs)):
+        write_data((graph for stem, graph in graphs.items() if data_of(stem) == name), raw / name)
+    for stem, graph in graphs.items():
+        ir.save(graph, raw / f"{stem}.onnx")
+
+
+def _sample(reference: Reference, reads: EncoderInput | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return inputs of the encoder, and tokens of the decoder (batch × past and sequence)."""
+    rows = int(reference.model.config.get_text_config(decoder=True).vocab_size)
+    tokens = sample_batch(rows, PAST + SEQUENCE)
+    if reads is not None:
+        values = torch.randn((BATCH, *reads.shape), generator=torch.Generator().manual_seed(0))
+        return {reads.name: values.to(reference.model.dtype)}, tokens.ids
+    batch = sample_batch(rows, SOURCE)
+    return {"input_ids": batch.ids, "attention_mask": batch.mask}, tokens.ids
+
+
+def _filled(model: Any, ids: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor | None) -> Layers:
+    """Return keys and values of both attentions after the tokens ``ids``."""
+    cache = decoded(model, ids, hidden, mask, empty_cache()).past_key_values
+    own, cross = named(cache, "decoder"), named(cache, "encoder")
+    return {index: own[index] | cross[index] for index in own}
+
+
+# Wrap an encoder-decoder as three modules that a tracer can follow: encoder, decoder, and keys of the encoder.
+#
+# Their arguments and results have the names that the tensors of the graphs get.
+
+
+Layers = dict[str, dict[str, dict[str, torch.Tensor]]]
+"""Keys and values by layer, by `decoder` (self-attention) or `encoder` (cross-attention), and by `key` or `value`."""
+
+
+class Encoder(torch.nn.Module):  # type: ignore[misc]
+    """Return the encoder's last hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = model.get_encoder()
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"last_hidden_state": self.encoder(**inputs).last_hidden_state}
+
+
+class Decoder(torch.nn.Module):  # type: ignore[misc]
+    """Return the logits of some tokens after the past, and the self-attention's cache of past and tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        past_key_values: Layers,
+        encoder_attention_mask: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        layers = [past_key_values[str(index)] for index in range(len(past_key_values))]
+        cache = _joined(
+            _filled_cache(layer["decoder"] for layer in layers), _filled_cache(layer["encoder"] for layer in layers)
+        )
+        made = decoded(self.model, input_ids, encoder_hidden_states, encoder_attention_mask, cache)
+        return {"logits": made.logits, "present": named(made.past_key_values, "decoder")}
+
+
+class CrossAttention(torch.nn.Module):  # type: ignore[misc]
+    """Return the cross-attention's keys and values of the encoder's hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
+        ids = torch.zeros_like(encoder_hidden_states[:, :1, 0], dtype=torch.int64)
+        made = decoded(self.model, ids, encoder_hidden_states, None, empty_cache())
+        return {"present": named(made.past_key_values, "encoder")}
+
+
+def decoded(model: Any, ids: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> Any:
+    """Return what the model's forward pass returns for decoder tokens. ``hidden`` are the encoder's states."""
+    outputs = need("transformers.modeling_outputs", "onnx,torch", "exporting")
+    masked = {} if mask is None else {"attention_mask": mask}
+    return model(
+        encoder_outputs=outputs.BaseModelOutput(last_hidden_state=hidden),
+        decoder_input_ids=ids,
+        past_key_values=cache,
+        use_cache=True,
+        **masked,
+    )
+
+
+def empty_cache() -> Any:
+    """Return a cache of both attentions without a token."""
+    caches = need("transformers", "onnx,torch", "exporting")
+    return _joined(caches.DynamicCache(), caches.DynamicCache())
+
+
+def named(cache: Any, side: str) -> Layers:
+    """Return keys and values of one attention: ``decoder`` is the self-attention, ``encoder`` the cross-attention.
+
+    Raises `RefusedError` if a layer holds other states.
+    """
+    layers = cache.self_attention_cache.layers if side == "decoder" else cache.cross_attention_cache.layers
+    return {str(index): {side: {"key": key, "value": value}} for index, (key, value) in enumerate(_states(layers))}
+
+
+def _states(layers: Iterable[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for layer in layers:
+        key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not (isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor) and key.ndim == value.ndim == 4):
+            raise RefusedError(
+                f"the cache layer {type(layer).__name__} holds other states than keys and values",
+                "export with transformers.exporters, then run tieconv dedup on the result",
+                "export.cache",
+            )
+        yield key, value
+
+
+def _filled_cache(states: Iterable[dict[str, torch.Tensor]]) -> Any:
+    cache = need("transformers", "onnx,torch", "exporting").DynamicCache()
+    for index, state in enumerate(states):
+        cache.update(state["key"], state["value"], index)
+    return cache
+
+
+def _joined(own: Any, cross: Any) -> Any:
+    return need("transformers", "onnx,torch", "exporting").EncoderDecoderCache(own, cross)
+
+
+# Merge the first pass and the later steps of a decoder into one graph, whose weights are stored once.
+#
+# The two differ only in the cross-attention's keys and values. The first pass computes them, and a step takes them
+# from the cache. One `If` chooses, by the input `use_cache_branch`. optimum and transformers.js feed that input.
+
+
+BRANCH = "use_cache_branch"
+HIDDEN = "encoder_hidden_states"
+_PREFIX = "cross_attention/"
+
+
+def merge(decoder: ir.Model, cross: ir.Model) -> None:
+    """Add to ``decoder`` the graph ``cross``, which computes keys and values of the encoder's hidden states.
+
+    The decoder then returns them as `present.N.encoder.key` and `present.N.encoder.value`.
+    """
+    graph = decoder.graph
+    for key, version in cross.graph.opset_imports.items():
+        graph.opset_imports.setdefault(key, version)
+    hidden = _input(graph, HIDDEN)
+    computed = _computed(graph, cross, hidden)
+    branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
+    graph.inputs.append(branch)
+    pasts = [value for value in graph.inputs if ".encoder." in str(value.name)]
+    node = ir.node("If", [branch], num_outputs=len(pasts), name="cross_attention_cache")
+    for past, chosen in zip(pasts, node.outputs, strict=True):
+        chosen.name = str(past.name).replace("past_key_values", "present")
+        chosen.shape, chosen.type = past.shape, past.type
+        past.replace_all_uses_with(chosen)
+        past.shape = _maybe_empty(past)
+    node.attributes.add(ir.AttrGraph("then_branch", _from_cache(pasts)))
+    node.attributes.add(ir.AttrGraph("else_branch", computed))
+    graph.insert_before(graph[0], node)
+    _return(graph, list(node.outputs))
+    RemoveUnusedNodesPass()(decoder)
+
+
+def _maybe_empty(past: ir.Value) -> ir.Shape:
+    """Return the shape of a cache whose length differs from the encoder's in the first pass: it is empty then."""
+    assert past.shape is not None
+    batch, heads, _, width = past.shape
+    return ir.Shape([batch, heads, "past_encoder_sequence", width])
+
+
+def _computed(graph: ir.Graph, cross: ir.Model, hidden: ir.Value) -> ir.Graph:
+    """Move the graph of ``cross`` into a branch without inputs. Its weights become those of ``graph``."""
+    (source,) = cross.graph.inputs
+    hidden.shape, hidden.type = source.shape, source.type
+    source.replace_all_uses_with(hidden)
+    weights = list(cross.graph.initializers.values())
+    cross.graph.initializers.clear()
+    for weight in weights:
+        weight.name = f"{_PREFIX}{weight.name}"
+        graph.register_initializer(weight)
+    nodes, outputs = list(cross.graph), list(cross.graph.outputs)
+    cross.graph.outputs.clear()
+    cross.graph.remove(nodes)
+    for index, node in enumerate(nodes):
+        node.name = f"{_PREFIX}{node.name or index}"
+        for value in node.outputs:
+            value.name = f"{_PREFIX}{value.name}"
+    return ir.Graph([], outputs, nodes=nodes, name="first_pass")
+
+
+def _from_cache(pasts: list[ir.Value]) -> ir.Graph:
+    """Return a branch that returns the cache."""
+    nodes = [ir.node("Identity", [past], name=f"{_PREFIX}kept_{index}") for index, past in enumerate(pasts)]
+    for past, node in zip(pasts, nodes, strict=True):
+        value = node.outputs[0]
+        value.name, value.shape, value.type = f"{_PREFIX}kept.{past.name}", past.shape, past.type
+    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="step")
+
+
+def _return(graph: ir.Graph, values: list[ir.Value]) -> None:
+    """Add the values to the outputs, each after those of the same layer."""
+    outputs = list(graph.outputs)
+    graph.outputs.clear()
+    graph.outputs.extend(sorted([*outputs, *values], key=lambda value: _layer(str(value.name))))
+
+
+def _layer(name: str) -> int:
+    """Return the layer of a cache tensor; -1 for another value."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "present" else -1
+
+
+def _input(graph: ir.Graph, name: str) -> ir.Value:
+    return next(value for value in graph.inputs if value.name == name)
+
+
+# Write the tensors of several graphs to a data file, equal ones once.
+
+
+LEAST = 256
+"""Bytes from which a tensor goes to the data file. Smaller ones stay in the graph."""
+
+
+def write_data(graphs: Iterable[ir.Model], path: Path) -> None:
+    """Write the tensors of ``graphs`` to ``path``. Tensors with the same bytes become one byte range.
+
+    The graphs must be stored beside it.
+    """
+    placed: dict[bytes, list[tuple[int, ir.TensorProtocol]]] = {}
+    with path.open("wb") as data:
+        for model in graphs:
+            for graph in model.graphs():
+                for value in graph.initializers.values():
+                    tensor = value.const_value
+                    if tensor is None or tensor.nbytes < LEAST or tensor.dtype == ir.DataType.STRING:
+                        continue
+                    content = tensor.tobytes()
+                    alike = placed.setdefault(hashlib.sha256(content).digest(), [])
+                    offset = next((start for start, earlier in alike if earlier.tobytes() == content), None)
+                    if offset is None:
+                        offset = data.tell() + -data.tell() % (PAGE if len(content) >= PAGE else SMALL)
+                        data.write(bytes(offset - data.tell()) + content)
+                        alike.append((offset, tensor))
+                    value.const_value = _at(path, offset, tensor)
+
+
+def _at(path: Path, offset: int, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        path.name,
+        offset,
+        tensor.nbytes,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=str(tensor.name),
+        base_dir=path.parent,
+    )

@@ -1,1 +1,0 @@
-"""Export an encoder-decoder as two graphs with caches of both attentions, and one data file."""

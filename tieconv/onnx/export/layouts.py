@@ -1,0 +1,488 @@
+"""Define a layout. This one is `plain`: the names of transformers' exporter, for any program."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.value_type import record
+from tieconv.errors import RefusedError
+from tieconv.formats.documents import read_bytes
+from tieconv.formats.json.strict import loads
+from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
+from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.quantise import Scheme
+from tieconv.reference import load_config
+from tieconv.sources.local.files import open_files
+from tieconv.text import shown
+
+
+@record
+class Model:
+    """What a layout reads: the config as JSON and as transformers loads it, and the generation config as JSON."""
+
+    source: str
+    architecture: str
+    values: Mapping[str, Any]
+    config: Any
+    generation: Mapping[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.values.get("model_type", ""))
+
+    def whole(self, *names: str) -> int:
+        """Return the first of these entries of the config that is a positive integer; 0 if none is."""
+        entries = (getattr(self.config, name, None) for name in names)
+        return next((value for value in entries if isinstance(value, int) and value > 0), 0)
+
+
+STEM = "model"
+"""The name of a single graph, without the extension."""
+
+
+class Layout:
+    """What one program loads. The base class is the layout `plain`, which every kind of graph has."""
+
+    name = "plain"
+    program = ""
+    """The program with the release that was tried, for messages."""
+    kinds: frozenset[Kind] = frozenset(Kind)
+    precisions: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    data = "model.onnx.data"
+    renames = False
+    """Whether cache tensors are named `past_key_values.N.key` and `present.N.key`."""
+    reads_generation = False
+    """Whether `documents` reads the generation config."""
+    batch_axis = "batch"
+    """The name of the batch axis of an encoder-decoder's caches."""
+    made: frozenset[str] = frozenset()
+    """Documents that this layout writes; the model's own files with these names are not copied."""
+
+    def graph(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        """Return the path of a graph in OUT.
+
+        ``stem`` is its name until then, without the extension. ``scheme`` is that of a quantised graph.
+        """
+        return f"{stem}.onnx"
+
+    def data_of(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        """Return the name of the graph's data file, which is beside it. Graphs may share one."""
+        return self.data
+
+    def notes(self, kind: Kind, precision: str) -> tuple[str, ...]:
+        """Return what the user should know of the files."""
+        if kind is not Kind.PAIR or self.data_of(precision, ENCODER) == self.data_of(precision, DECODER):
+            return ()
+        return (f"{self.program} loads a data file for each graph, so encoder and decoder each store the tied matrix",)
+
+    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
+        """Return further files by name."""
+        return {}
+
+    def cache_shape(self, model: Model) -> tuple[int, int] | None:
+        """Return heads and width of the empty cache that the program feeds; None if it reads them from the graph."""
+        return None
+
+    def empty_cache(self, model: Model) -> tuple[int, int] | None:
+        """Return heads and width of the empty cache of an encoder-decoder; None if read from the graph."""
+        return None
+
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        """Check that the program can load such a graph. Raises `RefusedError`."""
+        if kind not in self.kinds:
+            raise self.refused(model, f"the layout {self.name} does not support this kind of graph ({kind})")
+        if precision not in self.precisions:
+            raise self.refused(model, f"the layout {self.name} does not support {precision}")
+        if scheme is not None and self.name != Layout.name and precision != "fp32":
+            raise self.refused(model, f"the layout {self.name} was tried with quantised graphs in fp32 only")
+        if kind is Kind.CACHED:
+            self.check_cache(model, (model.whole("num_key_value_heads", "num_attention_heads"), _width(model)))
+
+    def check_cache(self, model: Model, cache: tuple[int, int]) -> None:
+        """Check the heads and the width of the model's cache. Raises `RefusedError` if the program feeds others."""
+        fed = self.cache_shape(model)
+        if fed is not None and fed != cache:
+            feeds = f"{self.program} feeds {model.model_type} a cache of {_shape(fed)}"
+            raise self.refused(model, f"{feeds}, but the model has {_shape(cache)}")
+
+    def refused(self, model: Model, why: str) -> RefusedError:
+        """Return the error of a model that this layout cannot express."""
+        return RefusedError(
+            f"{shown(model.source)}: {shown(model.architecture)}: {shown(why, 300)}",
+            "export without --layout, or with another layout",
+            "export.layout",
+        )
+
+
+def _width(model: Model) -> int:
+    heads = model.whole("num_attention_heads")
+    return model.whole("head_dim") or (model.whole("hidden_size") // heads if heads else 0)
+
+
+def _shape(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} heads (width {shape[1]})"
+
+
+# The layout that optimum's `ORTModelForCausalLM`, `ORTModelForMaskedLM` and `ORTModelForSeq2SeqLM` load.
+
+
+_HEAD_DIM = frozenset({"gemma", "gemma3_text", "gpt_oss", "nemotron"})
+"""Model types whose `head_dim` optimum reads."""
+_GROUPED = frozenset({
+    "arcee", "cohere", "gemma", "gemma3_text", "glm", "granite", "gpt_oss", "helium", "mistral", "llama", "nemotron",
+    "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm",
+})  # fmt: skip
+"""Model types whose `num_key_value_heads` optimum reads. Others have as many as `num_attention_heads`."""
+_SPECIAL = frozenset({"bloom", "deepseek_v3", "falcon", "gpt_bigcode"})
+"""Model types whose cache optimum builds with a separate rule."""
+
+
+class Optimum(Layout):
+    """`optimum.onnxruntime.ORTModelForCausalLM` of optimum-onnx 0.1.0 (`modeling_decoder.py`)."""
+
+    name = "optimum"
+    program = "optimum-onnx 0.1.0"
+    kinds = frozenset({Kind.CACHED, Kind.MASKED, Kind.PAIR})
+    precisions = ("fp32", "fp16")
+    data = "model.onnx_data"
+    renames = True
+
+    def cache_shape(self, model: Model) -> tuple[int, int] | None:
+        heads = model.whole("num_attention_heads")
+        width = (
+            model.whole("head_dim") if model.model_type in _HEAD_DIM else model.whole("hidden_size") // max(heads, 1)
+        )
+        return (model.whole("num_key_value_heads") if model.model_type in _GROUPED else heads), width
+
+    def empty_cache(self, model: Model) -> tuple[int, int] | None:
+        return self.cache_shape(model)
+
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        super().check(model, kind, precision, scheme)
+        if kind is Kind.PAIR and not (model.whole("num_attention_heads") and model.whole("hidden_size")):
+            raise self.refused(model, f"{self.program} needs num_attention_heads and hidden_size of the decoder")
+        if kind is Kind.CACHED and model.model_type in _SPECIAL:
+            raise self.refused(model, f"{self.program} feeds {model.model_type} a cache of another form")
+
+
+# The layout that `onnxruntime_genai.Model` loads: a graph and `genai_config.json`.
+
+
+_TYPES = {
+    **{
+        name: name
+        for name in (
+            "chatglm", "ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "internlm2", "llama", "mistral",
+            "nemotron", "olmo", "phi", "phi3", "phimoe", "qwen2", "qwen3", "smollm3",
+        )
+    },
+    "gpt_oss": "gptoss",
+    "hunyuan_v1_dense": "hunyuandensev1",
+}  # fmt: skip
+"""The types of onnxruntime-genai for decoders with a cache of keys and values, by transformers' model types."""
+_SEARCH: dict[str, Any] = {
+    "diversity_penalty": 0.0, "do_sample": False, "length_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0,
+    "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+}  # fmt: skip
+"""Settings of the search with their values for a model whose generation config does not set them."""
+
+
+class GenAI(Layout):
+    """`onnxruntime_genai` 0.18.0. Its own builder writes the same entries (`models/builders/base.py`)."""
+
+    name = "genai"
+    program = "onnxruntime-genai 0.18.0"
+    kinds = frozenset({Kind.CACHED})
+    renames = True
+    reads_generation = True
+    made = frozenset({"genai_config.json"})
+
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        super().check(model, kind, precision, scheme)
+        if model.model_type == "gpt2":
+            raise self.refused(model, f"{self.program} reads a layer's keys and values of gpt2 from one tensor")
+        if model.model_type not in _TYPES:
+            raise self.refused(model, f"{self.program} has no model type for {model.model_type}")
+        if not model.whole("max_position_embeddings"):
+            raise self.refused(model, "the config has no max_position_embeddings, which genai_config.json needs")
+
+    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
+        document = {"model": self._model(model, precision), "search": _search(model)}
+        return {"genai_config.json": json.dumps(document, indent=4) + "\n"}
+
+    def _model(self, model: Model, precision: str) -> dict[str, Any]:
+        heads = model.whole("num_attention_heads")
+        tokens = {key: _token(model, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        first = tokens["eos_token_id"][0] if isinstance(tokens["eos_token_id"], list) else tokens["eos_token_id"]
+        # genai has no empty entry: a model without padding pads with the token that ends a text.
+        tokens["pad_token_id"] = first if tokens["pad_token_id"] is None else tokens["pad_token_id"]
+        return {
+            "type": _TYPES[model.model_type],
+            **{key: token for key, token in tokens.items() if token is not None},
+            "context_length": model.whole("max_position_embeddings"),
+            "vocab_size": model.whole("vocab_size"),
+            "decoder": {
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                "filename": self.graph(precision),
+                "head_size": model.whole("head_dim") or model.whole("hidden_size") // heads,
+                "hidden_size": model.whole("hidden_size"),
+                "num_attention_heads": heads,
+                "num_hidden_layers": model.whole("num_hidden_layers"),
+                "num_key_value_heads": model.whole("num_key_value_heads") or heads,
+                "inputs": {
+                    "input_ids": "input_ids",
+                    "attention_mask": "attention_mask",
+                    "position_ids": "position_ids",
+                    "past_key_names": "past_key_values.%d.key",
+                    "past_value_names": "past_key_values.%d.value",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": "present.%d.key",
+                    "present_value_names": "present.%d.value",
+                },
+            },
+        }
+
+
+def _token(model: Model, key: str) -> Any:
+    """Return the token of the generation config, or else that of the config."""
+    value = model.generation.get(key)
+    return getattr(model.config, key, None) if value is None else value
+
+
+def _search(model: Model) -> dict[str, Any]:
+    settings = {key: model.generation[key] for key in _SEARCH if model.generation.get(key) is not None}
+    return {
+        **_SEARCH,
+        **settings,
+        "early_stopping": True,
+        "max_length": model.whole("max_position_embeddings"),
+        # The graph returns a new cache at each step.
+        "past_present_share_buffer": False,
+    }
+
+
+# The layout that transformers.js loads: `onnx/model.onnx`, and a config with `transformers.js_config`.
+
+
+_GROUPED_ATTENTION = frozenset({
+    "afmoe", "apertus", "arcee", "cohere", "cohere2", "gpt_oss", "granite", "llama", "mistral", "mobilellm", "nanochat",
+    "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3_moe", "smollm3", "starcoder2", "ernie4_5",
+    "exaone", "gemma", "gemma2", "gemma3_text", "glm", "helium", "hunyuan_v1_dense", "ministral", "ministral3", "qwen3",
+    "solar_open", "vaultgemma",
+})  # fmt: skip
+"""Decoders with a cache of `num_key_value_heads` and `head_dim` (or hidden size / heads)."""
+_HEAD_WIDTH = frozenset({
+    "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "helium", "hunyuan_v1_dense", "ministral", "ministral3",
+    "qwen3", "solar_open", "vaultgemma",
+})  # fmt: skip
+"""Those of them that need `head_dim` in the config."""
+_WHOLE = frozenset({"codegen", "gpt2", "gpt_neox", "gptj", "jais", "opt", "stablelm"})
+"""Decoders with a cache of as many heads as `num_attention_heads`."""
+_PAIRS = frozenset({
+    "bart", "blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "mbart", "mt5", "t5",
+    "vision-encoder-decoder", "whisper",
+})  # fmt: skip
+"""Encoder-decoders. transformers.js reads the shape of their caches from the graph."""
+_MASKED = frozenset({
+    "albert", "bert", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "mobilebert",
+    "modernbert", "mpnet", "roberta", "roformer", "squeezebert", "xlm", "xlm-roberta",
+})  # fmt: skip
+
+
+_DTYPES: dict[tuple[str, Scheme | None], tuple[str, str]] = {
+    ("fp32", None): ("fp32", ""),
+    ("fp16", None): ("fp16", "_fp16"),
+    ("fp32", Scheme.INT8): ("q8", "_quantized"),
+    ("fp32", Scheme.DYNAMIC): ("q8", "_quantized"),
+    ("fp32", Scheme.INT4): ("q4", "_q4"),
+}
+"""The values of `dtype` and the suffixes of their files (`src/utils/dtypes.js`), by precision and scheme."""
+
+
+class TransformersJS(Layout):
+    """`@huggingface/transformers` 4.3.1 (`src/configs.js`, `src/models/registry.js`, `src/models/session.js`)."""
+
+    name = "transformers.js"
+    program = "transformers.js 4.3.1"
+    kinds = frozenset({Kind.CACHED, Kind.MASKED, Kind.PAIR})
+    precisions = ("fp32", "fp16")
+    renames = True
+    batch_axis = "batch_size"
+    made = frozenset({"config.json"})
+
+    def graph(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        return f"onnx/{_name(precision, stem, scheme)}.onnx"
+
+    def data_of(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+        # The browser loads a data file for one graph, by the graph's name.
+        return f"{_name(precision, stem, scheme)}.onnx_data"
+
+    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+        super().check(model, kind, precision, scheme)
+        types = {Kind.MASKED: _MASKED, Kind.PAIR: _PAIRS}.get(kind, _GROUPED_ATTENTION | _WHOLE)
+        if model.model_type not in types:
+            raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
+        decoder = model.values.get("decoder")
+        inner = str(decoder.get("model_type", "")) if isinstance(decoder, dict) else ""
+        if inner and inner not in _PAIRS | {"trocr"}:
+            raise self.refused(model, f"{self.program} feeds a decoder of type {inner} no cache of the encoder")
+
+    def cache_shape(self, model: Model) -> tuple[int, int] | None:
+        # transformers.js reads the file, and not the defaults of transformers' class.
+        heads = _entry(model, "num_attention_heads", "n_head")
+        width = _entry(model, "head_dim") if model.model_type not in _WHOLE else 0
+        if model.model_type not in _HEAD_WIDTH:
+            width = width or _entry(model, "hidden_size", "n_embd") // max(heads, 1)
+        return (heads if model.model_type in _WHOLE else _entry(model, "num_key_value_heads")), width
+
+    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
+        stems = (ENCODER, DECODER) if kind is Kind.PAIR else (STEM,)
+        dtype, _ = _DTYPES[precision, scheme]
+        settings: dict[str, Any] = {
+            "dtype": dtype,
+            "use_external_data_format": {f"{_name(precision, stem, scheme)}.onnx": 1 for stem in stems},
+        }
+        if precision == "fp16":
+            settings["kv_cache_dtype"] = {dtype: "float16"}
+        return {"config.json": json.dumps({**model.values, "transformers.js_config": settings}, indent=2) + "\n"}
+
+
+def _name(precision: str, stem: str, scheme: Scheme | None) -> str:
+    """Return the name of a graph, to which transformers.js adds a suffix for its type."""
+    return f"{stem}{_DTYPES[precision, scheme][1]}"
+
+
+def _entry(model: Model, *names: str) -> int:
+    """Return the first of these entries of `config.json` that is a positive integer; 0 if none is."""
+    entries = (model.values.get(name) for name in names)
+    return next((value for value in entries if isinstance(value, int) and value > 0), 0)
+
+
+# List the layouts by the words of `--layout`.
+
+
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Layout(), Optimum(), GenAI(), TransformersJS())}
+
+
+# Read what a layout needs of the model: the config, and the generation config if the layout uses it.
+
+
+_GENERATION = "generation_config.json"
+_LIMIT = 1_000_000
+"""Bytes of that file. The largest published files list some hundred ids."""
+
+
+def read_model(checkpoint: Checkpoint, architecture: str, layout: Layout) -> Model:
+    """Return the model as ``layout`` reads it. Raises `UnreadableError` for a generation config that is not JSON."""
+    generation = _generation(checkpoint) if layout.reads_generation else {}
+    config = load_config(checkpoint.root)
+    return Model(checkpoint.source, architecture, checkpoint.config_values, config, generation)
+
+
+def _generation(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    if _GENERATION not in checkpoint.companions:
+        return {}
+    with open_files(checkpoint.root) as files:
+        return loads(read_bytes(files, _GENERATION, _LIMIT), _GENERATION, limit=_LIMIT, lenient=True)
+
+
+# Give the exporter's files the names of a layout: cache tensors, the data file, and the graph in OUT.
+
+
+GRAPH = "model.onnx"
+"""The name of the graph until it is in OUT."""
+_CACHE = re.compile(r"(?P<side>input\.|output\.)?past_key_values\.(?:layers\.)?(?P<layer>\d+)\.(?P<part>key|value)s?")
+
+
+def arrange(raw: Path, layout: Layout, model: Model, data: str) -> None:
+    """Rename the cache tensors of the graph in the directory ``raw``, and its data file to ``data``.
+
+    The weights are not read. Raises `RefusedError` if the program would feed a cache of another shape.
+    """
+    if not layout.renames and data == f"{GRAPH}.data":
+        return
+    graph = ir.load(raw / GRAPH)
+    if layout.renames:
+        for cache in _rename_caches(graph):
+            layout.check_cache(model, cache)
+    if (raw / f"{GRAPH}.data").exists():
+        os.rename(raw / f"{GRAPH}.data", raw / data)
+        _move_data(graph, data)
+    ir.save(graph, raw / GRAPH)
+
+
+def arrange_pair(decoder: Path, layout: Layout, model: Model) -> None:
+    """Give the axes of the decoder's caches the names and sizes that the program reads.
+
+    If the program feeds an empty cache with other heads or another width, these two axes are open. ONNX Runtime ignores
+    the shape of an empty tensor when it joins tensors.
+    """
+    graph = ir.load(decoder)
+    fed = layout.empty_cache(model)
+    for value in graph.graph.inputs:
+        if value.shape is not None and str(value.name).startswith("past_key_values."):
+            _, heads, past, width = value.shape
+            sides = (heads, width) if fed in (None, (heads, width)) else ("heads", "width")
+            value.shape = ir.Shape([layout.batch_axis, sides[0], past, sides[1]])
+    ir.save(graph, decoder)
+
+
+def published(layout: Layout, precision: str, stems: Iterable[str], scheme: Scheme | None) -> dict[str, Path]:
+    """Return the paths in OUT of the graphs and their data, by their names until then."""
+    paths = {}
+    for stem in stems:
+        final = Path(layout.graph(precision, stem, scheme))
+        paths[f"{stem}.onnx"] = final
+        data = layout.data_of(precision, stem, scheme)
+        paths[data] = final.parent / data
+    return paths
+
+
+def publish_names(new: Path, paths: Mapping[str, Path]) -> None:
+    """Move the graphs and their data to their paths in OUT (`published`), relative to the directory ``new``."""
+    for name, path in paths.items():
+        if (new / name).exists() and new / name != new / path:
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(new / name, new / path)
+
+
+def _rename_caches(model: ir.Model) -> Iterator[tuple[int, int]]:
+    """Name the cache tensors, and yield heads and width of each input."""
+    for values, prefix in ((model.graph.inputs, "past_key_values"), (model.graph.outputs, "present")):
+        for value in values:
+            match = _CACHE.fullmatch(value.name or "")
+            if match is None:
+                continue
+            value.name = f"{prefix}.{match['layer']}.{match['part']}"
+            shape = value.shape
+            if prefix == "past_key_values" and shape is not None:
+                heads, width = shape[1], shape[3]
+                if isinstance(heads, int) and isinstance(width, int):
+                    yield heads, width
+
+
+def _move_data(model: ir.Model, name: str) -> None:
+    """Make every external tensor refer to the file ``name``."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = ir.ExternalTensor(
+                    name,
+                    tensor.offset,
+                    tensor.length,
+                    tensor.dtype,
+                    shape=tensor.shape,
+                    name=tensor.name,
+                    base_dir=tensor.base_dir,
+                )

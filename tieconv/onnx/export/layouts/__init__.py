@@ -1,1 +1,0 @@
-"""Layouts: the file names, tensor names and documents that other programs load."""
