@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import children
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
 pytest_plugins = ["tests.optional"]
@@ -43,6 +44,13 @@ def models() -> Path:
 def _one_thread_each() -> None:
     """Two workers on two cores: more threads would only wait for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """A failed test leaves no process behind."""
+    yield
+    children.end_all()
 
 
 _SCREEN = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM", "PYTHONPATH", "PATH", "HOME")

@@ -7,15 +7,13 @@ import inspect
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-pytest.importorskip("torch", reason="the guides load models")
-pytest.importorskip("transformers", reason="the guides load models")
-pytest.importorskip("onnxruntime", reason="a guide exports a graph")
-pytest.importorskip("peft", reason="two guides merge an adapter")
+pytestmark = pytest.mark.needs("torch", "transformers", "onnxruntime", "peft")  # what the guides import
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -34,7 +32,15 @@ def by_name(path: Path) -> str:
     return path.stem
 
 
-@pytest.mark.parametrize("path", PAGES, ids=by_name)
+def _with_speed() -> Iterator[object]:
+    """Each page; those that run Python programs, nearly all with torch, or export a graph are slow tests."""
+    for path in PAGES:
+        commands = guides.commands(path.read_text(encoding="utf-8"))
+        slow = any(re.match(r"python |tieconv (export|parity) |.*&& python ", command) for command in commands)
+        yield pytest.param(path, marks=[pytest.mark.slow] if slow and path.stem != "convert-bin" else [])
+
+
+@pytest.mark.parametrize("path", list(_with_speed()), ids=by_name)
 def test_a_guide_shows_what_its_commands_print(path: Path) -> None:
     """Every console block, run in an empty directory; `python docs/generate.py PAGE` writes the page anew."""
     text = path.read_text(encoding="utf-8")

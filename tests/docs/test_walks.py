@@ -64,6 +64,7 @@ def test_the_way_of_check(models: Path) -> None:
     hold("check", walk)
 
 
+@pytest.mark.slow
 def test_the_way_of_parity(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The modules that `tieconv parity` enters."""
     pytest.importorskip("onnxruntime")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests import children
 
 from . import models
 
@@ -24,22 +25,15 @@ def command(kind: str, source: Path, out: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "execute.driver", kind, str(source), str(out), *options]
 
 
-def _heed_signals() -> None:
-    """As under a shell: a test run that ignores hang-ups (nohup) would hand that down."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     """Start, with pipes."""
-    return subprocess.Popen(
+    return children.start(
         arguments,
         env=environment(),
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=_heed_signals,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.cli.run import ok, refused, run
 from tieconv import api
 from tieconv.errors import WriteFailedError
@@ -245,7 +246,7 @@ def test_killed_until_it_is_done(model: Path) -> None:
     subprocess.run([*command[:-3], "-o", "timed"], check=True, capture_output=True)
     takes = time.monotonic() - started
     for number in range(12):
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        process = children.start(command, stderr=subprocess.PIPE, text=True)
         time.sleep(takes * chance.uniform(0.5, 1))
         process.send_signal((signal.SIGKILL, signal.SIGTERM)[number % 2])
         process.communicate()

@@ -15,6 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
 from tieconv.gate.fleet.run_directory import read_run
 
@@ -46,11 +47,9 @@ def children(process: int) -> list[int]:
 
 
 def ended(processes: list[int]) -> bool:
-    """Whether they end within 10 seconds."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until and any(Path(f"/proc/{process}").exists() for process in processes):
-        time.sleep(0.01)
-    return not any(Path(f"/proc/{process}").exists() for process in processes)
+    """Wait until they have ended."""
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+    return True
 
 
 def test_results_and_report(fleet: Path) -> None:
@@ -147,12 +146,9 @@ def test_a_driver_that_is_killed(fleet: Path) -> None:
     """SIGKILL in the middle: a later run reads only what has no line, and every model has its findings."""
     for number in range(300):
         shutil.copytree(fleet / "llama-duplicated", fleet / f"copy-{number}")
-    driver = subprocess.Popen([sys.executable, "-P", "-m", "tieconv", "fleet", "check", "fleet", "-o", "runs", "-j2"])
+    driver = start([sys.executable, "-P", "-m", "tieconv", "fleet", "check", "fleet", "-o", "runs", "-j2"])
     results = Path("runs/check.jsonl")
-    until = time.monotonic() + 60
-    while not results.exists() or results.read_bytes().count(b"\n") < 20:
-        assert time.monotonic() < until and driver.poll() is None
-        time.sleep(0.005)
+    wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 20, driver)
     workers = children(driver.pid)
     driver.kill()
     driver.wait()

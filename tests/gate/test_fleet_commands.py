@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import children
+from tests.children import wait_until
 from tests.cli.run import ok, refused, run
+from tests.patience import HANGS
 from tieconv.cli.fleet import verbs
 from tieconv.cli.fleet.run_command import Answer, run_command
 from tieconv.gate.fleet.command_results import output_of
@@ -53,12 +55,15 @@ def tree(directory: str | Path) -> dict[str, bytes]:
 
 def wait_for_the_end(group: int) -> None:
     """Return when no process of a group runs. The processes of a killed driver end by themselves."""
-    until = time.monotonic() + 30
-    with contextlib.suppress(ProcessLookupError):
-        while True:
+
+    def gone() -> bool:
+        try:
             os.killpg(group, 0)
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_until(gone)
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
@@ -118,12 +123,9 @@ def test_a_killed_driver_goes_on(fleet: Path) -> None:
     for number in range(60):
         shutil.copytree(fleet / "bart", fleet / f"copy-{number:02}")
     words = ["fleet", "convert", "fleet", "-o", "runs", "-j2", "--", "--to", "torch"]
-    driver = subprocess.Popen([sys.executable, "-P", "-m", "tieconv", *words], start_new_session=True)
+    driver = children.start([sys.executable, "-P", "-m", "tieconv", *words], start_new_session=True)
     results = Path("runs/convert.jsonl")
-    until = time.monotonic() + 60
-    while not results.exists() or results.read_bytes().count(b"\n") < 10:
-        assert time.monotonic() < until and driver.poll() is None
-        time.sleep(0.005)
+    wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 10, driver)
     driver.kill()
     driver.wait()
     wait_for_the_end(driver.pid)
@@ -300,7 +302,7 @@ def _locking(arguments: Sequence[str]) -> Answer:
     _locking.lock = Lock()  # type: ignore[attr-defined]
     if arguments[-1] == "fleet/t5":
         Path("started").touch()
-        time.sleep(60)
+        time.sleep(HANGS)
     return 0, "{}", None
 
 
@@ -313,15 +315,40 @@ def test_nothing_is_printed_at_the_end(fleet: Path, model: str) -> None:
     )
     words = [sys.executable, "-c", program, "fleet", "inspect", model, "-o", "runs", "-q"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    driver = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    driver = children.start(words, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     if model == "fleet/t5":
-        until = time.monotonic() + 60
-        while not Path("started").exists():
-            assert time.monotonic() < until and driver.poll() is None
-            time.sleep(0.01)
+        wait_until(Path("started").exists, driver)
         os.killpg(driver.pid, signal.SIGINT)
-    assert driver.communicate(timeout=60)[1] == ("interrupted\n" if model == "fleet/t5" else "")
+    assert driver.communicate(timeout=HANGS)[1] == ("interrupted\n" if model == "fleet/t5" else "")
     assert driver.returncode == (130 if model == "fleet/t5" else 0)
+
+
+def _waiting(_: Sequence[str]) -> Answer:
+    with open("started", "a") as file:
+        file.write("x")
+    wait_until(Path("go").exists)
+    return 0, "{}", None
+
+
+def test_an_ignored_interrupt_ends_no_worker(fleet: Path) -> None:
+    """Under `nohup`, and in the background of a script, Ctrl-C is meant for other programs."""
+    program = (
+        "from tests.gate import test_fleet_commands as tests; from tieconv.cli import main; "
+        "from tieconv.cli.fleet import verbs; verbs.run_command = tests._waiting; main()"
+    )
+    words = [sys.executable, "-c", program, "fleet", "inspect", "fleet/t5", "-o", "runs", "-q"]
+    driver = children.start(
+        words,
+        prepare=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        start_new_session=True,
+    )
+    wait_until(Path("started").exists, driver)
+    os.killpg(driver.pid, signal.SIGINT)
+    Path("go").touch()
+    assert driver.wait(HANGS) == 0
+    assert lines("inspect")["fleet/t5"]["exit_code"] == 0
+    assert Path("started").read_text() == "x", "a second worker had to take the model"
 
 
 @pytest.mark.parametrize(

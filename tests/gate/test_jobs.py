@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tieconv
+from tests.patience import HANGS
 from tieconv.api.findings.gate import find_policy
 from tieconv.errors import RefusedError
 from tieconv.gate.examine import check_models
@@ -31,6 +32,8 @@ def work(path: str) -> str:
         raise RefusedError("refused", "hint", "code")
     if path.endswith("-slow"):
         time.sleep(0.3)
+    if path.endswith("-stuck"):
+        time.sleep(HANGS)
     return path.upper()
 
 
@@ -82,11 +85,11 @@ def test_an_error_of_the_work_is_raised() -> None:
 
 def test_a_caller_that_stops_waits_for_no_model() -> None:
     """The processes are ended."""
-    results = each(work, ["now", "later-slow", "a-slow", "b-slow"], Workers(2), lost)
+    results = each(work, ["now", "later-stuck", "a-stuck", "b-stuck"], Workers(2), lost)
     assert next(results) == "NOW"
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 0.25
+    assert time.monotonic() - began < HANGS
 
 
 class Cluster(Executor):

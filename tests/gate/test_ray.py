@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import tieconv
+from tests import children
+from tests.children import wait_until
 from tests.cli.run import ok, refused
 from tieconv.errors import MissingPackageError, SettingsError
 from tieconv.gate.work.jobs import unordered
@@ -187,12 +189,9 @@ def test_a_killed_driver_goes_on(cluster: Any, tmp_path: Path) -> None:
         sys.executable, "-m", "tieconv", "fleet", "check", "fleet", "-o", "far", "--depth", "full", "-j", "1",
         "--engine", "ray", "--address", cluster.address,
     ]  # fmt: skip
-    driver = subprocess.Popen(command, cwd=tmp_path)
+    driver = children.start(command, cwd=tmp_path)
     results = tmp_path / "far" / "check.jsonl"
-    until = time.monotonic() + 120
-    while not results.exists() or results.read_bytes().count(b"\n") < 8:
-        assert time.monotonic() < until and driver.poll() is None
-        time.sleep(0.002)
+    wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 8, driver)
     driver.kill()
     driver.wait()
     done = results.read_bytes().count(b"\n")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
+from tests.children import wait_until
 from tests.hub.conftest import TOKEN, Run, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
@@ -143,19 +145,15 @@ def test_interrupt(
     hub.add("org/s", sharded(tmp_path / "s", shards=3))
     for name in (NOTES, "model-00002-of-00003.safetensors"):
         hub.faults[name] = Fault("stall", value="60")
-    process = subprocess.Popen(
+    process = children.start(
         [sys.executable, "-P", "-m", "tieconv", *words],
         env=environment,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    stalled = time.monotonic() + HANGS
-    while all(fault.times == 1_000_000 for fault in hub.faults.values()):
-        assert time.monotonic() < stalled and process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: any(fault.times < 1_000_000 for fault in hub.faults.values()), process)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANGS)

@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import children
+from tests.children import wait_until
 from tests.hub.conftest import Run
 from tests.hub.stub import Fault, Hub
+from tests.patience import HANGS
 
 
 @pytest.fixture
@@ -155,27 +158,21 @@ def test_resumed_run_counts_the_same(org: Hub, tieconv: Run, models: Path) -> No
 def test_interrupt_of_processes(group: bool, org: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """^C ends a run with `-j` at once, also where only the parent hears it, while servers are silent."""
     for name in ("config.json", "model.safetensors"):
-        org.faults[name] = Fault("stall", value="100")
-    process = subprocess.Popen(
+        org.faults[name] = Fault("stall", value=str(2 * HANGS))
+    process = children.start(
         [sys.executable, "-P", "-m", "tieconv", "check", "hf://org/*", "-j", "3"],
-        env=environment,
+        env={**environment, "HF_HUB_DOWNLOAD_TIMEOUT": str(2 * HANGS)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    stalled = time.monotonic() + 60
-    while sum(1_000_000 - fault.times for fault in org.faults.values()) < 2:
-        assert time.monotonic() < stalled and process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: sum(1_000_000 - fault.times for fault in org.faults.values()) >= 2, process)
     time.sleep(0.2)
     if group:
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=HANGS)
     assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
-    assert time.monotonic() - began < 15  # servers are silent for 30 seconds

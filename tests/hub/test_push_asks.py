@@ -6,8 +6,6 @@ import fcntl
 import os
 import pty
 import select
-import signal
-import subprocess
 import sys
 import termios
 from collections.abc import Callable
@@ -15,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.hub.conftest import TOKEN
 from tests.hub.stub import Hub
+from tests.patience import HANGS
 
 Typed = Callable[..., tuple[int, str]]
 
@@ -28,7 +28,7 @@ def typed(hub: Hub, environment: dict[str, str], models: Path, tmp_path: Path) -
 
     def call(answer: bytes, *words: str, question: bytes = b"push this? [y/N]:") -> tuple[int, str]:
         master, slave = pty.openpty()
-        process = subprocess.Popen(
+        process = children.start(
             [sys.executable, "-P", "-m", "tieconv", "push", models / "llama-untied", "hf://org/m", *words],
             env={**environment, "HF_TOKEN": TOKEN, "TERM": "xterm"},
             cwd=tmp_path,
@@ -36,7 +36,7 @@ def typed(hub: Hub, environment: dict[str, str], models: Path, tmp_path: Path) -
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=_control,
+            prepare=_control,
         )
         os.close(slave)
         shown = b""
@@ -48,7 +48,7 @@ def typed(hub: Hub, environment: dict[str, str], models: Path, tmp_path: Path) -
                     os.write(master, answer)
                     # Python misses a signal between its prompt and its read; whoever types ^C types it again.
                     answer, again = b"", answer if answer == b"\x03" else b""
-            return process.wait(60), shown.decode()
+            return process.wait(HANGS), shown.decode()
         finally:
             process.kill()
             process.wait()
@@ -59,19 +59,19 @@ def typed(hub: Hub, environment: dict[str, str], models: Path, tmp_path: Path) -
 
 def _control() -> None:
     """Make stdin the controlling terminal, so that ^C is a signal, which a background job would ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    children.heed_signals()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _read(master: int, again: bytes) -> bytes:
     """What is said next; ``again`` is typed once a second until then."""
-    for _ in range(30):
+    for _ in range(int(HANGS)):
         if select.select([master], [], [], 1)[0]:
             break
         if again:
             os.write(master, again)
     else:
-        raise AssertionError("nothing was said for half a minute")
+        raise AssertionError("nothing was said")
     try:
         return os.read(master, 4096)
     except OSError:  # the other side is closed

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import children
 from tests.hub.models import ROWS, WIDTH, noise, same_head, sharded
 from tests.hub.verdicts import local, verdict
 from tests.objects.test_inspect import MODELS, NAMES, remote
@@ -84,7 +85,7 @@ def server(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         ]
     else:
         pytest.skip("azurite is not installed: npm install azurite, and TIECONV_AZURITE=PATH of azurite-blob")
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    process = children.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(url, process)

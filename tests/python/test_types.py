@@ -53,6 +53,7 @@ print(tieconv.inspect("m").tie)
 KINDS = {3: "arg-type", 4: "call-arg", 5: "arg-type", 6: "attr-defined", 7: "attr-defined"}
 
 
+@pytest.mark.slow
 def test_scripts_of_a_user_are_checked(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """`mypy --strict` finds nothing in a script that is right, and one fault in each line that is wrong."""
     (tmp_path / "right.py").write_text(RIGHT)

@@ -171,12 +171,13 @@ def _start_tracker() -> None:
 def _prepare(environment: dict[str, str]) -> None:
     """Give a process the environment of now: multiprocessing's server keeps an old one.
 
-    An interrupt ends it, and so does the end of the process that started it.
+    An interrupt ends it unless tieconv itself ignores interrupts, and so does the end of the process that started it.
     """
     if environment != os.environ:
         os.environ.clear()
         os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # nohup, and `&` in a script: Ctrl-C is meant for others
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()
 
 
