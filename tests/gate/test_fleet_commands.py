@@ -56,14 +56,14 @@ def tree(directory: str | Path) -> dict[str, bytes]:
 def wait_for_the_end(group: int) -> None:
     """Return when no process of a group runs. The processes of a killed driver end by themselves."""
 
-    def gone() -> bool:
+    def has_ended() -> bool:
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
             return True
         return False
 
-    wait_until(gone)
+    wait_until(has_ended)
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
