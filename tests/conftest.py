@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests import children
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
-pytest_plugins = ["tests.optional"]
+pytest_plugins = ["tests.optional", "tests.cpu"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

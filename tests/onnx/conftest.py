@@ -1,4 +1,4 @@
-"""Graphs built once a run, whatever the number of workers."""
+"""Graphs traced before or once a run, whatever the number of workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.onnx.exported import Exported, build, cache_directory
+from tests.onnx.recorded import recorded_traces as recorded_traces
 
 
 @pytest.fixture(scope="session")

@@ -180,6 +180,7 @@ def test_what_cannot_be_read_exits_2(exported, tmp_path: Path, what: str) -> Non
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error", "hint"]
 
 
+@pytest.mark.slow
 def test_what_is_likely_wrong_is_said(exported, tmp_path: Path) -> None:
     """An epsilon in a norm that the exporter took to pieces is named in text, page and JSON; so are the frequencies."""
     made = exported("llama")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, snapshot
-from tests.onnx import faults
+from tests.onnx import faults, recorded
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.stored import copies
 from tieconv.errors import WriteFailedError
@@ -75,10 +75,11 @@ def source_of(made: Exported, tmp_path: Path) -> Path:
     return source
 
 
-def test_export(exported: Callable[..., Exported], tmp_path: Path) -> None:
-    """The real exporter: one copy on disk and in a session, parity passed, axes by name, the files along, none else."""
+def test_export(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced: one copy on disk and in a session, parity passed, axes by name, the files along, none else."""
     from transformers.exporters import ExportedModel
 
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path.with_name("no records"))
     made = exported("llama")
     source = source_of(made, tmp_path)
     out = tmp_path / "out"

@@ -15,6 +15,7 @@ import pytest
 from fixtures.onnx_graphs import SHARED, V, build
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
+from tests.slow import fast_only
 from tieconv import api
 
 torch = pytest.importorskip("torch")
@@ -72,7 +73,7 @@ def by_transformers(model, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("parameters", [1, 2])
-@pytest.mark.parametrize("exporter", [by_torch, by_transformers])
+@pytest.mark.parametrize("exporter", fast_only([by_torch, by_transformers], [by_transformers]))
 def test_exported(tmp_path: Path, exporter, parameters: int) -> None:
     """A session of an export holds the tied matrix twice; after dedup it holds it once, and gives the same bits."""
     model = llama(parameters=parameters)

@@ -192,6 +192,7 @@ def test_killed_between_two_names(graph: Path, stop: str) -> None:
         assert len(names(graph.parent)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_killed_at_random(graph: Path, tmp_path: Path, whole: bool) -> None:
     """At a few moments while a staging directory is there."""

@@ -70,6 +70,7 @@ def peak(*words: str | Path) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_memory(graph: Path, tmp_path: Path) -> None:
     """Sharing, with its proof in a session, and its inverse, which writes a matrix transposed."""
     assert peak("dedup", graph, "-o", tmp_path / "once.onnx") < LIMIT

@@ -104,6 +104,7 @@ def test_the_matcher_is_put_back_and_another_version_is_left_alone(monkeypatch: 
         assert _matcher.SimplePatternMatcher.match is original
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_an_export_is_the_same_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph of an export with the faster matcher is that without it, byte for byte."""

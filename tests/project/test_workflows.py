@@ -115,7 +115,9 @@ def test_what_takes_long_is_scheduled() -> None:
     jobs = {path.stem: loaded(path) for path in WORKFLOWS}
     for name in ("slow", "fuzz", "mutants", "canary"):
         assert "schedule" in jobs[name][True]
-    assert jobs["slow"]["jobs"]["tests"]["strategy"]["matrix"]["task"] == ["slow", "matrix", "coverage"]
+    assert jobs["slow"]["jobs"]["tests"]["strategy"]["matrix"]["task"] == [
+        "slow", "matrix", "coverage", "budget",
+    ]  # fmt: skip
     assert jobs["slow"]["jobs"]["loaders"]["strategy"]["matrix"]["loader"] == sorted(ENVIRONMENTS)
     assert set(jobs["fuzz"]["jobs"]["target"]["strategy"]["matrix"]["target"]) == set(TARGETS)
     parts = jobs["mutants"]["jobs"]["part"]["strategy"]["matrix"]["include"]

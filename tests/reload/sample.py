@@ -1,4 +1,4 @@
-"""The classes that every test run takes through every verb: one or more of each way to tie, name, bias and scale."""
+"""The classes that are taken through every verb: one or more of each way to tie, name, bias and scale."""
 
 SAMPLE = (
     # decoder-only, one pair
@@ -28,3 +28,14 @@ SAMPLE = (
     "ReformerModelWithLMHead", "RemBertForMaskedLM", "ZambaForCausalLM", "ElectraForPreTraining",
     "PerceiverForMaskedLM", "Pop2PianoForConditionalGeneration",
 )  # fmt: skip
+
+FAST = (
+    "LlamaForCausalLM", "Gemma2ForCausalLM", "PhiForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel",
+    "MambaForCausalLM", "BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM",
+    "BartForConditionalGeneration", "MarianMTModel", "ProphetNetForConditionalGeneration",
+    "T5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration", "UMT5ForConditionalGeneration",
+    "WhisperForConditionalGeneration", "Qwen2VLForConditionalGeneration", "LlavaForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Blip2ForConditionalGeneration", "ReformerModelWithLMHead",
+    "RemBertForMaskedLM", "ZambaForCausalLM", "ElectraForPreTraining", "PerceiverForMaskedLM",
+)  # fmt: skip
+"""Those of every test run: each way once, and each reason to refuse. The others are slow tests."""

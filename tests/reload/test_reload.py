@@ -10,8 +10,9 @@ from fixtures import zoo
 from tests.reload.judge import head_factor
 from tests.reload.layouts import LAYOUTS, Subject
 from tests.reload.record import counts, flat, kind, read
-from tests.reload.sample import SAMPLE
+from tests.reload.sample import FAST, SAMPLE
 from tests.reload.walk import EXACT, VERBS, Walk
+from tests.slow import fast_only
 from tieconv.architectures import find
 from tieconv.checkpoint.family import FlagMeaning, Tying
 
@@ -28,7 +29,7 @@ REFUSED = {
 ROTATED = tuple(layout for layout in LAYOUTS if layout != "bin")
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", fast_only(SAMPLE, FAST))
 def test_every_verb_keeps_the_function(name: str, tmp_path: Path) -> None:
     """In `.bin` and in one more layout, in turn: exact or refused, as the record of the matrix says."""
     recorded = read()[1][name]

@@ -15,11 +15,23 @@ KINDS = (
     "SwitchTransformersForConditionalGeneration", "WhisperForConditionalGeneration", "Gemma3ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
 )  # fmt: skip
+FAST = {
+    "LlamaForCausalLM": "sharded", "GPT2LMHeadModel": "single", "PhiForCausalLM": "single",
+    "BertForMaskedLM": "sharded", "MarianMTModel": "single", "T5ForConditionalGeneration": "single",
+    "WhisperForConditionalGeneration": "sharded", "Gemma3ForConditionalGeneration": "single",
+}  # fmt: skip
+"""The layout in which a class is judged in every run."""
 SAVED_FALSE_BELOW = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 
 
-@pytest.mark.parametrize("layout", ["single", "sharded"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=() if layout == FAST.get(name) else pytest.mark.slow)
+        for name in KINDS
+        for layout in ("single", "sharded")
+    ],
+)
 def test_copies_are_seen_through_and_dropped_again(name: str, layout: str, tmp_path: Path) -> None:
     """Untied, and tied with every copy written out, it is the same function; dedup gives back the first names."""
     tied = save(name, tmp_path / "tied", layout, tie=True)

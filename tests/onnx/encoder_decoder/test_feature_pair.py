@@ -29,6 +29,7 @@ from tests.onnx.encoder_decoder.test_pair_parity import (
     stale_after_a_step,
     swapped_layers,
 )
+from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
 
 torch = pytest.importorskip("torch")
@@ -194,7 +195,7 @@ def test_a_healthy_whisper_passes(report: Parity) -> None:
     assert {gate.name for gate in report.gates} >= {*STEPS, *SINGLE, *ENTRIES, "graph_weights"}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", fast_only(FAULTS, ["reversed convolution"]))
 def test_faults(pairs: Pairs, tmp_path: Path, name: str) -> None:
     """Each fault fails by the gates meant for it. One in a step leaves the single passes right."""
     file, fault, gates = FAULTS[name]
@@ -206,6 +207,7 @@ def test_faults(pairs: Pairs, tmp_path: Path, name: str) -> None:
         assert not failed(found) & SINGLE
 
 
+@pytest.mark.slow
 def test_frames_come_from_the_graph_or_the_config(pairs: Pairs, tmp_path: Path) -> None:
     """A graph that leaves bins and frames open, as optimum's, is fed those of the config."""
     made = pairs("whisper")

@@ -17,6 +17,7 @@ import tieconv
 from tests.cli.run import ok, refused
 from tests.onnx.layouts.conftest import Traced
 from tests.onnx.stored import copies
+from tests.slow import fast_only
 from tieconv.api.exports import LAYOUT_NAMES
 from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.export import carry_out
@@ -89,7 +90,7 @@ def test_files_and_names(traced: Traced, tmp_path: Path, layout: str) -> None:
         assert outputs == ["logits"] + [f"present.{layer}.{part}" for layer, part in parts]
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUT_NAMES if name != "plain"])
+@pytest.mark.parametrize("layout", fast_only([name for name in LAYOUT_NAMES if name != "plain"], ["optimum"]))
 def test_the_renamed_graph_is_measured(traced: Traced, tmp_path: Path, layout: str) -> None:
     """Parity runs the graph with the layout's names, and so does `tieconv parity` on OUT afterwards."""
     made = traced("llama")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from onnx import TensorProto, helper, save
 
@@ -56,6 +57,7 @@ def peak(raw: Path) -> int:
     return int(done.stdout.splitlines()[-1]) >> 10
 
 
+@pytest.mark.slow
 def test_the_quantiser_holds_one_float_matrix(tmp_path: Path) -> None:
     """Sixteen more matrices are 144 MiB in float32, 20 MiB as codes and scales."""
     assert peak(chain(tmp_path / "many", 18)) - peak(chain(tmp_path / "few", 2)) < 60

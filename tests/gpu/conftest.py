@@ -1,0 +1,3 @@
+"""Graphs traced before."""
+
+from tests.onnx.recorded import recorded_traces as recorded_traces
