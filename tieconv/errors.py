@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What Python raises if a value of a document has another type, size or range than its reader expects."""
+
 
 class TieconvError(Exception):
     """An error with a message for the user.

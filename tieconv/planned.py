@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
@@ -16,10 +15,11 @@ from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
 from tieconv.execute.remote.new_prefix import check_free, check_remote_target, writer_of
 from tieconv.execute.remote.remote_files import forecast, why_upload
-from tieconv.execute.staging import sweep
+from tieconv.execute.staging import resumable, sweep
 from tieconv.execute.target import destination
 from tieconv.sources import is_object
 from tieconv.sources.objects.object_path import parse
+from tieconv.sources.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from tieconv.sources.objects.object_writer import ObjectWriter
@@ -75,11 +75,16 @@ class PlannedWrite(Printed):
         target = self._target(out, options)
         (check_target if self.fetch is None else check_far_target)(self.plan, target)
 
-    def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
-        """Remove the leftovers of a killed run next to ``out``, so that `check` does not report them."""
+    def clear(self, out: str | Path | None = None, *, in_place: bool = False, resume: bool = False) -> None:
+        """Remove the leftovers of a killed run next to ``out``, so that `check` does not report them.
+
+        With ``resume``, what `execute` can take over stays.
+        """
         if out is not None and is_object(str(out)):
             return
-        sweep(destination(self.plan, self._target(out, {"in_place": in_place})))
+        final = destination(self.plan, self._target(out, {"in_place": in_place}))
+        if not (resume and resumable(final)):
+            sweep(final)
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Return whether writing replaces a whole directory: a shell in that directory must enter it again."""
@@ -136,7 +141,7 @@ class PlannedWrite(Printed):
 
         check_free(writer)
         verify: Verify = options.get("verify", "full")
-        with TemporaryDirectory(prefix="tieconv-") as directory:
+        with temporary_directory() as directory:
             planned = self._fetched_plan() if self.fetch is not None else self
             local = Path(directory, "model")
             written = planned.execute(local, verify=verify)

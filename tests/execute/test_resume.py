@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -223,6 +224,59 @@ def test_a_running_conversion_is_not_taken_over(model: Path, monkeypatch: pytest
         assert "is busy" in refused(*CONVERT, "model", "-o", "out", "--resume", after_plan=True)
     assert len(left()) == 3
     assert f"3 of {SHARDS}" in resumed()
+
+
+def test_a_file_of_the_killed_run_gets_the_mode_of_a_new_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever mode, attributes and group it has: an archive can bring such a file along."""
+    for mode in (0o666, 0o6777, 0o000):
+        stop_at(5, KeyboardInterrupt(), monkeypatch, resume=True)
+        for path in left():
+            path.chmod(mode)
+            if hasattr(os, "setxattr"):
+                with contextlib.suppress(OSError):  # a file system without extended attributes
+                    os.setxattr(path, "user.planted", b"x")
+        assert f"4 of {SHARDS}" in resumed(), oct(mode)
+        for path in shards(Path("out")):
+            assert path.stat().st_mode == Path("expected", path.name).stat().st_mode, (oct(mode), path.name)
+            assert not (hasattr(os, "listxattr") and "user.planted" in os.listxattr(path)), (oct(mode), path.name)
+        if mode:
+            shutil.rmtree("out")
+
+
+def test_nothing_is_taken_through_a_linked_directory(model: Path, tmp_path: Path) -> None:
+    """A directory of the killed run that is a symlink lends no file: the rename would take it away from there."""
+    from tieconv.execute.staging import Staging
+
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "a").write_bytes(b"x")
+    first = Staging(tmp_path / "other", resume=True)
+    first.make_new([], lambda name, path: True)
+    (first.new / "sub").symlink_to(tmp_path / "victim")
+    first.leave()
+    second = Staging(tmp_path / "other", resume=True)
+    assert second.make_new(["sub/a"], lambda name, path: True) == frozenset()
+    second.release()
+    assert (tmp_path / "victim" / "a").read_bytes() == b"x"
+    ok(*CONVERT, "model", "-o", "out")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_just_after_the_rename(model: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
+    """The rerun removes the staging directory, whatever it says about OUT, which is whole."""
+    from tieconv.execute.publish import owned
+
+    if overwrite:
+        shutil.copytree(model, "out")
+    words = [*CONVERT, "model", "-o", "out", "--resume", *(["--overwrite"] if overwrite else [])]
+    with monkeypatch.context() as patch:
+        patch.setattr(owned, "_release", lambda staging: staging.leave())  # as SIGKILL leaves it
+        ok(*words)
+    assert staging_path(Path.cwd() / "out").exists()
+    if overwrite:
+        ok(*words)
+    else:
+        assert "out exists" in refused(*words)
+    assert not staging_path(Path.cwd() / "out").exists()
 
 
 def test_an_old_output_is_replaced(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

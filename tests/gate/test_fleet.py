@@ -17,7 +17,8 @@ import pytest
 
 from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
-from tieconv.gate.fleet.run_directory import read_run
+from tests.patience import prompt
+from tieconv.gate.fleet.runs import read_run
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "fleet.schema.json").read_text())
 NAMES = ["t5", "llama-duplicated", "bart"]
@@ -298,3 +299,124 @@ def test_ten_thousand_models(models: Path, tmp_path: Path) -> None:
     assert (document["models"], document["unread"]) == (10_000, 0)
     rules = {row["rule"]: row["models"] for row in document["rules"]}
     assert rules["TIE002"] == rules["TIE003"] == 2500
+
+
+WRITTEN = ("check.list", "check.jsonl", "report.html", "models.parquet", "findings.parquet")
+"""What `fleet check` and `fleet report` write into RUNS."""
+
+
+def refused_or_ok(line: str) -> str:
+    """The output of a command that ends with exit code 0 or 2 and never calls itself a bug."""
+    with prompt(5):
+        result = run(line)
+    assert result.exit_code in (0, 2), result.output
+    assert "this is a bug" not in result.stderr and "Traceback" not in result.stderr, result.stderr
+    return result.stderr
+
+
+def test_nothing_is_written_through_a_symlink(fleet: Path, tmp_path: Path) -> None:
+    """Not with content, without, or absent: the command refuses, and the other file keeps its bytes."""
+    ok("fleet check fleet -o whole")
+    ok("fleet report --no-config whole")
+    for name in WRITTEN:
+        for content in (b"precious", b"", None):
+            shutil.rmtree("runs", ignore_errors=True)
+            shutil.copytree("whole", "runs")
+            Path("runs", name).unlink()
+            Path("runs", name).symlink_to(tmp_path / "victim")
+            (tmp_path / "victim").unlink(missing_ok=True)
+            if content is not None:
+                (tmp_path / "victim").write_bytes(content)
+            line = "fleet report --no-config runs" if name[0] in "rmf" else "fleet check fleet -o runs"
+            assert "symlink" in refused(line), (name, content)
+            now = (tmp_path / "victim").read_bytes() if (tmp_path / "victim").exists() else None
+            assert now == content, (name, content)
+            assert not list(Path("runs").glob(".*")), (name, content)
+
+
+def test_what_a_run_writes_is_of_a_new_file(fleet: Path) -> None:
+    """A planted file lends neither its mode nor its inode, and a second name of it keeps its bytes."""
+    ok("fleet check fleet -o runs")
+    ok("fleet report --no-config runs")
+    for name in WRITTEN:
+        Path("runs", name).chmod(0o6777)
+        if name != "check.jsonl":
+            Path(name).hardlink_to(f"runs/{name}")
+    before = {name: Path(name).read_bytes() for name in WRITTEN if name != "check.jsonl"}
+    ok("fleet check fleet/t5 -o runs")
+    ok("fleet report --no-config runs")
+    Path("new").touch()
+    mode = Path("new").stat().st_mode
+    assert {name: Path("runs", name).stat().st_mode for name in WRITTEN} == dict.fromkeys(WRITTEN, mode)
+    assert {name: Path(name).read_bytes() for name in before} == before
+
+
+def test_copies_stay_below_the_run(fleet: Path, tmp_path: Path) -> None:
+    """RUNS/convert is a directory, and so is each copy in it: never a symlink to another place."""
+    (tmp_path / "victim").mkdir()
+    Path("runs").mkdir()
+    Path("runs/convert").symlink_to(tmp_path / "victim")
+    assert "runs/convert cannot be written: it is a symlink" in refused("fleet convert fleet/t5 -o runs -- --to torch")
+    assert os.listdir(tmp_path / "victim") == []
+
+
+def test_what_is_not_a_regular_file_is_refused(fleet: Path) -> None:
+    """A FIFO, a directory, and links to devices: an answer at once, without reading."""
+    ok("fleet check fleet -o whole")
+    kinds = {
+        "fifo": os.mkfifo,
+        "directory": os.mkdir,
+        "zero": lambda path: os.symlink("/dev/zero", path),
+        "loop": lambda path: os.symlink(os.path.basename(path), path),
+    }
+    for name in WRITTEN:
+        for kind, make in kinds.items():
+            shutil.rmtree("runs", ignore_errors=True)
+            shutil.copytree("whole", "runs")
+            Path("runs", name).unlink(missing_ok=True)
+            make(f"runs/{name}")
+            lines = ["fleet report --no-config runs"]
+            if name.startswith("check"):
+                lines += ["fleet check fleet -o runs", f"check fleet/t5 --resume runs/{name}"]
+                lines += ["fleet report --no-config whole --since runs"]
+            for line in lines:
+                assert f"runs/{name}" in refused_or_ok(line), (name, kind, line)
+
+
+def test_the_size_of_results_is_bounded(fleet: Path) -> None:
+    """A sparse terabyte, and a line without an end."""
+    ok("fleet check fleet -o runs")
+    for size, word in ((1 << 40, "larger than"), (80 << 20, "line 1 ")):
+        Path("runs/check.jsonl").write_bytes(b"")
+        os.truncate("runs/check.jsonl", size)
+        assert word in refused_or_ok("fleet report --no-config runs"), size
+    os.truncate("runs/check.list", 1 << 40)
+    assert "larger than" in refused_or_ok("fleet report --no-config runs")
+
+
+NUMBERS = ("NaN", "Infinity", "-Infinity", "1e300", "1e20", "-1e12", "-1", "1e999", "true", '"1"', "[]", "1" * 100_000,
+           str(10**400), str(2**70), str(2**63))  # fmt: skip
+
+
+def test_numbers_out_of_range_are_refused(fleet: Path) -> None:
+    """Every reader of a line answers with its number."""
+    ok("fleet check fleet -o runs")
+    line, *_ = Path("runs/check.jsonl").read_text().splitlines()
+    for key in ("bytes", "finished"):
+        for number in NUMBERS:
+            changed = re.sub(rf'"{key}": [0-9.]+', lambda _, put=f'"{key}": {number}': put, line)
+            assert changed != line
+            Path("runs/check.jsonl").write_text(changed + "\n")
+            for command in ("fleet report --no-config runs", "fleet check fleet -o runs"):
+                assert "line 1 cannot be read" in refused(command), (key, number[:40])
+    for changed in (line.replace('"asked"', '"asked": {}, "asked"'), "[" * 99_999, line.replace("{", "[{", 1)):
+        Path("runs/check.jsonl").write_text(changed + "\n")
+        assert "line 1 cannot be read" in refused("fleet report --no-config runs"), changed[:60]
+
+
+def test_a_name_that_is_not_utf8(fleet: Path) -> None:
+    """The results keep it, the tables and the page escape it."""
+    shutil.copytree(os.fsencode(fleet / "t5"), os.fsencode(fleet) + b"/\xff")
+    ok("fleet check fleet -o runs")
+    assert "0 read, 4 unchanged" in ok("fleet check fleet -o runs").stderr
+    assert report("runs")["models"] == 4

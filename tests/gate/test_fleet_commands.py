@@ -118,6 +118,27 @@ def test_copies_are_below_the_run(fleet: Path) -> None:
     assert tree("runs/convert").items() > before.items()
 
 
+def test_a_deleted_copy_is_made_again(fleet: Path) -> None:
+    """Not only a directory that is gone: also one with a shorter file, or a symlink in its place."""
+    line = "fleet convert fleet/t5 -o runs -- --to torch"
+    assert "1 run, 0 unchanged" in ok(line).stderr
+    assert "0 run, 1 unchanged" in ok(line).stderr
+    (copy,) = Path("runs/convert").iterdir()
+    whole = tree(copy)
+    damages = (lambda: shutil.rmtree(copy), lambda: os.truncate(copy / "config.json", 1))
+    for number, damage in enumerate(damages):
+        damage()
+        assert "1 run, 0 unchanged" in ok(line).stderr, number
+        assert tree(copy) == whole, number
+    shutil.rmtree(copy)
+    shutil.copytree(fleet / "t5", "victim")
+    copy.symlink_to(Path("victim").absolute())
+    before = tree("victim")
+    result = run(line)
+    assert result.exit_code == 2 and "is a symlink" in result.stderr, result.stderr
+    assert tree("victim") == before
+
+
 def test_a_killed_driver_goes_on(fleet: Path) -> None:
     """SIGKILL in the middle: every copy is whole or absent, and the next run writes the missing ones alone."""
     for number in range(60):

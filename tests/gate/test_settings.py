@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.run import refused
+from tests.patience import prompt
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
@@ -88,3 +93,57 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert error.message.isprintable()
     else:
         assert isinstance(settings, Settings)
+
+
+HOSTILE = {
+    "a long integer": "x = " + "1" * 100_000,
+    "a long integer as the depth": "depth = " + "1" * 100_000,
+    "a long hexadecimal integer": "depth = 0x" + "f" * 100_000,
+    "a long key": "a." * 100_000 + "a = 1",
+    "a long key in quotes": '"a" . ' * 100_000 + "a = 1",
+    "a long table": "[" + "a." * 100_000 + "a]",
+    "a long key of an inline table": "x = { " + "a." * 100_000 + "a = 1 }",
+    "many arrays": "x = " + "[" * 100_000,
+    "many inline tables": "x = " + "{a=" * 100_000,
+    "a repeated key": 'depth = "full"\ndepth = "full"',
+    "an infinite number": "depth = inf",
+    "a date": "depth = 2021-13-99",
+    "half a surrogate pair": 'depth = "\\ud800"',
+}
+
+
+def test_hostile_settings(tmp_path: Path, models: Path) -> None:
+    """One sentence that names the file, for `tieconv.toml` and for the section of a `pyproject.toml`."""
+    for name, text in HOSTILE.items():
+        for path, content in (
+            (tmp_path / "tieconv.toml", text),
+            (tmp_path / "pyproject.toml", f"[tool.tieconv]\n{text}"),
+        ):
+            path.write_text(content)
+            with prompt(2):
+                message = refused("check --config", path, models / "t5")
+            assert path.name in message and len(message) < 1000, (name, message)
+            path.unlink()
+
+
+def test_hostile_baselines(tmp_path: Path, models: Path) -> None:
+    path = tmp_path / "baseline.json"
+    good = json.dumps({"schema": "tieconv.baseline/1", "depth": "full", "entries": []})
+    for text in (
+        "1" * 100_000, "[" * 100_000, '{"a":' * 100_000, good[:-1] + ', "depth": "full"}', "[]", "null", "NaN",
+        good.replace("[]", "1e999"), good.replace("[]", "NaN"), good.replace('"full"', "1" * 5000),
+        good.replace("[]", "[[]]"), good.replace("[]", '[{"model": []}]'), good.replace("[]", "{}", 1)[:-2],
+    ):  # fmt: skip
+        path.write_text(text)
+        assert "baseline.json is not a tieconv.baseline/1 file" in refused("check --baseline", path, models / "t5"), (
+            text
+        )
+
+
+def test_an_endless_list_on_standard_input() -> None:
+    """`tieconv check - < /dev/zero` stops at a bound."""
+    from tieconv.sources import user_files
+
+    problem = "the list on standard input cannot be read: it is larger than 64 MiB"
+    with open("/dev/zero", "rb") as endless, pytest.raises(SettingsError, match=problem):
+        user_files.read_stream(endless, "the list on standard input")

@@ -159,6 +159,74 @@ def test_reports_stay_out_of_the_hub_cache(unpacked: Callable[[str], Path], tmp_
     assert os.listdir(blob.parent) == ["abc"]
 
 
+REPORTS = {
+    "check --no-config --fail-on error --format json --output-file out": "out",
+    "check --no-config --write-baseline out": "out",
+    "check --no-config --fail-on error --resume out": "out",
+    "analyze --html out": "out",
+    "analyze --csv out": "out",
+    "analyze --parquet out": "out",
+    "analyze --figures .": "head-and-embedding.svg",
+    "analyze --revisions step-1,step-2 --resume out": "out",
+}
+"""Commands that write a report, and what they write."""
+
+
+def test_reports_are_new_files(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each report refuses a symlink, a FIFO and a directory at its name; a planted file lends it no mode."""
+    folder = unpacked("untie")
+    for step in ("step-1", "step-2"):
+        shutil.copytree(ROOT / "fixtures" / "models" / "llama-untied", tmp_path / "models" / step)
+    (tmp_path / "new").touch()
+    mode = (tmp_path / "new").stat().st_mode
+    for line in REPORTS:
+        model = tmp_path / "models" if "--revisions" in line else folder
+        home = tmp_path / "home"
+        os.makedirs(home)
+        os.chdir(home)
+        first = run(line, model)
+        assert first.exit_code == 0, (line, first.output)
+        names = os.listdir(home)
+        assert names, line
+        name = REPORTS[line] if REPORTS[line] in names else names[0]
+        for kind in ("symlink", "fifo", "directory"):
+            os.unlink(name)
+            (tmp_path / "victim").write_bytes(b"")
+            _plant(kind, Path(name), tmp_path / "victim")
+            result = run(line, model)
+            assert result.exit_code == 2 and name in result.stderr, (line, kind, result.output)
+            assert (tmp_path / "victim").read_bytes() == b"", (line, kind)
+            assert sorted(os.listdir(home)) == sorted(names), (line, kind)
+            Path(name).rmdir() if kind == "directory" else os.unlink(name)
+            Path(name).touch()
+        os.chmod(name, 0o6777)
+        again = run(line, model)
+        assert again.exit_code == 0, (line, again.output)
+        assert Path(name).stat().st_size and Path(name).stat().st_mode == mode, line
+        os.chdir(tmp_path)
+        shutil.rmtree(home)
+
+
+def _plant(kind: str, path: Path, victim: Path) -> None:
+    if kind == "symlink":
+        path.symlink_to(victim)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+def test_pipes_of_the_shell_are_written(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    """`--output-file >(gzip)` passes a name below /dev/fd, and `/dev/null` is not replaced."""
+    folder = unpacked("untie")
+    reading, writing = os.pipe()
+    result = run(f"check --no-config --fail-on error --format json --output-file /dev/fd/{writing}", folder)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert json.loads(pipe.read())["schema"] == "tieconv.check/1", result.output
+    assert run("check --no-config --fail-on error --output-file /dev/null", folder).exit_code == 0
+
+
 def test_a_page_of_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`parity --html` replaces a name as well: a second name of the weights keeps its bytes."""
     from tieconv.cli.commands import parity

@@ -17,8 +17,8 @@ ALLOWED = {
     ("tieconv/analysis/certificate/token_ids.py", "TokenizerFiles", "documents"): JSON,
     ("tieconv/checkpoint/files/model_files.py", "Document", "value"): JSON,
     ("tieconv/demo/train.py", "Trained", "model"): MODULE,
-    ("tieconv/gate/fleet/run_part.py", "LineFormat", "entry"): LINE,
-    ("tieconv/gate/fleet/run_part.py", "LineFormat", "parse"): LINE,
+    ("tieconv/gate/fleet/runs.py", "LineFormat", "entry"): LINE,
+    ("tieconv/gate/fleet/runs.py", "LineFormat", "parse"): LINE,
     (
         "tieconv/gate/settings.py",
         "_Table",

@@ -30,11 +30,13 @@ from tieconv.checkpoint.results.evolution import Evolution, RevisionFigures
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
+from tieconv.formats.handed_in import line_of, parse_line
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub, is_object, is_remote
-from tieconv.sources.line_file import LineFile
 from tieconv.sources.local.files import FileSet, open_files
 from tieconv.sources.ranged.ranged_files import RangedFiles
+from tieconv.sources.temporary import temporary_directory
+from tieconv.sources.user_files import LineFile, new_file
 from tieconv.text import count, shown, size
 from tieconv.version import VERSION
 
@@ -322,7 +324,7 @@ def _copied(tables: dict[str, Table], source: str) -> Iterator[dict[str, Table]]
     base = tempfile.gettempdir()
     if needed > shutil.disk_usage(base).free:
         raise _no_space(source, f"{size(needed)} do not fit into {shown(base)}")
-    with tempfile.TemporaryDirectory(prefix="tieconv-") as directory, open_files(directory) as files:
+    with temporary_directory() as directory, open_files(directory) as files:
         try:
             copies = {role: _copy(table, role, directory, files) for role, table in tables.items()}
         except OSError as error:
@@ -331,7 +333,7 @@ def _copied(tables: dict[str, Table], source: str) -> Iterator[dict[str, Table]]
 
 
 def _copy(table: Table, role: str, directory: str, files: FileSet) -> Table:
-    with open(os.path.join(directory, role), "xb") as out:
+    with new_file(os.path.join(directory, role)) as out:
         for start, stop in spans(table.rows, table.width):
             out.write(table.bits(start, stop).reshape(-1).view("u1").data)
         length = out.tell()
@@ -409,12 +411,8 @@ class EvolutionFile:
     def __init__(self, path: str | None) -> None:
         self._file = LineFile(path, SCHEMA) if path else None
         self._known: dict[str, tuple[Mapping[str, Any], RevisionFigures]] = {}
-        if self._file is not None:
-            self._file.read(self._use)
-
-    def _use(self, entry: Mapping[str, Any]) -> None:
-        figures = _figures(entry["revision"])
-        self._known[figures.source] = entry["key"], figures
+        for key, figures in self._file.read(_parsed) if self._file else ():
+            self._known[figures.source] = key, figures
 
     def known(self, source: str, asked: Mapping[str, object], identities: Sequence[str]) -> RevisionFigures | None:
         """Return what an earlier run measured of a revision, if options and identities are those of now.
@@ -427,15 +425,20 @@ class EvolutionFile:
     def add(self, figures: RevisionFigures, asked: Mapping[str, object], identities: Sequence[str]) -> None:
         """Append a revision. Raises `DestinationError`."""
         if self._file is not None:
-            self._file.append({"key": _key(asked, identities), "revision": figures.to_dict()})
+            self._file.append(line_of({"key": _key(asked, identities), "revision": figures.to_dict()}, SCHEMA))
 
 
 def _key(asked: Mapping[str, object], identities: Sequence[str]) -> dict[str, object]:
     return {"tieconv": VERSION, "asked": dict(asked), "identities": list(identities)}
 
 
+def _parsed(line: bytes) -> tuple[Mapping[str, Any], RevisionFigures]:
+    entry = parse_line(line, SCHEMA)
+    return entry["key"], _figures(entry["revision"])
+
+
 def _figures(document: Mapping[str, Any]) -> RevisionFigures:
-    """Return the record of an entry of ``revisions``. Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+    """Return the record of an entry of ``revisions``. Raises one of `MALFORMED` for others."""
     step = document["step"]
     return RevisionFigures(
         str(document["name"]),
@@ -469,7 +472,7 @@ def _measure(document: Mapping[str, Any]) -> Measure:
 def _number(value: object) -> float | None:
     if value is None:
         return None
-    return _NUMBERS[value] if isinstance(value, str) else float(value)  # type: ignore[arg-type]  # ValueError, TypeError
+    return _NUMBERS[value] if isinstance(value, str) else float(value)  # type: ignore[arg-type]  # one of `MALFORMED`
 
 
 # Find the models that a list of revisions names, and the training step of each.

@@ -29,7 +29,7 @@ from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
-from tieconv.sources.texts import read_text
+from tieconv.sources.user_files import read_text
 from tieconv.text import count, shown
 
 if TYPE_CHECKING:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from tieconv.planned import WriteOptions as WriteOptions
     from tieconv.sources import is_remote as is_remote
     from tieconv.sources.hub.repo_path import is_pattern as is_pattern
+    from tieconv.sources.temporary import remove_temporary as remove_temporary
     from tieconv.sources.threads import anything_waits as anything_waits
 
 _HOMES = {
@@ -128,6 +129,7 @@ _HOMES = {
     "is_list": "gate.model_sources",
     "is_pattern": "sources.hub.repo_path",
     "anything_waits": "sources.threads",
+    "remove_temporary": "sources.temporary",
 }
 """The module of each name, relative to `tieconv`: functions, and the types that they take and return."""
 

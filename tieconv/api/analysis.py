@@ -10,7 +10,7 @@ from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.opened import on_disk
 from tieconv.sources.local.files import locate, open_files
-from tieconv.sources.texts import read_text
+from tieconv.sources.user_files import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from tieconv.errors import DestinationError
 from tieconv.gate.examine import place_of
-from tieconv.sources.line_file import unwritable
-from tieconv.sources.texts import write_bytes, write_text
+from tieconv.sources.user_files import unwritable, write_bytes, write_text
 from tieconv.text import shown
 
 

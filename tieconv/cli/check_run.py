@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> int:
 def _expanded(arguments: Arguments) -> tuple[str, ...]:
     choice = arguments.choice
     return expand(
-        read_lists(arguments.model.models, sys.stdin.read),
+        read_lists(arguments.model.models, sys.stdin.buffer),
         task=choice.task,
         limit=choice.limit,
         recursive=choice.recursive,

@@ -29,11 +29,12 @@ class ErrorBoundary(click.Group):
             with translating_usage_errors(ctx):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from tieconv.api import anything_waits  # imports thread pools, which most commands do not need
+            from tieconv.api import anything_waits, remove_temporary  # most commands need neither
 
             echo("interrupted", err=True)
             if anything_waits():  # a thread waits for a silent server; do not wait for the thread
                 sys.stdout.flush()
+                remove_temporary(every_thread=True)
                 os._exit(130)
             sys.exit(130)
         except BrokenPipeError:

@@ -76,8 +76,7 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
     """Print the plan, and apply it if the user gave a target."""
     stands_inside = arguments.writes and _stands_inside(planned, arguments)
     if arguments.writes:
-        if not arguments.resume:
-            planned.clear(arguments.output, in_place=arguments.in_place)
+        planned.clear(arguments.output, in_place=arguments.in_place, resume=arguments.resume)
         _check_target(planned, arguments)
         if not as_json:
             say(_text(planned.outcome(arguments.output), arguments))

@@ -23,6 +23,7 @@ from tieconv.execute.staging import Staging
 from tieconv.install import install_command
 from tieconv.reference.packages import need, quiet
 from tieconv.reporters.html.analyze_page import render_analysis as render
+from tieconv.sources.user_files import write_text
 from tieconv.text import shown
 
 _NEEDED = ("torch", "transformers", "safetensors")
@@ -111,8 +112,8 @@ def _train(toy: Toy, text: Text, steps: int, seed: int, directory: Path, step_do
 
 
 def _report(directory: Path, analysis: Analysis) -> None:
-    (directory / "report.json").write_text(f"{analysis}\n", "utf-8")
-    (directory / "report.html").write_text(render(analysis), "utf-8")
+    write_text(str(directory / "report.json"), f"{analysis}\n")
+    write_text(str(directory / "report.html"), render(analysis))
 
 
 # Write a toy as a directory that every loader reads: weights, config, tokenizer, model card.
@@ -135,10 +136,10 @@ def save(model: Any, words: tuple[str, ...], directory: Path) -> None:
     directory.mkdir()
     with quiet(need("transformers", "torch", "the demo")):
         model.save_pretrained(directory)
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer(words), indent=1) + "\n", "utf-8")
+    write_text(str(directory / "tokenizer.json"), json.dumps(tokenizer(words), indent=1) + "\n")
     kind = "tied" if model.config.tie_word_embeddings else "untied"
-    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', "utf-8")
-    (directory / "README.md").write_text(CARD.format(kind=kind), "utf-8")
+    write_text(str(directory / "tokenizer_config.json"), '{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+    write_text(str(directory / "README.md"), CARD.format(kind=kind))
 
 
 def tokenizer(words: tuple[str, ...]) -> dict[str, object]:

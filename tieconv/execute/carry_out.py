@@ -30,7 +30,7 @@ from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
 from tieconv.execute.publish.owned import checked, owning
 from tieconv.execute.refusals import check_fresh, check_place, check_target, stale
-from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.staging import Staging, resumable, sweep
 from tieconv.execute.system_errors import writing
 from tieconv.execute.target import (
     Target,
@@ -42,6 +42,7 @@ from tieconv.execute.target import (
     source_path,
     source_root,
 )
+from tieconv.sources.user_files import new_file
 
 Reinspect = Callable[[Path], Inspection]
 
@@ -58,7 +59,7 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
     """
     final = destination(plan, target)
     with interrupts() as signals:
-        if target.resume:
+        if target.resume and resumable(final):
             check_target(plan, target)
         else:
             checked(final, lambda: check_target(plan, target))
@@ -191,8 +192,9 @@ class _Job:
             return staging.new
         config = self.plan.checkpoint.config
         if config is not None:
-            with writing(config.name, staging.held, len(config.text)):
-                (staging.new / config.name).write_bytes(config.text.encode())
+            path = staging.new / config.name
+            with writing(config.name, staging.held, len(config.text)), new_file(path) as file:
+                file.write(config.text.encode())
         return staging.new / self._file_name()
 
     def _finish_directories(self, staging: Staging, record: Record) -> None:

@@ -12,7 +12,7 @@ from tieconv.gate.baseline import MAX_SIZE, Baseline, parse
 from tieconv.gate.policy import Policy
 from tieconv.gate.rule_selection import ALL, Selection, selectors
 from tieconv.gate.settings import OWN, SHARED, Settings, parse_settings
-from tieconv.sources.texts import read_text, upward
+from tieconv.sources.user_files import read_text, upward
 from tieconv.text import shown
 
 _SETTINGS_LIMIT = 1 << 20

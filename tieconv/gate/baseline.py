@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.checked import CheckedFinding
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import SettingsError, UnreadableError
-from tieconv.formats.json.strict import loads
+from tieconv.errors import MALFORMED, SettingsError
+from tieconv.formats.handed_in import parse_json
 from tieconv.text import shown
 
 SCHEMA = "tieconv.baseline/1"
@@ -77,11 +77,11 @@ def render(depth: Depth, entries: Iterable[Entry]) -> str:
 def parse(text: str, path: str) -> Baseline:
     """Return the baseline in ``text``. Raises `SettingsError` if it is not a baseline."""
     try:
-        document: Mapping[str, Any] = loads(text.encode(), path, limit=MAX_SIZE, lenient=True)
+        document: Any = parse_json(text.encode(), MAX_SIZE)
         if document["schema"] != SCHEMA:
             raise ValueError(f"its schema is {document['schema']}")
         return Baseline(path, Depth(document["depth"]), tuple(map(_entry, document["entries"])))
-    except (ValueError, TypeError, KeyError, UnreadableError) as error:
+    except MALFORMED as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise SettingsError(
             f"{shown(path)} is not a {SCHEMA} file: {shown(reason)}",

@@ -15,7 +15,7 @@ from tieconv.gate.patterns import matches
 from tieconv.sources import is_hub, is_object
 from tieconv.sources.hub.repo_path import is_pattern
 from tieconv.sources.objects.object_models import is_prefix
-from tieconv.sources.texts import read_text
+from tieconv.sources.user_files import read_text
 from tieconv.text import shown
 
 Dated = tuple[str, float | None]

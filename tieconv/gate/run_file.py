@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tieconv.checkpoint.finding import Action, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.reporters.ci.check_json import read
-from tieconv.sources.line_file import LineFile
+from tieconv.formats.handed_in import line_of, parse_line
+from tieconv.reporters.ci.check_json import report_of
+from tieconv.sources.user_files import LineFile
 from tieconv.version import VERSION
 
 RUN_SCHEMA = "tieconv.run/1"
@@ -27,16 +27,18 @@ class RunFile:
         self._file = LineFile(path, RUN_SCHEMA)
         self._asked = {"tieconv": VERSION, **asked}
         self.known: dict[str, CheckedModel] = {}
-        self._file.read(self._use)
+        for model in self._file.read(self._parsed):
+            if model is not None:
+                self.known[model.source] = model
 
-    def _use(self, entry: Mapping[str, Any]) -> None:
+    def _parsed(self, line: bytes) -> CheckedModel | None:
+        entry = parse_line(line, RUN_SCHEMA)
         model = model_of(entry)
-        if entry.get("asked") == self._asked and model.failure is None:
-            self.known[model.source] = model
+        return model if entry.get("asked") == self._asked and model.failure is None else None
 
     def add(self, model: CheckedModel) -> None:
         """Append a model after the existing lines. Raises `DestinationError`."""
-        self._file.append(entry_of(model, self._asked))
+        self._file.append(line_of(entry_of(model, self._asked), RUN_SCHEMA))
 
 
 def entry_of(model: CheckedModel, asked: Mapping[str, object], **listed: object) -> dict[str, object]:
@@ -50,8 +52,8 @@ def entry_of(model: CheckedModel, asked: Mapping[str, object], **listed: object)
 
 
 def model_of(entry: Mapping[str, Any]) -> CheckedModel:
-    """Return the model of a line's object. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
-    [model] = read(json.dumps(entry["report"])).models
+    """Return the model of a line's object. Raises one of `MALFORMED` for others."""
+    [model] = report_of(entry["report"]).models
     return _with_actions(model, entry["actions"])
 
 

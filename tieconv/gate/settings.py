@@ -9,6 +9,7 @@ from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
+from tieconv.formats.handed_in import parse_toml
 from tieconv.gate.known import close
 from tieconv.gate.rule_selection import ALL, selectors
 from tieconv.text import shown
@@ -54,7 +55,11 @@ def parse_settings(text: str, path: str) -> Settings | None:
     own = os.path.basename(path) != SHARED
     if not own and SECTION[-1] not in text:
         return None  # most files have no section: do not import a parser
-    document = _toml(text, path)
+    try:
+        document = parse_toml(text)
+    except ValueError as error:
+        problem = f"{shown(path)} is not valid TOML: {shown(error)}"
+        raise SettingsError(problem, "correct the line", "settings.toml") from error
     if own:
         return _settings(_Table(path, "", document))
     section: object = document
@@ -65,19 +70,6 @@ def parse_settings(text: str, path: str) -> Settings | None:
     if not isinstance(section, dict):
         raise _wrong(path, ".".join(SECTION), "must be a table")
     return _settings(_Table(path, "tool.tieconv.", section))
-
-
-def _toml(text: str, path: str) -> dict[str, object]:
-    import tomllib
-
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(
-            f"{shown(path)} is not valid TOML: {shown(error)}", "correct the line", "settings.toml"
-        ) from error
-    except RecursionError as error:
-        raise SettingsError(f"{shown(path)} has too many nested tables", "use fewer levels", "settings.toml") from error
 
 
 @record

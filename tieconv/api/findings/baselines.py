@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.errors import SettingsError
 from tieconv.gate.assemble import load_baseline
-from tieconv.sources.texts import write_text
+from tieconv.sources.user_files import write_text
 from tieconv.text import shown
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tieconv.api.findings.gate import inspecting
 from tieconv.checkpoint.results.checked import Failure
 from tieconv.checkpoint.results.fleet import CommandResult, CommandRun
-from tieconv.sources.texts import write_text
+from tieconv.sources.user_files import own_directory, write_text
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def fleet_check(
     from tieconv.gate.assemble import make_policy
     from tieconv.gate.examine import lost_model
     from tieconv.gate.fleet.collect import checked, collect, part_of
-    from tieconv.gate.fleet.run_directory import CHECKED
-    from tieconv.gate.fleet.run_part import RunPart
+    from tieconv.gate.fleet.runs import CHECKED, RunPart
     from tieconv.gate.settings import Settings
     from tieconv.gate.work.workers import Workers
 
@@ -79,7 +78,7 @@ def fleet_run(
     """
     from tieconv.gate.fleet.collect import collect, part_of
     from tieconv.gate.fleet.command_results import RESULTS, exported_graphs, lost_result
-    from tieconv.gate.fleet.run_part import RunPart
+    from tieconv.gate.fleet.runs import RunPart
     from tieconv.gate.work.workers import Workers
 
     graphs = exported_graphs(runs) if verb == "parity" else None
@@ -92,7 +91,7 @@ def fleet_run(
     asked = {"verb": verb, "options": list(options)}
     results = RunPart(runs, verb, part, asked, RESULTS, keep)
     if verb in WRITING:
-        os.makedirs(os.path.join(runs, verb), exist_ok=True)
+        own_directory(os.path.join(runs, verb))
     work = partial(_answer, run, verb, tuple(options), os.path.join(runs, verb))
     progress = collect(work, lost_result, mine, results, Workers(jobs, executor, apart=True), tick, graphs)
     return CommandRun(progress, tuple(latest[source] for source in mine if latest[source].exit_code != 0))
@@ -102,7 +101,7 @@ def _answer(
     run: RunCommand, verb: str, options: tuple[str, ...], directory: str, task: Task, content: ListedContent
 ) -> CommandResult:
     """Do the work of `fleet_run`: run the command on one model."""
-    from tieconv.gate.fleet.command_results import output_of
+    from tieconv.gate.fleet.command_results import content_of, output_of
 
     if verb == "parity" and not task.graph:
         failure = Failure(
@@ -111,12 +110,15 @@ def _answer(
         return CommandResult(task.source, 2, failure=failure)
     sources = [task.graph, task.source] if task.graph else [task.source]
     output = output_of(directory, task.source, content.fingerprint, options) if verb in WRITING else None
+    if output:
+        own_directory(directory)  # a worker starts late, and RUNS may hold a symlink of this name by then
     where = ["-o", output, "--overwrite"] if output else []
     began = time.monotonic()
     code, document, failed = run([verb, *options, *where, "--", *sources])
     seconds = time.monotonic() - began
     written = output if output and code == 0 and os.path.isdir(output) else None  # it may be of an earlier run
-    return CommandResult(task.source, code, seconds, document, written, Failure(*failed) if failed else None)
+    told = Failure(*failed) if failed else None
+    return CommandResult(task.source, code, seconds, document, written, told, content_of(written) if written else "")
 
 
 def fleet_report(
@@ -128,7 +130,7 @@ def fleet_report(
     earlier run. Raises `SettingsError` if a directory holds no run.
     """
     from tieconv.gate.fleet.report import fleet_report as report_on
-    from tieconv.gate.fleet.run_directory import read_run
+    from tieconv.gate.fleet.runs import read_run
     from tieconv.reporters.html.fleet_page import render
 
     run = read_run(runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from tieconv.api.evidence import inspect
 from tieconv.live import is_module
@@ -170,18 +170,19 @@ def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[
     return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
 
 
-def read_lists(models: Iterable[str], stdin: Callable[[], str]) -> tuple[str, ...]:
+def read_lists(models: Iterable[str], stdin: BinaryIO) -> tuple[str, ...]:
     """Return the arguments with the models of each list in its place: ``@FILE``, or ``-`` for ``stdin``.
 
     A list has one model or pattern in a line; lines that start with ``#`` are comments. Raises `UnreadableError` or
     `SettingsError` for a file that cannot be read.
     """
     from tieconv.gate.model_sources import is_list, listed, read_list
+    from tieconv.sources.user_files import read_stream
 
     listed_models: list[str] = []
     for model in models:
         if model == "-":
-            listed_models += listed(stdin())
+            listed_models += listed(read_stream(stdin, "the list on standard input"))
         elif is_list(model):
             listed_models += read_list(model)
         else:

@@ -19,7 +19,7 @@ from tieconv.inspection.view_reader import readable
 from tieconv.plans import BiasChoice, Survivor
 from tieconv.plans.verbs import set_tie
 from tieconv.sources.local.files import open_files
-from tieconv.sources.texts import read_text
+from tieconv.sources.user_files import read_text
 from tieconv.text import shown
 
 if TYPE_CHECKING:

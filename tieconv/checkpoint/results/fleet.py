@@ -169,7 +169,8 @@ class CommandResult:
     """What a command did with a model.
 
     ``exit_code`` is None if its process was killed. ``document`` is the JSON that it printed, or empty. ``output`` is
-    the directory that it wrote. ``failure`` says why there is no answer.
+    the directory that it wrote, and ``content`` a SHA-256 of its names and sizes. ``failure`` says why
+    there is no answer.
     """
 
     source: str
@@ -178,6 +179,7 @@ class CommandResult:
     document: str = ""
     output: str | None = None
     failure: Failure | None = None
+    content: str = ""
 
 
 @record

@@ -58,7 +58,7 @@ def check(
 
     Exits with 0 when every model was read, and with 2 otherwise. `tieconv fleet report RUNS` judges the findings.
     """
-    models = expand(read_lists(sources, sys.stdin.read), **choice)
+    models = expand(read_lists(sources, sys.stdin.buffer), **choice)
     began = time.monotonic()
     with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress("check") as tick:
         progress = fleet_check(

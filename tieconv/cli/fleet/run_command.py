@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import click
 
+from tieconv.api import remove_temporary
 from tieconv.cli.errors import ending
 from tieconv.cli.usage import WrongUsage
 from tieconv.text import shown
@@ -20,8 +21,11 @@ Answer = tuple[int, str, tuple[str, str] | None]
 def run_command(arguments: Sequence[str]) -> Answer:
     """Run ``tieconv VERB --json`` with the arguments, the verb first."""
     output = io.StringIO()
-    with redirect_stdout(output), redirect_stderr(io.StringIO()):
-        code, failure = _ended(arguments)
+    try:
+        with redirect_stdout(output), redirect_stderr(io.StringIO()):
+            code, failure = _ended(arguments)
+    finally:
+        remove_temporary()  # the copy of a model in an object store would stay until the worker ends
     document = output.getvalue()[max(output.getvalue().find("{"), 0) :]
     if document and not _is_json(document):
         return code, "", failure or ("the command printed no JSON document", _look(arguments))

@@ -84,7 +84,7 @@ def _run(
 ) -> None:
     options = click.get_current_context().meta[_OPTIONS]
     _check(verb, options)
-    models = expand(read_lists(sources, sys.stdin.read), **choice)
+    models = expand(read_lists(sources, sys.stdin.buffer), **choice)
     began = time.monotonic()
     with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress(verb) as tick:
         run = fleet_run(verb, options, run_command, models, runs, part=part, jobs=at_once, tick=tick, executor=executor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -54,6 +55,27 @@ def inherit(descriptor: int, like: Like) -> tuple[str, ...]:
         _own(descriptor, old)
         return ()
     return _take_over(descriptor, like.path, old, like.creation_mode)
+
+
+def reset(descriptor: int, like: Like | None, directory: Path) -> None:
+    """Give a file that a killed run left the mode, group and extended attributes of a new file in ``directory``.
+
+    An archive can bring such a file along, with any mode. Raises ``OSError`` if an attribute cannot be removed.
+    """
+    fresh = directory / f"{secrets.token_hex(8)}.tmp"
+    mode = 0o666 if like is None else like.creation_mode
+    made = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        status = os.fstat(made)
+        os.fchown(descriptor, -1, status.st_gid)
+        if hasattr(os, "listxattr"):
+            for name in set(os.listxattr(descriptor)).difference(os.listxattr(made)):
+                os.removexattr(descriptor, name)
+            _copy_extended(descriptor, fresh)
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+    finally:
+        os.close(made)
+        os.unlink(fresh)
 
 
 def inherit_directory(directory: Path, like: Like) -> tuple[str, ...]:

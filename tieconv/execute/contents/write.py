@@ -22,7 +22,7 @@ from tieconv.checkpoint.write_plan.output import (
 )
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.assembled_chunks import write_assembled
-from tieconv.execute.contents.attributes import Like, inherit
+from tieconv.execute.contents.attributes import Like, inherit, reset
 from tieconv.execute.contents.clone import clone
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full, write_zeros
 from tieconv.execute.contents.file_layout import file_layout
@@ -68,7 +68,9 @@ class Writer:
         with writing(name, self.new, 0):
             descriptor = os.open(self.new / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                _finish(descriptor, name, self.like(output.name), self.syncer, self.record)
+                like = self.like(output.name)
+                reset(descriptor, like, (self.new / name).parent)
+                _finish(descriptor, name, like, self.syncer, self.record)
             finally:
                 os.close(descriptor)
         self.record.add_reused(name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +19,8 @@ from tieconv.execute.refusals import check_contents
 from tieconv.execute.remote.remote_files import published
 from tieconv.execute.target import is_file
 from tieconv.sources.objects.object_path import ObjectPath
+from tieconv.sources.temporary import temporary_directory
+from tieconv.sources.user_files import new_file, write_bytes
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -145,18 +147,19 @@ class NewPrefix:
         reinspect: Callable[[Path], Inspection],
     ) -> None:
         """Inspect the headers as the store has them, with the documents that are still to be written."""
-        with tempfile.TemporaryDirectory(prefix="tieconv-") as directory:
+        with temporary_directory() as directory:
             for name, entry in stored.items():
                 path = Path(directory, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if name.endswith(".safetensors"):
-                    path.write_bytes(self._header(name, entry))
-                    with path.open("r+b") as file:
+                    with new_file(path) as file:
+                        file.write(self._header(name, entry))
                         file.truncate(entry.size)
                 elif name.endswith(".json") and entry.size <= _DOCUMENT:
-                    path.write_bytes(self.writer.fetch(name, entry, 0, entry.size) if entry.size else b"")
+                    with new_file(path) as file:
+                        file.write(self.writer.fetch(name, entry, 0, entry.size) if entry.size else b"")
             for name, data in documents.items():
-                Path(directory, name).write_bytes(data)
+                write_bytes(os.path.join(directory, name), data)
             check_promises(self.plan.promises, Path(directory), reinspect)
 
     def _header(self, name: str, entry: StoredObject) -> bytes:

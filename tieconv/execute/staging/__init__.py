@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tieconv.execute.staging.staging_directory import Staging, sweep
+from tieconv.execute.staging.staging_directory import Staging, resumable, sweep
 
-__all__ = ["Staging", "sweep"]
+__all__ = ["Staging", "resumable", "sweep"]

@@ -76,7 +76,9 @@ class Staging:
         earlier = self.held / EARLIER
         os.rename(self.new, earlier)
         os.mkdir(self.new)
-        finished = frozenset(name for name in names if is_finished(name, earlier / name))
+        finished = frozenset(
+            name for name in names if not _leads_out(earlier, name) and is_finished(name, earlier / name)
+        )
         for name in finished:
             (self.new / name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(earlier / name, self.new / name)
@@ -109,6 +111,17 @@ class Staging:
         self.held = self.path  # the system may give the number of a closed descriptor to another file
         for descriptor in (self._marker, self._directory, self._home):
             os.close(descriptor)
+
+
+def _leads_out(earlier: Path, name: str) -> bool:
+    """Return whether a directory on the way to the file ``name`` is a symlink: its files are not of the killed run."""
+    path = earlier / name
+    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(earlier))
+
+
+def resumable(final: Path) -> bool:
+    """Return whether a killed run left files beside ``final`` that `Staging` may take over."""
+    return os.path.lexists(staging_path(final) / NEW)
 
 
 def sweep(final: Path) -> bool:

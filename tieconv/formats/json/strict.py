@@ -55,7 +55,24 @@ def loads(
     digits: int = MAX_INTEGER_DIGITS,
     numbers: Callable[[str], object] | None = None,
 ) -> dict[str, object]:
-    """Return the JSON object in ``data``.
+    """Return the JSON object in ``data``, as `loads_any` returns any value. Raises `UnreadableError` with ``name``."""
+    value = loads_any(data, name, limit=limit, lenient=lenient, duplicates=duplicates, digits=digits, numbers=numbers)
+    if not isinstance(value, dict):
+        refuse(name, f"it holds {_KINDS.get(type(value), 'a number')} instead of an object", "json.not-an-object")
+    return value
+
+
+def loads_any(
+    data: bytes,
+    name: str,
+    *,
+    limit: int,
+    lenient: bool = False,
+    duplicates: list[str] | None = None,
+    digits: int = MAX_INTEGER_DIGITS,
+    numbers: Callable[[str], object] | None = None,
+) -> object:
+    """Return the JSON value in ``data``.
 
     ``limit`` is the largest size in bytes, and ``digits`` the most digits of an integer. ``lenient`` accepts NaN,
     Infinity and lone surrogates. It also keeps the last value of a repeated key and appends the key to
@@ -116,8 +133,6 @@ def loads(
         refuse(name, f"line {error.lineno}, column {error.colno}: {error.msg}", "json.malformed")
     except _Problem as error:
         refuse(name, str(error), _code(error))
-    if not isinstance(value, dict):
-        refuse(name, f"it holds {_KINDS.get(type(value), 'a number')} instead of an object", "json.not-an-object")
     return value
 
 

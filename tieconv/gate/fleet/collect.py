@@ -14,7 +14,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import TieconvError
 from tieconv.gate.examine import Inspect, examine
 from tieconv.gate.fleet.listed_content import ListedContent, listed_content
-from tieconv.gate.fleet.run_part import Failing, RunPart
+from tieconv.gate.fleet.runs import Failing, RunPart
 from tieconv.gate.work.jobs import unordered
 from tieconv.gate.work.workers import Workers
 from tieconv.sources import is_object

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tieconv.checkpoint.results.checked import CheckReport
-from tieconv.gate.fleet.run_directory import FinishedModel
-from tieconv.sources.texts import write_bytes
+from tieconv.gate.fleet.runs import FinishedModel
+from tieconv.sources.user_files import write_bytes
 
 MODELS, FINDINGS = "models.parquet", "findings.parquet"
 
@@ -66,6 +66,14 @@ def _write(path: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> st
     from pyarrow import parquet
 
     file = pyarrow.BufferOutputStream()
+    rows = [{name: _encodable(value) for name, value in row.items()} for row in rows]
     parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(columns.items()))), file)
     write_bytes(path, file.getvalue().to_pybytes())
     return path
+
+
+def _encodable(value: Any) -> Any:
+    """Return a value that UTF-8 can encode: a file name may hold other bytes, which Python keeps as surrogates."""
+    if isinstance(value, list):
+        return [_encodable(entry) for entry in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

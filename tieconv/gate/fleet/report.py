@@ -10,7 +10,7 @@ from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
 from tieconv.errors import SettingsError
 from tieconv.gate.examine import place_of
-from tieconv.gate.fleet.run_directory import FleetRun
+from tieconv.gate.fleet.runs import FleetRun
 from tieconv.gate.policy import Policy
 from tieconv.text import shown
 

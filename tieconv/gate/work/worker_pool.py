@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from tieconv.checkpoint.value_type import record
 from tieconv.gate.work.workers import Workers
+from tieconv.sources.temporary import remove_temporary
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -188,4 +189,5 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
+        remove_temporary(every_thread=True)
         os._exit(1)

@@ -50,6 +50,7 @@ from tieconv.onnx.write.read_again import check_written
 from tieconv.onnx.write.session_proof import prove
 from tieconv.reference import Reference, load, load_config
 from tieconv.sources.local.files import locate
+from tieconv.sources.user_files import new_file
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -486,7 +487,8 @@ def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tup
         os.rename(data, new / data.name)
     for file in planned.files:
         if file.name in store.graphs:
-            (new / file.name).write_bytes(store.graphs[file.name])
+            with new_file(new / file.name) as graph:
+                graph.write(store.graphs[file.name])
         else:
             os.rename(raw / file.name, new / file.name)
         check_written(new, file.name, file, planned.matrices)

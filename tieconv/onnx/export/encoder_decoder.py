@@ -19,6 +19,7 @@ from tieconv.onnx.write.data_placement import PAGE, SMALL
 from tieconv.reference import EncoderInput, Reference
 from tieconv.reference.model import encoder_input
 from tieconv.reference.packages import need
+from tieconv.sources.user_files import new_file
 
 
 def trace_pair(
@@ -282,7 +283,7 @@ def write_data(graphs: Iterable[ir.Model], path: Path) -> None:
     The graphs must be stored beside it.
     """
     placed: dict[bytes, list[tuple[int, ir.TensorProtocol]]] = {}
-    with path.open("wb") as data:
+    with new_file(path) as data:
         for model in graphs:
             for graph in model.graphs():
                 for value in graph.initializers.values():

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from contextlib import ExitStack
 from types import TracebackType
 
 import torch
+
+from tieconv.sources.temporary import temporary_directory
 
 
 class LogitStore:
     """Tensors by key in a temporary directory that is removed at the end."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="tieconv-parity-")
+        self._holder = ExitStack()
+        self._directory = self._holder.enter_context(temporary_directory())
         self._count = 0
         self._paths: dict[object, str] = {}
 
     def put(self, key: object, logits: torch.Tensor) -> None:
-        self._paths[key] = os.path.join(self._directory.name, f"{self._count}.pt")
+        self._paths[key] = os.path.join(self._directory, f"{self._count}.pt")
         self._count += 1
         torch.save(logits.contiguous().clone(), self._paths[key])
 
@@ -36,4 +39,4 @@ class LogitStore:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._directory.cleanup()
+        self._holder.close()

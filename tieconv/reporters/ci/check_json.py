@@ -26,12 +26,19 @@ def render(report: CheckReport) -> str:
 def read(text: str | bytes) -> CheckReport:
     """Return the report that `render` wrote. Raises ``ValueError`` for any other text."""
     try:
-        document = json.loads(text)
+        return report_of(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def report_of(document: Any) -> CheckReport:
+    """Return the report of a parsed document. Raises ``ValueError`` for any other value."""
+    try:
         if document["schema"] != CHECK_SCHEMA:
             raise ValueError(f"its schema is not {CHECK_SCHEMA}")
         models = tuple(_model_of(model) for model in document["models"])
         return CheckReport(models, Level(document["fail_on"]), _texts(document["notes"]), _texts(document["rules"]))
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a key is missing or does not fit {CHECK_SCHEMA}: {error}") from error
 
 

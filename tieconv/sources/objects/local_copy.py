@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -13,7 +12,9 @@ from tieconv.checkpoint.files.model_files import Listing
 from tieconv.errors import UnreadableError
 from tieconv.sources.objects.object_files import ObjectFiles
 from tieconv.sources.ranged.ranged_files import SECTION
+from tieconv.sources.temporary import make_temporary
 from tieconv.sources.threads import workers
+from tieconv.sources.user_files import new_file
 from tieconv.text import shown, size
 
 _WORKERS = 4
@@ -23,19 +24,18 @@ _BLOCK = 8 << 20
 def fetch(listing: Listing, files: ObjectFiles, names: Iterable[str]) -> str:
     """Copy the files ``names`` to a new temporary directory, and return the model's path in it.
 
-    The directory is removed when the process ends. Its parent has the fingerprint of the listing as its name. Raises
-    `UnreadableError` if a file was replaced, or if the disk is full.
+    The directory is removed at the end of the command or of the process. Its parent has the fingerprint of the listing
+    as its name. Raises `UnreadableError` if a file was replaced, or if the disk is full.
     """
     wanted = list(names)
     needed = sum(files.size(name) for name in wanted)
     base = tempfile.gettempdir()
     if needed > shutil.disk_usage(base).free:
         raise _no_space(listing.source, f"{size(needed)} do not fit into {shown(base)}")
-    holder = tempfile.mkdtemp(prefix="tieconv-")
-    atexit.register(shutil.rmtree, holder, ignore_errors=True)
-    root = os.path.join(holder, files.listed.fingerprint, os.path.basename(str(files.listed.path)))
-    os.makedirs(root)
     try:
+        root = os.path.join(make_temporary(), files.listed.fingerprint, os.path.basename(str(files.listed.path)))
+        for directory in {os.path.dirname(os.path.join(root, name)) for name in wanted} | {root}:
+            os.makedirs(directory, exist_ok=True)
         with workers(_WORKERS) as pool:
             for _ in pool.map(partial(_copy, files, root), wanted):
                 continue
@@ -54,9 +54,8 @@ def _no_space(source: str, why: str) -> UnreadableError:
 
 def _copy(files: ObjectFiles, root: str, name: str) -> None:
     target = os.path.join(root, name)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
     whole = files.size(name)
-    with open(target, "xb") as out:
+    with new_file(target) as out:
         for start in range(0, whole, SECTION):
             stream = files.open(name, start, min(start + SECTION, whole))
             try:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tieconv.errors import UnreadableError
+from tieconv.errors import SettingsError, UnreadableError
+from tieconv.sources.user_files import read_bytes
 from tieconv.text import shown
 
 _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -34,9 +35,8 @@ def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read(16 << 20)
-    except OSError as error:
+        return read_bytes(path, 16 << 20)
+    except SettingsError as error:
         problem = f"AWS_CA_BUNDLE: {shown(path)} cannot be read"
         raise UnreadableError(problem, "check the variable", "objects.settings") from error
 

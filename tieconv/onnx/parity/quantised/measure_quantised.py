@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from tieconv.onnx.parity.weights.folds import head_width
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Reference, architecture, load, load_config
 from tieconv.reference.model import CPU
+from tieconv.sources.temporary import temporary_directory
 from tieconv.text import shown
 
 
@@ -70,7 +70,7 @@ def run_quantised_parity(
         structure = subject.structure
         if structure.faults:
             return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
-        with LogitStore() as store, tempfile.TemporaryDirectory(prefix="tieconv-parity-") as folder:
+        with LogitStore() as store, temporary_directory() as folder:
             return _Job(subject, dequantised, dtype, text, store, Path(folder)).run()
     except NotRunError as stop:
         use = ProviderUse(provider, stop.active, len(stop.fallback), fallback=stop.fallback)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import UnreadableError
+from tieconv.errors import MALFORMED, UnreadableError
+from tieconv.formats.handed_in import parse_json
 from tieconv.reference import Batch, Reference
 from tieconv.reference.windows import load_tokenizer
+from tieconv.sources.user_files import decode, read_bytes
 from tieconv.text import count, shown
 
 WINDOW = 64
@@ -79,17 +81,17 @@ def nats(batch: Batch, logits: torch.Tensor) -> float:
 
 
 def _ids(path: str, directory: str) -> Any:
+    data = read_bytes(path)
     try:
         if path.endswith(".npy"):
-            return np.load(path, allow_pickle=False).reshape(-1)
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+            return np.load(io.BytesIO(data), allow_pickle=False).astype(np.int64).reshape(-1)
         if path.endswith(".json"):
-            ids = json.loads(text)
+            ids = parse_json(data, len(data))
         else:
+            text = decode(data, path)
             ids = load_tokenizer(directory)(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int64).reshape(-1)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (*MALFORMED, EOFError, MemoryError) as error:
         raise _unreadable(path, f"cannot be read as tokens: {shown(str(error), 200)}") from error
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from tieconv.errors import UnreadableError
+from tieconv.errors import SettingsError, UnreadableError
 from tieconv.onnx.parity.graph.bindings import Bindings, Padding, Role
 from tieconv.reference import Batch
+from tieconv.sources.user_files import read_bytes
 from tieconv.text import command, shown, size
 
 _LIMIT = 100_000_000
@@ -64,15 +66,17 @@ def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Bat
 def _arrays(path: str) -> dict[str, np.ndarray]:
     """Return the arrays. numpy never unpickles them, and no size that the file states is believed."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        content = io.BytesIO(read_bytes(path, _LIMIT))
+        with zipfile.ZipFile(content) as archive:
             stored = sum(entry.file_size for entry in archive.infolist())
         if stored > _LIMIT:
             _refuse(path, f"has arrays of {size(stored)}, and parity takes at most {size(_LIMIT)}")
-        with np.load(path, allow_pickle=False) as arrays:
+        content.seek(0)
+        with np.load(content, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except MemoryError:
         _refuse(path, "has an array that states more values than the file holds")
-    except UnreadableError:
+    except (SettingsError, UnreadableError):
         raise
     except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many classes on a file that is not an archive
         _refuse(path, f"is not an npz file of number arrays: {shown(error, 200)}")

@@ -1,0 +1,100 @@
+"""Temporary directories, and their end: at the end of a block, of a command or of the process, by a signal too.
+
+A process that is killed leaves its directories behind. The next process that makes one removes them: it finds them
+unlocked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import re
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+_PREFIX = "tieconv-temporary-"
+_OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_held: dict[str, tuple[int, int, int]] = {}
+"""The descriptor with the lock, the process and the thread of each directory. A forked child inherits the table."""
+
+
+def make_temporary() -> str:
+    """Make a private directory that lasts until `remove_temporary`, or until the process ends. Raises ``OSError``."""
+    base = tempfile.gettempdir()
+    _sweep(base)
+    if not _held:
+        atexit.unregister(remove_temporary)
+        atexit.register(remove_temporary, every_thread=True)
+        _catch()
+    while True:
+        path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.path.isdir(path):  # another process may have swept it before the lock
+            _held[path] = descriptor, os.getpid(), threading.get_ident()
+            return path
+        os.close(descriptor)
+
+
+@contextmanager
+def temporary_directory() -> Iterator[str]:
+    """Yield a private directory that is removed at the end of the block."""
+    path = make_temporary()
+    try:
+        yield path
+    finally:
+        _remove(path)
+
+
+def remove_temporary(*, every_thread: bool = False) -> None:
+    """Remove the directories that this thread of this process made, or those of every thread."""
+    for path, (_, process, thread) in list(_held.items()):
+        if process == os.getpid() and (every_thread or thread == threading.get_ident()):
+            _remove(path)
+
+
+def _remove(path: str) -> None:
+    held = _held.pop(path, None)
+    for _ in range(3):  # a thread that still downloads may create a file meanwhile
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            break
+    if held is not None:
+        os.close(held[0])
+
+
+def _sweep(base: str) -> None:
+    """Remove the directories of this user whose processes have ended."""
+    for name in filter(_OURS.fullmatch, os.listdir(base)):
+        path = os.path.join(base, name)
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _catch() -> None:
+    """Let the signals that would end this process at once remove its directories first."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    remove_temporary(every_thread=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
