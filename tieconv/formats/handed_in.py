@@ -1,8 +1,7 @@
 """Parse JSON and TOML that people hand in: settings, baselines, lists, token ids, and results of earlier runs.
 
-Such a file may come from an unpacked archive. Each function raises ``ValueError`` with the reason for a document that
-it does not accept, and the caller names the file. Whoever then takes values out of it catches
-`tieconv.errors.MALFORMED`.
+Such a file may be part of an unpacked archive. Each function raises ``ValueError`` with the reason if it refuses a
+document, and the caller names the file. Whoever then takes values out of it catches `tieconv.errors.MALFORMED`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Temporary directories, and their end: at the end of a block, of a command or of the process, by a signal too.
+"""Temporary directories, and how each ends: with its block, its command or its process, also by a signal.
 
 A process that is killed leaves its directories behind. The next process that makes one removes them: it finds them
 unlocked.

@@ -1,6 +1,6 @@
 """Read the files that people hand in, and write every file that tieconv leaves beside models.
 
-Settings, baselines, lists and results may come from an unpacked archive, so each is read as a hostile file: only a
+Settings, baselines, lists and results may be files of an unpacked archive. So each is read as a hostile file: only a
 regular file counts, and its size is bounded. Reports, figures, baselines and results go through `write_bytes` and
 `LineFile`, and no other module writes files. `tests/sources/test_user_files.py` finds every call that does.
 """
@@ -172,8 +172,8 @@ def own_directory(path: str) -> None:
 class LineFile:
     """Lines that one run adds to a file, after the lines of earlier runs. A killed run may leave half a line.
 
-    The first line that is added moves the earlier ones to a new file, so nothing is appended to a file that another
-    program made or that has a second name.
+    The first line that is added moves the earlier ones to a new file. So tieconv never appends to a file that another
+    program made.
     """
 
     def __init__(self, path: str, schema: str) -> None:

@@ -114,7 +114,7 @@ class Staging:
 
 
 def _leads_out(earlier: Path, name: str) -> bool:
-    """Return whether a directory on the way to the file ``name`` is a symlink: its files are not of the killed run."""
+    """Return whether a directory on the way to the file ``name`` is a symlink, so that the file is elsewhere."""
     path = earlier / name
     return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(earlier))
 

@@ -69,7 +69,7 @@ def _below(directory: str, output: str) -> str:
 
 
 def content_of(directory: str) -> str:
-    """Return a SHA-256 of the names and sizes of what a command wrote; empty if that is not a directory any more."""
+    """Return a SHA-256 of the names and sizes in a directory, or an empty text if there is none."""
     try:
         if os.path.islink(directory):
             return ""

@@ -1,7 +1,7 @@
-"""RUNS, the directory of a run over many models: one line for each finished model, and the list of its models.
+"""RUNS, the directory of a run over many models: a line for each result, and the list of models.
 
-Each part of a run has its own two files, `check.jsonl` and `check.list` or `check-1-of-3.jsonl`. RUNS may be an
-unpacked artifact of a CI job, so tieconv reads it as a hostile input and writes through no symlink in it.
+Each part of a run has its own two files, such as `check.jsonl` and `check.list`. RUNS may be an unpacked artifact of a
+CI job. So tieconv reads it as a hostile input, and writes through no symlink in it.
 """
 
 from __future__ import annotations
