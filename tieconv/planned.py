@@ -19,7 +19,6 @@ from tieconv.execute.staging import resumable, sweep
 from tieconv.execute.target import destination
 from tieconv.sources import is_object
 from tieconv.sources.objects.object_path import parse
-from tieconv.sources.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from tieconv.sources.objects.object_writer import ObjectWriter
@@ -138,6 +137,7 @@ class PlannedWrite(Printed):
         options: WriteOptions,
     ) -> Outcome:
         from tieconv.execute.remote.upload import upload
+        from tieconv.sources.temporary import temporary_directory
 
         check_free(writer)
         verify: Verify = options.get("verify", "full")

@@ -118,48 +118,48 @@ def writes_of(source: str) -> set[tuple[str, str]]:
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
-    found: dict[ast.AST, tuple[str, str]] = {}
+    calls: dict[ast.AST, tuple[str, str]] = {}
     for scope in ast.walk(tree):
         if isinstance(scope, ast.Module | ast.FunctionDef):  # the innermost function is visited last
             for node in ast.walk(scope):
                 if isinstance(node, ast.Call) and (name := _write(node, named)):
-                    found[node] = getattr(scope, "name", ""), name
-    return set(found.values())
+                    calls[node] = getattr(scope, "name", ""), name
+    return set(calls.values())
 
 
 def _write(call: ast.Call, named: dict[str, str]) -> str:
     function = ast.unparse(call.func)
-    last = function.rpartition(".")[2]
+    method = function.rpartition(".")[2]
     if function in ("os.open", "posix.open"):
         words = ast.unparse(call)
         for name, value in named.items():
             words = re.sub(rf"\b{name}\b", value, words)
         return function if any(flag in words for flag in _FLAGS) and "os.devnull" not in words else ""
-    if last == "open" and function not in ("self.open", "files.open", "self.client.open"):
-        place = 1 if function in ("open", "io.open", "codecs.open", "gzip.open") else 0
-        modes = [word.value for word in call.keywords if word.arg == "mode"] + call.args[place : place + 1]
+    if method == "open" and function not in ("self.open", "files.open", "self.client.open"):
+        position = 1 if function in ("open", "io.open", "codecs.open", "gzip.open") else 0
+        modes = [word.value for word in call.keywords if word.arg == "mode"] + call.args[position : position + 1]
         if not modes:
             return ""
         mode = modes[0].value if isinstance(modes[0], ast.Constant) else "?"
         return function if not isinstance(mode, str) or set(mode) & set("wax+?") else ""
     if function == "shutil.move":
         return function
-    if last == "ZipFile":
+    if method == "ZipFile":
         return function if len(call.args) > 1 else ""
-    if last not in _METHODS or function in ("write_text", "write_bytes", "save"):
+    if method not in _METHODS or function in ("write_text", "write_bytes", "save"):
         return ""
-    return function if function.startswith(("tempfile.", "os.")) else last
+    return function if function.startswith(("tempfile.", "os.")) else method
 
 
 def test_one_module_writes_files() -> None:
     """Every call of the product that writes a file is in that module, or in the list with its reason."""
-    found = set()
+    calls = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)
         if str(name) != ONE_MODULE:
-            found |= {(name.parts[0], *call) for call in writes_of(path.read_text(encoding="utf-8"))}
-    of_libraries = {each for each in found if each[2] in _LIBRARY and each[0] in LIBRARIES}
-    assert found - of_libraries == set(WRITES)
+            calls |= {(name.parts[0], *call) for call in writes_of(path.read_text(encoding="utf-8"))}
+    of_libraries = {each for each in calls if each[2] in _LIBRARY and each[0] in LIBRARIES}
+    assert calls - of_libraries == set(WRITES)
     assert {room for room, _, _ in of_libraries} == set(LIBRARIES)
 
 
@@ -171,7 +171,7 @@ def test_the_search_sees_each_way_to_write() -> None:
         "numpy.save(p, a)", "np.memmap(p)", "parquet.write_table(t, p)", "torch.save(t, p)", "shutil.copyfile(a, p)",
         "model.save_pretrained(p)", "tempfile.mkstemp()", "zipfile.ZipFile(p, 'w')", "os.fdopen(1, 'w')", "p.touch()",
     )  # fmt: skip
-    assert [way for way in ways if not writes_of(way)] == []
+    assert [line for line in ways if not writes_of(line)] == []
     reads = ("open(p)", "open(p, 'rb')", "Path(p).open()", "os.open(p, os.O_RDONLY)", "os.open(os.devnull, os.O_RDWR)",
              "write_text(p, '')", "zipfile.ZipFile(p)")  # fmt: skip
-    assert [way for way in reads if writes_of(way)] == []
+    assert [line for line in reads if writes_of(line)] == []

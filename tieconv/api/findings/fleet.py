@@ -117,8 +117,8 @@ def _answer(
     code, document, failed = run([verb, *options, *where, "--", *sources])
     seconds = time.monotonic() - began
     written = output if output and code == 0 and os.path.isdir(output) else None  # it may be of an earlier run
-    told = Failure(*failed) if failed else None
-    return CommandResult(task.source, code, seconds, document, written, told, content_of(written) if written else "")
+    why_not = Failure(*failed) if failed else None
+    return CommandResult(task.source, code, seconds, document, written, why_not, content_of(written) if written else "")
 
 
 def fleet_report(

@@ -19,8 +19,6 @@ from tieconv.execute.refusals import check_contents
 from tieconv.execute.remote.remote_files import published
 from tieconv.execute.target import is_file
 from tieconv.sources.objects.object_path import ObjectPath
-from tieconv.sources.temporary import temporary_directory
-from tieconv.sources.user_files import new_file, write_bytes
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -147,6 +145,9 @@ class NewPrefix:
         reinspect: Callable[[Path], Inspection],
     ) -> None:
         """Inspect the headers as the store has them, with the documents that are still to be written."""
+        from tieconv.sources.temporary import temporary_directory
+        from tieconv.sources.user_files import new_file, write_bytes
+
         with temporary_directory() as directory:
             for name, entry in stored.items():
                 path = Path(directory, name)
