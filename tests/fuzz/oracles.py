@@ -22,6 +22,8 @@ SECONDS = 10.0
 MEGABYTES = 300
 """MiB by which one command may raise the peak of the process."""
 LINES = 200
+HANGS = 300
+"""Wall seconds after which a command that waits, for example on a FIFO, is ended."""
 _ANSWERS_NO = frozenset({"check", "diff", "parity"})
 _ANNOTATION = re.compile(r"::(error|warning|notice|debug|group|endgroup)( [a-zA-Z]+=[^\r\n]*?)?::")
 
@@ -68,13 +70,16 @@ def _limited(seconds: float) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
         raise Slow
 
-    previous = signal.signal(signal.SIGPROF, stop)
+    previous, waiting = signal.signal(signal.SIGPROF, stop), signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, HANGS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGPROF, previous)
+        signal.signal(signal.SIGALRM, waiting)
 
 
 def faults(answer: Answer) -> Iterator[str]:

@@ -19,7 +19,7 @@ from tests.fuzz import differences, oracles
 from tests.fuzz.case import SEEDS, Case, pack
 from tests.fuzz.reading import UNEXPECTED, read
 from tests.fuzz.reference import Reference
-from tests.fuzz.targets import maker
+from tests.fuzz.targets import KEPT_FILES, maker
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("check",), ("check",), ("inspect",), ("inspect",), ("inspect", "--json"), ("inspect", "--depth", "full"),
@@ -63,6 +63,7 @@ class Tally:
         )
 
 
+CONVERT = ("convert", "model/good", "--to", "safetensors", "--max-shard-size", "300", "-o")
 _KEPT = Path(os.path.abspath(os.environ.get("TIECONV_FUZZ_SEEDS", SEEDS)))
 """Where the seed files of failures go."""
 
@@ -80,6 +81,7 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.reference = Reference()
+        self.expected: dict[str, tuple[int, bytes]] = {}
 
     def judge(self, case: Case, rng: random.Random, tally: Tally) -> list[str]:
         """Return everything that is wrong with tieconv's answers to a case."""
@@ -92,6 +94,8 @@ class Runner:
             with served(case) as source:
                 return list(_commands(case, source, rng, self.folder))
         case.write(home)
+        if case.target in KEPT_FILES:
+            return list(self._kept(case, home, tally))
         source = str(home / case.model) if case.model != "." else str(home)
         before = _snapshot(home)
         found = list(self._compared(case, home, Path(source), rng, tally))
@@ -99,6 +103,36 @@ class Runner:
         if _snapshot(home) != before:
             found.append("a command changed its source")
         return found
+
+    def _kept(self, case: Case, home: Path, tally: Tally) -> Iterator[str]:
+        """Run whole command lines; a good run writes what a run beside no damaged file writes."""
+        before = _snapshot(home, case.written)
+        back = os.getcwd()
+        os.chdir(self.folder)
+        try:
+            for words in case.commands:
+                answer = oracles.call(words)
+                tally.refused += answer.code == 2
+                tally.accepted += answer.code != 2
+                yield from (f"{' '.join(words)}: {fault}" for fault in oracles.faults(answer))
+                if case.target == "resume":
+                    yield from self._resumed(home, answer.code)
+        finally:
+            os.chdir(back)
+        if _snapshot(home, case.written) != before:
+            yield "a command changed a file of others"
+
+    def _resumed(self, home: Path, code: int) -> Iterator[str]:
+        if not self.expected:
+            oracles.call((*CONVERT, "model/clean"))
+            self.expected = _content(home / "clean")
+            shutil.rmtree(home / "clean")
+        if code and (home / "out").exists():
+            yield f"exit {code} and left an output"
+        if not code and _content(home / "out") != self.expected:
+            yield "the output is not that of a run that was not stopped"
+        if not code and (home / ".out.tieconv-staging").exists():
+            yield "left its staging directory"
 
     def _compared(self, case: Case, home: Path, source: Path, rng: random.Random, tally: Tally) -> Iterator[str]:
         ours = read(source)
@@ -159,9 +193,15 @@ def _suffix(words: str, source: str) -> str:
     return kinds.get(words, os.path.splitext(source)[1]) if os.path.isfile(source) else ""
 
 
-def _snapshot(home: Path) -> dict[str, tuple[int, int, int]]:
+def _content(home: Path) -> dict[str, tuple[int, bytes]]:
+    """Return mode and bytes of each file."""
+    return {path.name: (path.lstat().st_mode, path.read_bytes()) for path in home.iterdir()} if home.exists() else {}
+
+
+def _snapshot(home: Path, without: tuple[str, ...] = ()) -> dict[str, tuple[int, int, int]]:
     found = {}
-    for folder, _, files in os.walk(home):
+    for folder, below, files in os.walk(home):
+        below[:] = [name for name in below if folder != str(home) or name not in without]
         for name in files:
             state = os.lstat(os.path.join(folder, name))
             found[os.path.join(folder, name)] = (state.st_ino, state.st_size, state.st_mtime_ns)

@@ -8,7 +8,27 @@ from importlib import import_module
 
 from tests.fuzz.case import Case
 
-TARGETS = ("safetensors", "zip", "pickle", "gguf", "onnx", "index", "config", "names", "peft", "dcp", "hub")
+TARGETS = (
+    "safetensors",
+    "zip",
+    "pickle",
+    "gguf",
+    "onnx",
+    "index",
+    "config",
+    "names",
+    "peft",
+    "dcp",
+    "runs",
+    "settings",
+    "resume",
+    "hub",
+)
+KEPT_FILES = ("runs", "settings", "resume")
+"""Targets of files that a run keeps, or that people hand in."""
+TARGETS = (
+    "safetensors", "zip", "pickle", "gguf", "onnx", "index", "config", "names", "peft", "dcp", "hub", *KEPT_FILES
+)  # fmt: skip
 
 
 def maker(target: str) -> Callable[[random.Random], Case]:
