@@ -200,6 +200,45 @@ def test_shards_of_two_models(folder: Path) -> None:
     assert "shards of more than one model" in refused("reindex", folder)
 
 
+def test_a_stale_index_is_named(folder: Path) -> None:
+    """A later save left whole shards under other names: every command names the index and offers reindex."""
+    value = json.loads(ORIGINAL)
+    stale = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": stale}))
+    for verb in ("inspect", "check", "untie"):
+        result = run(verb, folder)
+        assert result.exit_code == 2, verb
+        assert f"{INDEX} is stale" in result.output and "tieconv reindex" in result.output, (verb, result.output)
+    ok("reindex --in-place", folder)
+    assert json.loads((folder / INDEX).read_text())["weight_map"] == value["weight_map"]
+
+
+def test_a_stale_index_beside_a_shard_of_its_own(folder: Path) -> None:
+    """The complete set wins over an older one with a gap, if it stores each tensor of the older shards."""
+    value = json.loads(ORIGINAL)
+    older = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": older}))
+    (folder / SHARDS[0].replace("of-00003", "of-00009")).write_bytes((folder / SHARDS[0]).read_bytes())
+    assert "is stale" in refused("inspect", folder)
+    ok("reindex --in-place", folder)
+    assert json.loads((folder / INDEX).read_text())["weight_map"] == value["weight_map"]
+
+
+def test_an_older_set_with_a_tensor_of_its_own(folder: Path) -> None:
+    """No set is chosen if the other one stores a tensor that would be lost."""
+    value = json.loads(ORIGINAL)
+    older = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": older | {"extra": SHARDS[0].replace("3.", "9.")}}))
+    data = (folder / SHARDS[0]).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    first = next(name for name in header if name != "__metadata__")
+    text = json.dumps({"extra" if name == first else name: entry for name, entry in header.items()}).encode()
+    (folder / SHARDS[0].replace("3.", "9.")).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    assert "is stale" not in refused("inspect", folder)
+    assert "shards of more than one model" in refused("reindex", folder)
+
+
 def test_other_prefixes_have_their_own_index(folder: Path) -> None:
     """Shards of a diffusion model are indexed under their own name."""
     (folder / INDEX).unlink()

@@ -68,7 +68,9 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     naming = model.naming
     name = _index_name(naming, listing)
     document, cautions = _read_index(files, name) if name in listing.top else (None, ())
-    weights = tuple(_read_one(model, files, shard) for shard in _members(naming, listing, document))
+    members, stale = _members(naming, listing, document)
+    weights = tuple(_read_one(model, files, shard) for shard in members)
+    _check_replaced(listing, weights, [_read_one(model, files, shard) for shard in stale])
     named = [*(file.name for file in weights), *([name] if name in listing.top else [])]
     return Checkpoint(
         source=listing.source,
@@ -163,36 +165,65 @@ def weight_map(document: Document | None) -> dict[str, str]:
     return {name: shard for name, shard in entries.items() if isinstance(name, str) and isinstance(shard, str)}
 
 
-def _members(naming: Naming, listing: Listing, document: Document | None) -> list[str]:
+def _members(naming: Naming, listing: Listing, document: Document | None) -> tuple[list[str], list[str]]:
+    """Return the shards of the model, and the shards of an older, incomplete set that they must replace."""
     stored = [entry for entry in listing.top if naming.is_weights(entry)]
     entries = set(weight_map(document).values())
     named = entries & set(stored)
-    numbered = _numbered_set(listing, stored, named)
+    sets = _numbered_sets(stored)
+    numbered = _numbered_set(listing, sets, entries)
     if numbered is None:
         if not named - {naming.single}:
             _refuse_one_file(naming, listing, stored)
-        return sorted(named)
-    _check_complete(listing, numbered, entries, document)
+        return sorted(named), []
+    older: set[str] = set()
+    if entries and not named & set(numbered.shards.values()):  # the index lists an older set
+        older = {name for shards in sets if shards is not numbered for name in shards.shards.values()}
+    else:
+        _check_complete(listing, numbered, entries, document)
     beside = re.compile(rf"{re.escape(numbered.prefix)}-head(-\d+)?\.\w+")
-    return sorted(named | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)})
+    members = named - older | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)}
+    return sorted(members), sorted(older)
 
 
-def _numbered_set(listing: Listing, stored: Iterable[str], named: set[str]) -> _Set | None:
+def _check_replaced(listing: Listing, weights: Iterable[WeightFile], stale: Iterable[WeightFile]) -> None:
+    """Refuse two sets if the older one stores a tensor that the complete one lacks."""
+    stored = {tensor.name for file in weights for tensor in file.tensors}
+    if any(tensor.name not in stored for file in stale for tensor in file.tensors):
+        _refuse_two_sets(listing)
+
+
+def _numbered_sets(stored: Iterable[str]) -> list[_Set]:
     sets: dict[tuple[str, int, str], dict[int, str]] = {}
     for name in stored:
         match = _NUMBERED.fullmatch(name)
         if match:
             key = (match["prefix"], int(match["total"]), match["suffix"])
             sets.setdefault(key, {})[int(match["number"])] = name
-    if len(sets) > 1:
-        sets = {key: shards for key, shards in sets.items() if named & set(shards.values())}
-        if len(sets) != 1:
-            raise RefusedError(
-                f"{shown(listing.source)} holds shards of more than one model",
-                "move the shards of the other model to another directory",
-                "reindex.two-sets",
-            )
-    return next((_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()), None)
+    return [_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()]
+
+
+def _numbered_set(listing: Listing, sets: list[_Set], entries: set[str]) -> _Set | None:
+    """Return the set that the index ``entries`` list, or the only complete one if the listed one lacks a shard."""
+    if len(sets) < 2:
+        return next(iter(sets), None)
+    listed = [shards for shards in sets if entries & set(shards.shards.values())]
+    if len(listed) == 1 and not entries.intersection(listed[0].missing):
+        return listed[0]
+    complete = [shards for shards in sets if not shards.missing]
+    if len(listed) > 1 or len(complete) != 1:
+        if len(listed) == 1 and not complete:
+            return listed[0]
+        _refuse_two_sets(listing)
+    return complete[0]
+
+
+def _refuse_two_sets(listing: Listing) -> NoReturn:
+    raise RefusedError(
+        f"{shown(listing.source)} holds shards of more than one model",
+        "move the shards of the other model to another directory",
+        "reindex.two-sets",
+    )
 
 
 def _check_complete(listing: Listing, numbered: _Set, entries: set[str], document: Document | None) -> None:
