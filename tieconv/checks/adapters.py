@@ -1,11 +1,314 @@
-"""The modules of the base model that an adapter's tensors change."""
+"""Rules about PEFT adapters: what they add to a base model, replace in it, and need of it.
+
+Source: peft 0.21.2 (`save_peft_model_state_dict`, `merge_and_unload`), run on tied and untied models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from tieconv.checkpoint.files.model_files import Adapter
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import Tie
+from tieconv.checks import evidence, remedies
+from tieconv.checks.interface import Rule
+from tieconv.text import count, shown
+
+
+def targets_tie(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    adapter = inspection.checkpoint.adapter
+    if adapter is None or adapter.tied:
+        return
+    modules = in_pair(changed(inspection), inspection.base)
+    if not modules:
+        return
+    start = f"The adapter changes {evidence.listed(modules)}, but its base model"
+    tie = tied_pair(inspection.base)
+    if tie is None or inspection.base is None:
+        yield TARGETS_TIE.finding(f"{start} {_absent(adapter)}", level=Level.WARNING)
+        return
+    others = evidence.listed(member.name for member in tie.members if member.name != tie.canonical)
+    yield TARGETS_TIE.finding(
+        f"{start} ties {others} to {evidence.listed([tie.canonical])}. A merge adds the change to the matrix that "
+        "both use. Merge the adapter into the untied model instead.",
+        remedy=remedies.untie(inspection.base, safe=True),
+    )
+
+
+def _absent(adapter: Adapter) -> str:
+    where = f"{shown(adapter.base)} was not read" if adapter.base else "is unknown"
+    kind = f" (its class is {shown(adapter.base_class)})" if adapter.base_class else ""
+    return f"{where}{kind}. If the base model is tied, untie it before the merge."
+
+
+TARGETS_TIE = Rule(
+    "PEF001",
+    "adapter-targets-tie",
+    Level.ERROR,
+    """An adapter changes one of two matrices that its base model ties.
+
+## What it does
+Reports a PEFT adapter with low-rank parts for the tied embedding or head of a base model. It is a warning if tieconv
+cannot read the base model, which may be untied. The rule skips adapters that were trained with `ensure_weight_tying`,
+because they keep the pair equal.
+
+## Why it matters
+While the adapter is loaded, the head and the embedding have different parts. A merge adds both parts to the one matrix.
+The merged model generates garbage, and nothing can recover the training from the merged file. PEFT only prints a
+warning when it creates the adapter.
+
+## Example
+An adapter that targets `lm_head` of a tied Llama:
+
+    error PEF001: The adapter changes lm_head, but its base model ties
+    lm_head.weight to model.embed_tokens.weight. A merge adds the change to the
+    matrix that both use. Merge the adapter into the untied model instead.
+
+## How to fix
+Untie the base model first. Then load and merge the adapter there: `PeftModel.from_pretrained(untied, ADAPTER)`. The
+config of the adapter still contains the tied model, so the finding stays. The logits stay the same except for rounding
+(measured with peft 0.21: a difference of at most 5e-7).
+""",
+    targets_tie,
+)
+
+
+def replaces_tied(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    adapter = inspection.checkpoint.adapter
+    if adapter is None or adapter.tied:
+        return
+    modules = in_pair(replaced(inspection), inspection.base)
+    if modules:
+        which = "its base model ties it" if inspection.base else "its base model, which was not read, may tie it"
+        which = which if len(modules) == 1 else f"{which.removesuffix('it')}them"
+        yield REPLACES_TIED.finding(
+            f"The adapter stores a whole {evidence.listed(modules)}, but {which}. The merged model must store both "
+            "matrices, and its config must say untied."
+        )
+
+
+REPLACES_TIED = Rule(
+    "PEF002",
+    "adapter-replaces-tied",
+    Level.NOTE,
+    """An adapter stores a whole copy of one of two matrices that its base model ties.
+
+## What it does
+Notes a PEFT adapter whose `modules_to_save` contain the embedding or the head of a base model. The base model ties
+them, or tieconv cannot read it.
+
+## Why it matters
+The copy was trained separately, so the merged model is untied. peft 0.21 sets the flag to false when it merges. Another
+tool may leave the flag true. Then the model loses one of the two on reload and repeats one token.
+
+## Example
+An adapter of a tied Llama with `"modules_to_save": ["lm_head"]`:
+
+    note PEF002: The adapter stores a whole lm_head, but its base model ties it.
+    The merged model must store both matrices, and its config must say untied.
+
+## How to fix
+After the merge, run `tieconv inspect` on the result. If the flag is still true, it reports TIE001, and
+`tieconv set-tie false` corrects the flag.
+""",
+    replaces_tied,
+)
+
+
+def unmerged(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    if inspection.checkpoint.adapter is not None:
+        return
+    config = inspection.checkpoint.config_values
+    own = {key.removesuffix("_lora") for key, value in config.items() if key.endswith("_lora") and value}
+    parts = [name for name in inspection.checkpoint.tensors if _is_part(name) and own.isdisjoint(name.split("."))]
+    if parts:
+        yield UNMERGED.finding(
+            f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
+            f"ignore {evidence.verb(parts, 'it', 'them')}.",
+            parts[:4],
+        )
+
+
+_LORA_PARTS = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"})
+
+
+def _is_part(name: str) -> bool:
+    return "lora_" in name and not _LORA_PARTS.isdisjoint(name.split("."))
+
+
+UNMERGED = Rule(
+    "PEF003",
+    "unmerged-adapter",
+    Level.ERROR,
+    """A model's weights still hold the parts of an adapter.
+
+## What it does
+Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is not an adapter.
+
+## Why it matters
+The file was saved from a wrapped model, and the parts were never added to the weights. Loaders report them as
+unexpected and ignore them, so the fine-tune is lost without an error. Loaders do not find names that start with
+`base_model.model.`.
+
+## Example
+A Llama saved with its adapter inside:
+
+    error PEF003: model.layers.0.q_proj.lora_A.weight and
+    model.layers.0.q_proj.lora_B.weight are parts of an adapter that was not
+    merged. Loaders ignore them.
+
+The rule skips parts with the name of an adapter in the config, which belong to the architecture. For example,
+Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`.
+
+## How to fix
+Load the wrapped model again and save the result of `merge_and_unload()`, or save only the adapter.
+""",
+    unmerged,
+)
+
+
+def rows_differ(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding: the vocabulary of the adapter beside that of its base model."""
+    base = inspection.base
+    embedding = base.head.input_embedding if base is not None else None
+    if base is None or embedding is None or len(embedding.shape) != 2:
+        return
+    rows = {
+        module: stored
+        for module, stored in vocabulary_rows(inspection).items()
+        if in_vocabulary(module, base) and stored != embedding.shape[0]
+    }
+    if not rows:
+        return
+    stored = next(iter(rows.values()))
+    yield ROWS_DIFFER.finding(
+        f"The adapter stores {evidence.listed(rows)} for {count(stored, 'row')}, and the base model has "
+        f"{embedding.shape[0]}. peft fails to load the adapter: size mismatch. Resize the base model first.",
+        remedy=remedies.resize(base, ("--to", str(stored)), safe=False) if len({*rows.values()}) == 1 else None,
+    )
+
+
+def vocabulary_rows(inspection: Inspection) -> dict[str, int]:
+    """Return the rows that an adapter's tensors imply for each module, if the module were an embedding or a head.
+
+    A whole copy is (rows, width), `lora_embedding_A` (rank, rows) and `lora_B` of a linear module (rows, rank).
+    """
+    rows: dict[str, int] = {}
+    for name, tensor in inspection.checkpoint.tensors.items():
+        module, leaf = part_of(name), name.removesuffix(".weight").rpartition(".")[2]
+        if len(tensor.shape) != 2:
+            continue
+        if module is None and name.endswith(".weight"):
+            rows.setdefault(_module(name), tensor.shape[0])
+        elif module and leaf == "lora_embedding_A":
+            rows.setdefault(module, tensor.shape[1])
+        elif module and leaf == "lora_B":
+            rows.setdefault(module, tensor.shape[0])
+    return rows
+
+
+def in_vocabulary(module: str, base: Inspection) -> bool:
+    """Return whether a module of the adapter is the input embedding or the output head of the base model."""
+    head = base.head.output_head
+    names = [base.head.input_embedding.name if base.head.input_embedding else "", head.name if head else ""]
+    names += [member.name for tie in base.ties if tie is base.word_tie for member in tie.members]
+    return _leaf(module) in {_leaf(name.removesuffix(".weight")) for name in names if name}
+
+
+ROWS_DIFFER = Rule(
+    "PEF004",
+    "adapter-rows",
+    Level.ERROR,
+    """The adapter was trained with another vocabulary size than its base model has.
+
+## What it does
+Compares the rows of the embedding and the head in an adapter with those of its base model, if tieconv can read it.
+
+## Why it matters
+Tokens were added before the training, and the base model was not saved with them. peft fails to load the adapter: "size
+mismatch". Tools that skip the check give the new tokens other rows.
+
+## Example
+An adapter with a whole `lm_head` of 10 rows, and a base model of 8:
+
+    error PEF004: The adapter stores lm_head for 10 rows, and the base model has
+    8. peft fails to load the adapter: size mismatch. Resize the base model
+    first.
+
+## How to fix
+Run `tieconv resize BASE --to N` with the rows of the adapter, and load the adapter on the result. The new rows of the
+base model are zeros. A whole copy in the adapter replaces them.
+""",
+    rows_differ,
+)
+
+
+def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding: the rows of an embedding that an adapter replaces."""
+    adapter = inspection.checkpoint.adapter
+    if adapter is None or not any(_ROWS_PART in name for name in inspection.checkpoint.tensors):
+        return
+    rows = "; ".join(
+        f"{len(ids)} of {shown(module, 60) if module else 'the embedding'} ({_ranges(ids)})"
+        for module, ids in adapter.token_rows
+    )
+    if tied_pair(inspection.base) is not None:
+        effect = "The base model is tied, so a merge changes the same rows of the head."
+    elif inspection.base is not None and inspection.base.config.known:
+        effect = "The base model is untied, so a merge leaves the head as it is."
+    else:
+        effect = "If the base model is tied, a merge changes the same rows of the head."
+    yield REPLACED_TOKENS.finding(
+        f"The adapter replaces rows: {rows or 'its config does not say which'}. {effect} vLLM refuses the adapter."
+    )
+
+
+def _ranges(ids: Iterable[int]) -> str:
+    """Return ids as ranges: 90-92, 95."""
+    spans: list[list[int]] = []
+    for number in sorted({*ids}):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans[:_SPANS]]
+    return ", ".join(words) + (", …" if len(spans) > _SPANS else "")
+
+
+_ROWS_PART = "trainable_tokens_delta"
+_SPANS = 6
+
+REPLACED_TOKENS = Rule(
+    "PEF005",
+    "adapter-token-rows",
+    Level.NOTE,
+    """An adapter replaces rows of the embedding.
+
+## What it does
+Notes an adapter with `trainable_token_indices`, which stores new rows for some tokens. It lists the rows.
+
+## Why it matters
+A merge writes the rows into the embedding. In a tied model the head gets them too, with and without
+`ensure_weight_tying` (measured with peft 0.21.2). vLLM loads only low-rank parts, and refuses the adapter because of
+the name `trainable_tokens_delta`.
+
+## Example
+An adapter that trains three tokens of a tied Llama:
+
+    note PEF005: The adapter replaces rows: 3 of embed_tokens (3-5). The base
+    model is tied, so a merge changes the same rows of the head. vLLM refuses
+    the adapter.
+
+## How to fix
+Nothing is wrong. For vLLM, merge the adapter with `merge_and_unload()`, and run `tieconv check` on the merged model.
+""",
+    replaced_tokens,
+)
+
 
 WRAPPER = "base_model.model."
 _PARTS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "boft_", "vera_", "randlora_", "fourierft_", "vblora_", "waveft_")
@@ -31,7 +334,7 @@ def changed(inspection: Inspection) -> tuple[str, ...]:
 def replaced(inspection: Inspection) -> tuple[str, ...]:
     """Return the modules that the adapter stores as a whole copy and does not change otherwise."""
     plain = (name for name in inspection.checkpoint.tensors if not part_of(name) and name.endswith(".weight"))
-    modules = (name.removeprefix(WRAPPER).removesuffix(".weight").removesuffix(".base_layer") for name in plain)
+    modules = (_module(name) for name in plain)
     parts = set(changed(inspection))
     return tuple(module for module in dict.fromkeys(modules) if module not in parts)
 
@@ -55,3 +358,11 @@ def in_pair(modules: Iterable[str], base: Inspection | None) -> tuple[str, ...]:
 
 def _leaf(module: str) -> str:
     return module.rpartition(".")[2]
+
+
+def _module(name: str) -> str:
+    """Return the module of a parameter that an adapter stores whole. peft may save it under its wrapper's names too."""
+    module = name.removeprefix(WRAPPER).removesuffix(".weight")
+    for wrapped in (".base_layer", ".modules_to_save", ".original_module"):
+        module = module.removesuffix(wrapped)
+    return module

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import (
+    adapters,
     bia001_unknown_bias,
     bia002_half_a_bias_pair,
     bia003_bias_copies_differ,
@@ -35,9 +36,6 @@ from tieconv.checks import (
     onx002_latent_copy,
     onx003_tie_broken,
     onx004_nan_in_head,
-    pef001_adapter_targets_tie,
-    pef002_adapter_replaces_tied,
-    pef003_unmerged_adapter,
     qnt001_quantised_head,
     qnt002_codes_without_scales,
     qnt003_scales_without_codes,
@@ -127,9 +125,11 @@ RULES: tuple[Rule, ...] = (
     sec001_special_files.RULE,
     sec002_repeated_key.RULE,
     cod001_tied_keys.RULE,
-    pef001_adapter_targets_tie.RULE,
-    pef002_adapter_replaces_tied.RULE,
-    pef003_unmerged_adapter.RULE,
+    adapters.TARGETS_TIE,
+    adapters.REPLACES_TIED,
+    adapters.UNMERGED,
+    adapters.ROWS_DIFFER,
+    adapters.REPLACED_TOKENS,
     onx001_stored_twice.RULE,
     onx002_latent_copy.RULE,
     onx003_tie_broken.RULE,

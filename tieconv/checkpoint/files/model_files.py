@@ -93,6 +93,7 @@ class Adapter:
 
     ``targets`` are the entries of ``target_modules``: one pattern, or the ends of module names. ``saved`` are the
     entries of ``modules_to_save``. ``tied`` is ``ensure_weight_tying``: whether PEFT keeps tied modules tied.
+    ``token_rows`` are the ``trainable_token_indices``: each module, empty for the embedding, and its rows.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Adapter:
     targets: tuple[str, ...]
     saved: tuple[str, ...]
     tied: bool
+    token_rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class _Tensors:

@@ -113,7 +113,19 @@ def adapter_of(value: Mapping[str, object]) -> Adapter:
         targets=_texts(value.get("target_modules")),
         saved=_texts(value.get("modules_to_save")),
         tied=value.get("ensure_weight_tying") is True,
+        token_rows=_token_rows(value.get("trainable_token_indices") or value.get("token_indices")),
     )
+
+
+def _token_rows(value: object) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the rows by module: PEFT takes one list for the embedding, or a list for each module."""
+    by_module = value if isinstance(value, Mapping) else {"": value}
+    rows = {
+        module: tuple(row for row in entries if isinstance(row, int) and not isinstance(row, bool))
+        for module, entries in by_module.items()
+        if isinstance(entries, list)
+    }
+    return tuple((module, ids) for module, ids in rows.items() if ids)
 
 
 def _text(value: object) -> str:
