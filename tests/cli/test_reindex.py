@@ -216,8 +216,8 @@ def test_a_stale_index_is_named(folder: Path) -> None:
 def test_a_stale_index_beside_a_shard_of_its_own(folder: Path) -> None:
     """The complete set wins over an older one with a gap, if it stores each tensor of the older shards."""
     value = json.loads(ORIGINAL)
-    older = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps(value | {"weight_map": older}))
+    stale = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": stale}))
     (folder / SHARDS[0].replace("of-00003", "of-00009")).write_bytes((folder / SHARDS[0]).read_bytes())
     assert "is stale" in refused("inspect", folder)
     ok("reindex --in-place", folder)
@@ -227,8 +227,8 @@ def test_a_stale_index_beside_a_shard_of_its_own(folder: Path) -> None:
 def test_an_older_set_with_a_tensor_of_its_own(folder: Path) -> None:
     """No set is chosen if the other one stores a tensor that would be lost."""
     value = json.loads(ORIGINAL)
-    older = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps(value | {"weight_map": older | {"extra": SHARDS[0].replace("3.", "9.")}}))
+    stale = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": stale | {"extra": SHARDS[0].replace("3.", "9.")}}))
     data = (folder / SHARDS[0]).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])

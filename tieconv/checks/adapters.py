@@ -275,7 +275,7 @@ def _ranges(ids: Iterable[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    words = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans[:_SPANS]]
+    words = [f"{start}-{stop}" if stop > start else f"{start}" for start, stop in spans[:_SPANS]]
     return ", ".join(words) + (", …" if len(spans) > _SPANS else "")
 
 

@@ -176,14 +176,14 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
         if not named - {naming.single}:
             _refuse_one_file(naming, listing, stored)
         return sorted(named), []
-    older: set[str] = set()
-    if entries and not named & set(numbered.shards.values()):  # the index lists an older set
-        older = {name for shards in sets if shards is not numbered for name in shards.shards.values()}
+    stale: set[str] = set()
+    if entries and not named & set(numbered.shards.values()):  # the index lists an stale set
+        stale = {name for shards in sets if shards is not numbered for name in shards.shards.values()}
     else:
         _check_complete(listing, numbered, entries, document)
     beside = re.compile(rf"{re.escape(numbered.prefix)}-head(-\d+)?\.\w+")
-    members = named - older | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)}
-    return sorted(members), sorted(older)
+    members = named - stale | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)}
+    return sorted(members), sorted(stale)
 
 
 def _check_replaced(listing: Listing, weights: Iterable[WeightFile], stale: Iterable[WeightFile]) -> None:
