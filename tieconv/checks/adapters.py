@@ -226,7 +226,8 @@ ROWS_DIFFER = Rule(
     """The adapter was trained with another vocabulary size than its base model has.
 
 ## What it does
-Compares the rows of the embedding and the head in an adapter with those of its base model, if tieconv can read it.
+Compares the rows of an adapter's embedding and head with those of its base model. It skips an adapter whose base model
+tieconv cannot read.
 
 ## Why it matters
 Tokens were added before the training, and the base model was not saved with them. peft fails to load the adapter: "size

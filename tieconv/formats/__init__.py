@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.files.git_files import LARGEST
+from tieconv.errors import UnreadableError
 from tieconv.formats.safetensors.model import SAFETENSORS
 
 if TYPE_CHECKING:
@@ -37,6 +38,17 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
 
     Raises `UnreadableError` if there is no checkpoint.
     """
+    try:
+        return _read(listing, files)
+    except UnreadableError as error:
+        if error.code != "index.absent-shard":
+            raise
+        from tieconv.formats.shards import stale_index  # only this error looks at the shards beside the index
+
+        raise stale_index(listing, files, error) from error
+
+
+def _read(listing: Listing, files: Files) -> Checkpoint:
     _check_documents(listing, files)
     if is_safetensors_alone(listing):
         return SAFETENSORS.read(listing, files)

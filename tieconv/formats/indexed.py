@@ -9,11 +9,11 @@ from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.files.interface import Files
 from tieconv.checkpoint.files.model_files import Document, Layout, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
-from tieconv.errors import TieconvError, UnreadableError, UnsafePathError
+from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
-from tieconv.text import command, count, listed, shown
+from tieconv.text import command, listed, shown
 
 
 def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
@@ -24,36 +24,18 @@ def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> W
     for shard in shards:
         require_regular(listing, files, shard)
         if shard not in listing.entries:
-            raise _absent_shard(listing, files, name, shard, weight_map)
+            raise index_format.absent_shard(
+                f"{shown(name)} lists the shard", shard, "index.absent-shard", _instead(listing, shard)
+            )
     weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     return with_orphans(weight_set, filter(naming.is_weights, listing.top))
 
 
-def _absent_shard(
-    listing: Listing, files: Files, name: str, shard: str, weight_map: Mapping[str, str]
-) -> UnreadableError:
-    """Return the error for a shard that the index lists and that is missing.
-
-    A save that wrote other shards and no index leaves the older index behind. So the headers of the shards beside it
-    are read: reindex is offered if they store every tensor of the index.
-    """
-    from tieconv.formats.shards import read_shards  # it imports the directory's reader, which imports this module
-
-    remedy = command("reindex", listing.source)
-    try:
-        stored = read_shards(listing, files).tensors
-    except TieconvError:
-        stored = {}
-    if stored and weight_map.keys() <= stored.keys():
-        return UnreadableError(
-            f"{shown(name)} is stale: it lists {shown(shard)}, which is missing. Other shards store all "
-            f"{count(len(weight_map), 'tensor')} of the index",
-            f"rebuild the index from the shards: {remedy}",
-            "index.absent-shard",
-        )
-    numbered = re.search(r"-of-\d+\.\w+$", shard)  # reindex refuses a numbered set with a gap
-    instead = "" if numbered else f", or rebuild the index from the remaining shards: {remedy}"
-    return index_format.absent_shard(f"{shown(name)} lists the shard", shard, "index.absent-shard", instead)
+def _instead(listing: Listing, absent: str) -> str:
+    """Return a second hint for a missing shard. A numbered shard has none, because reindex refuses there."""
+    if re.search(r"-of-\d+\.\w+$", absent):
+        return ""
+    return f", or rebuild the index from the remaining shards: {command('reindex', listing.source)}"
 
 
 def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:

@@ -11,7 +11,7 @@ from tieconv.checkpoint.files.interface import Files
 from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import RefusedError, UnreadableError
+from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model
 from tieconv.formats.documents import read_bytes
@@ -22,7 +22,7 @@ from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
 from tieconv.formats.torch.model import TORCH
 from tieconv.formats.weight_set import Naming
-from tieconv.text import command, shown
+from tieconv.text import command, count, shown
 
 INDEX_ODD = "index.odd"
 """Caution: the index is not strict JSON, but tieconv could read it."""
@@ -84,6 +84,27 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
         cautions=cautions,
         states={entry: files.state(entry) for entry in named},
         others=others(model, listing, files)[0],
+    )
+
+
+def stale_index(listing: Listing, files: Files, error: UnreadableError) -> UnreadableError:
+    """Return the error for an index that lists a missing shard, after a look at the shards beside it.
+
+    A save that wrote other shards and no index leaves an index of an earlier save. If the stored shards hold every
+    tensor of the index, the hint is reindex. If not, return ``error``.
+    """
+    try:
+        stored = read_shards(listing, files)
+    except TieconvError:
+        return error
+    tensors = weight_map(stored.index)
+    if stored.index is None or not tensors or not tensors.keys() <= stored.tensors.keys():
+        return error
+    return UnreadableError(
+        f"{shown(stored.index.name)} is stale: it lists shards that are missing. Other shards store all "
+        f"{count(len(tensors), 'tensor')} of the index",
+        f"rebuild the index from the shards: {command('reindex', listing.source)}",
+        error.code,
     )
 
 
