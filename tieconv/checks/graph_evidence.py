@@ -32,14 +32,17 @@ def is_copy(member: Member) -> bool:
 
 @record
 class Answer:
-    """The `tieconv dedup` command for copies, or the reason why it keeps them."""
+    """The `tieconv dedup` command for copies, or the reason why it keeps them, or some of them."""
 
     remedy: Remedy | None
     why: str = ""
+    rest: str = ""
 
     @property
     def message_end(self) -> str:
         """The last sentence of the finding's message; empty if `dedup` removes the copies."""
+        if self.rest:
+            return f" dedup keeps some of them because {self.rest}."
         return f" dedup keeps them because {self.why}." if self.why else ""
 
 
@@ -71,7 +74,7 @@ def answer(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
         return Answer(None, outcome.why)
     if outcome.rounds:
         action = Action("dedup", inspection.checkpoint.source, (("--head-form", "gemm"),))
-        return Answer(Remedy(action.command, False))
+        return Answer(Remedy(action.command, False), rest=outcome.rest)
     action = Action("dedup", inspection.checkpoint.source)
     hides = any(member.relation.holds_nan for _, member in heads(inspection))
-    return Answer(Remedy(action.command, True, None if hides else action))
+    return Answer(Remedy(action.command, True, None if hides else action), rest=outcome.rest)

@@ -11,21 +11,28 @@ from tieconv.checkpoint.files.graph_structure import (
     OLDEST_QUANTISED_OPSET,
     GraphRecord,
     MatrixUse,
+    near_homes,
 )
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import RUNTIMES
 from tieconv.text import shown
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")
 _MATRIX = 2
+FAR = f"{RUNTIMES} computes other bits with a matrix more than one subgraph outside the node that reads it"
 
 
 @record
 class Outcome:
-    """``why`` `dedup` keeps the copies (empty if it does not), and whether a session may then round differently."""
+    """``why`` `dedup` keeps the copies (empty if it does not), and whether a session may then round differently.
+
+    ``rest`` says why it keeps some of the copies.
+    """
 
     why: str = ""
     rounds: bool = False
+    rest: str = ""
 
 
 @record
@@ -49,6 +56,21 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
     shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}
     if len(shapes) > 1:
         return Outcome("they are stored in two shapes")
+    uses = {name: [use for use in graph.uses if use.name == name] for name in copies}
+    paths = [{use.path for use in read} or {()} if all(use.packed for use in read) else set() for read in uses.values()]
+    names = list(copies)
+    homes = [{names[index]: copies[names[index]] for index in some} for _, some in near_homes(paths)]
+    outcomes = [_near(tensors, graph, some) for some in homes if len(some) > 1 or len(copies) == 1]
+    done = [outcome for outcome in outcomes if not outcome.why]
+    if not done:
+        return outcomes[0] if outcomes else Outcome(FAR)
+    rest = FAR if [len(some) for some in homes] != [len(copies)] else next((o.why for o in outcomes if o.why), "")
+    return Outcome(rounds=any(outcome.rounds for outcome in done), rest=rest)
+
+
+def _near(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
+    """Return what `dedup` does with copies that one subgraph can hold."""
+    records = [tensors[name] for name in copies]
     types = list(dict.fromkeys(record.dtype for record in records))
     reads = [
         _Read(use, use.turned != copies[use.name], tensors[use.name].dtype) for use in graph.uses if use.name in copies
@@ -76,7 +98,7 @@ def _whole_graph(graph: GraphRecord) -> str:
         return f"opset {graph.opset} is older than {OLDEST_OPSET}"
     if graph.ir_version < OLDEST_IR:
         return f"IR version {graph.ir_version} is older than {OLDEST_IR}"
-    return "the graph has sparse initializers" if graph.sparse else ""
+    return "the graph has sparse tensors" if graph.sparse else ""
 
 
 def _alone(graph: GraphRecord, record: TensorRecord) -> str:

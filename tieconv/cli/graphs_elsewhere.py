@@ -63,7 +63,10 @@ def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:
         return "nothing was written: give -o OUT" if not arguments.dry_run else "nothing was written"
     proof = "every byte compared" if arguments.verify == "full" else "structure verified"
     proved = [session_proof.proved for session_proof in outcome.proofs]
-    session = "" if not proved else ", proved in a session" if all(proved) else ", not proved in a session"
+    runs = [session_proof.runs for session_proof in outcome.proofs]
+    whole = all(proved) and all(run is not None and run.equal and not run.not_run for run in runs)
+    session = ", proved in a session" if whole else ", copies counted in a session, not all cases run"
+    session = "" if not proved else session if all(proved) else ", not proved in a session"
     return f"wrote {shown(outcome.output)}: {size(outcome.plan.bytes_written)} new, {proof}{session}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from tieconv.checkpoint.value_type import record
 
 OLDEST_OPSET = 11
@@ -12,6 +14,35 @@ OLDEST_IR = 4
 """The first IR version in which an initializer can be absent from the inputs, which a caller may replace."""
 MIN_ELEMENTS = 1024
 """Elements of the smallest matrix that counts as a copy, in every type: 4096 bytes in F32, 2048 in F16."""
+
+
+Path = tuple[int, ...]
+"""A subgraph: a number for each level. The main graph is the empty path."""
+PACKED = 1
+"""The most levels between a node and its matrix at which ONNX Runtime packs the matrix for the node's kernel.
+
+1.31.1 and 1.32.0 pack a matrix of the node's own graph or of the graph around it. With a matrix further out, a MatMul,
+Gemm, LSTM or GRU of one row gives other bits.
+"""
+
+
+def near_homes(reads: Sequence[Collection[Path]]) -> list[tuple[Path, list[int]]]:
+    """Return the fewest subgraphs that can hold equal matrices so that each stays packed for the nodes that read it.
+
+    ``reads`` has the subgraphs of the nodes that read each matrix; the result has the matrices of each subgraph. A
+    matrix without an entry is left out.
+    """
+    allowed = [set.intersection(*({path, path[:-PACKED]} for path in paths)) if paths else set() for paths in reads]
+    chosen = {path for paths in allowed if len(paths) == 1 for path in paths}
+    # Deepest first: a matrix that no chosen subgraph covers moves up, where it may meet others.
+    for paths in sorted(allowed, key=lambda paths: -max(map(len, paths), default=0)):
+        if paths and not paths & chosen:
+            chosen.add(min(paths, key=len))
+    held: dict[Path, list[int]] = {}
+    for index, paths in enumerate(allowed):
+        if paths:
+            held.setdefault(min(paths & chosen, key=lambda path: (len(path), path)), []).append(index)
+    return [(max(set.intersection(*(allowed[i] for i in some)), key=len), some) for some in held.values()]
 
 
 @record
@@ -27,7 +58,8 @@ class MatrixUse:
     """A read of the initializer ``name`` as input ``index`` of a node, through Transpose and Identity.
 
     ``turned`` if the node reads it transposed, ``columns`` if a Gather looks up its columns. ``operator`` is ``output``
-    if the initializer is an output of the graph.
+    if the initializer is an output of the graph. ``path`` is the subgraph of the node and ``home`` that of the
+    initializer, with an entry for each level.
     """
 
     name: str
@@ -35,6 +67,13 @@ class MatrixUse:
     index: int
     turned: bool
     columns: bool = False
+    path: Path = ()
+    home: Path = ()
+
+    @property
+    def packed(self) -> bool:
+        """Whether ONNX Runtime packs the matrix for this node."""
+        return len(self.path) - len(self.home) <= PACKED
 
 
 @record

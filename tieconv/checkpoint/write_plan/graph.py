@@ -60,17 +60,40 @@ class SharedMatrix:
 
 
 @record
+class SessionRuns:
+    """Runs of the source and of the written graph with the same inputs: how many gave the same bits, and which.
+
+    ``differing`` are those that gave other bits, by how much. ``not_run`` are cases that the source does not run.
+    """
+
+    equal: int = 0
+    cases: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    not_run: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object under ``runs``."""
+        return {
+            "equal": self.equal,
+            "cases": list(self.cases),
+            "differing": list(self.differing),
+            "not_run": list(self.not_run),
+        }
+
+
+@record
 class SessionProof:
     """What a session of the written graph holds: ``copies`` of each matrix, by the kept name.
 
     ``casts`` are the matrices that the session also holds in a wider type, to compute with. ``why_not`` says why
-    nothing could be proved (empty: it was).
+    nothing could be proved (empty: it was). ``runs`` are the runs that were compared; ``None`` if the source is gone.
     """
 
     graph: str
     copies: tuple[tuple[str, int], ...] = ()
     casts: tuple[str, ...] = ()
     why_not: str = ""
+    runs: SessionRuns | None = None
 
     @property
     def proved(self) -> bool:
@@ -166,6 +189,7 @@ def _document(outcome: GraphOutcome) -> dict[str, object]:
                 "why_not": proof.why_not,
                 "copies": dict(proof.copies),
                 "casts": list(proof.casts),
+                "runs": proof.runs.to_dict() if proof.runs else None,
             }
             for proof in outcome.proofs
         ],

@@ -6,7 +6,7 @@ Source: onnx.proto of onnx 1.23 (field numbers and types have never been reused)
 from __future__ import annotations
 
 from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx.protobuf import BYTES, VARINT, Wire, signed
+from tieconv.formats.onnx.protobuf import BYTES, VARINT, Field, Wire, signed
 from tieconv.formats.onnx.shapes import (
     ATTRIBUTE,
     FUNCTION,
@@ -22,6 +22,8 @@ from tieconv.formats.onnx.shapes import (
 MAX_DEPTH = 64
 """The most levels of subgraphs."""
 MAX_RANK = 64
+STRING = 8
+"""The element type of strings."""
 
 
 def read_model(wire: Wire) -> Model:
@@ -163,36 +165,68 @@ def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -
             _attribute(wire, value, stop, node, tensors, depth)
         elif number == 7:
             node.domain = wire.text(value, stop)
+        elif number == 8:
+            node.overload = wire.text(value, stop)
         else:
             check_field(wire, value, stop, NODE.get(number))
+    if node.standard != "Constant" or not node.outputs:
+        node.constant = None
+    elif node.constant is not None:
+        node.constant.name = node.outputs[0]
     return node
+
+
+_NUMBERS = {"value_float": (2, 1, 4), "value_int": (3, 7, 7), "value_floats": (7, 1, 4), "value_ints": (8, 7, 7)}
+"""Attributes of Constant: their field, their element type, and the field in which a tensor has such numbers."""
+_STRINGS = {"value_string": 4, "value_strings": 9}
 
 
 def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tensor], depth: int) -> None:
     name, numbers, graphs, typed = "", [], [], False
+    fields: list[Field] = []
     for field_ in wire.fields(start, end):
+        fields.append(field_)
         number, kind, value, stop = field_
         if number == 1 and kind == BYTES:
             name = wire.text(value, stop)
         elif number == 20 and kind == VARINT:
             typed = True
+        elif number == 21 and kind == BYTES:
+            node.parameters |= stop > value
         elif number in (3, 8):
             numbers += [signed(unsigned) for unsigned in wire.numbers(field_)]
         elif number in (5, 10) and kind == BYTES:
-            _tensor(wire, value, stop, tensors)
+            tensor = _tensor(wire, value, stop, tensors)
+            node.constant = tensor if number == 5 else node.constant
         elif number in (6, 11) and kind == BYTES:
             graphs.append(_graph(wire, value, stop, tensors, depth + 1))
         elif number in (22, 23) and kind == BYTES:
             _sparse(wire, value, stop, tensors)
+            node.sparse += 1
         elif number == 7 and kind == BYTES and (stop - value) % 4:
             wire.refuse(f"ends inside a number at byte {stop:,}", "truncated")
         elif kind == BYTES:
             check_field(wire, value, stop, ATTRIBUTE.get(number))
     node.integers[name] = numbers
+    if name == "equation":
+        texts = [wire.text(value, stop) for number, kind, value, stop in fields if (number, kind) == (4, BYTES)]
+        node.equation = texts[-1] if texts else ""
+    if name in _NUMBERS or name in _STRINGS:
+        node.constant = _listed(name, fields, (start, end), len(numbers))
     if not typed:
         node.untyped += (name,)
     for position, graph in enumerate(graphs):
         node.graphs[name if not position else f"{name}.{position}"] = graph
+
+
+def _listed(name: str, fields: list[Field], whole: tuple[int, int], integers: int) -> Tensor:
+    """Return the tensor that a Constant lists as numbers or strings in an attribute."""
+    source, element, target = _NUMBERS.get(name) or (_STRINGS[name], STRING, 0)
+    places = [(target, *field[1:]) for field in fields if field[0] == source]
+    if element == STRING:
+        return Tensor(kind=STRING, dims=[len(places)] if name.endswith("s") else [], whole=whole)
+    count = integers if element == 7 else sum(1 if kind != BYTES else (end - at) // 4 for _, kind, at, end in places)
+    return Tensor(kind=element, dims=[count] if name.endswith("s") else [], typed=places, whole=whole)
 
 
 def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:

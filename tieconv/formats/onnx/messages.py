@@ -35,22 +35,33 @@ class Tensor:
 class Node:
     """A node: its inputs, outputs, integer attributes and subgraphs.
 
-    ``untyped`` has the names of attributes without a type.
+    ``untyped`` has the names of attributes without a type. ``constant`` is the value of a Constant node, ``sparse`` the
+    number of its sparse tensors, and ``equation`` that of an Einsum. ``parameters`` is true if the caller of a function
+    sets an attribute.
     """
 
     operator: str = ""
     name: str = ""
     domain: str = ""
+    overload: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     integers: dict[str, list[int]] = field(default_factory=dict)
     graphs: dict[str, Graph] = field(default_factory=dict)
     untyped: tuple[str, ...] = ()
+    constant: Tensor | None = None
+    sparse: int = 0
+    equation: str = ""
+    parameters: bool = False
 
     @property
     def standard(self) -> str:
-        """The operator's name, with its domain unless that is the standard domain."""
-        return self.operator if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.operator}"
+        """The operator's name, with its domain unless that is the standard domain.
+
+        An operator whose attributes the caller sets gets another name, because its meaning is not known.
+        """
+        name = self.operator if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.operator}"
+        return f"{name} with parameters" if self.parameters else name
 
 
 @dataclass(slots=True)
@@ -76,7 +87,7 @@ class Graph:
 class Model:
     """A model. ``tensors`` includes the tensors of attributes and functions.
 
-    ``functions`` has the bodies of its functions.
+    ``functions`` has the bodies of its functions. The name of a body is ``domain:operator:overload``.
     """
 
     graph: Graph

@@ -16,13 +16,11 @@ from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.onnx import validity
 from tieconv.formats.onnx.external import External, byte_range
 from tieconv.formats.onnx.message_reader import read_model
-from tieconv.formats.onnx.messages import Model, Node, Tensor
+from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.protobuf import Wire
-from tieconv.formats.onnx.quantised import gathered_rows, quantised_embedding, quantised_head
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
-from tieconv.formats.onnx.structure import Origin, Scope, is_shaped, origin, scope_of, scopes
+from tieconv.formats.onnx.scopes import CALL, Origin, Scope, is_shaped, origin, scope_of, scopes, uses
 from tieconv.formats.onnx.tensor import TYPES, needed_bytes, read_tensor
-from tieconv.formats.onnx.uses import uses
 from tieconv.text import shown
 
 SUFFIX = ".onnx"
@@ -99,19 +97,16 @@ def _read_one(
     listing: Listing, files: Files, name: str, *, alone: bool
 ) -> tuple[GraphRecord, tuple[TensorRecord, ...], tuple[Caution, ...]]:
     wire, model = _open(files, name)
-    scope = scope_of(model.graph)
-    labels = _labels(wire, scope, "" if alone else f"{name}:")
+    scope = scope_of(model.graph, model.functions)
+    labels = _labels(wire, scope, model, "" if alone else f"{name}:")
     _external(wire, model, listing.root, files)
-    tensors = tuple(
-        read_tensor(wire, t, labels[id(t)], listing.root, files) for s in scopes(scope) for t in s.held.values()
-    )
+    tensors = tuple(read_tensor(wire, t, labels[id(t)], listing.root, files) for t in _tensors(scope, model))
     roles = find_roles(scope)
 
     def read(role: Role | None) -> MatrixRead | None:
-        return None if role is None else MatrixRead(labels[id(role.tensor)], role.turned)
+        return None if role is None or role.quantised else MatrixRead(labels[id(role.tensor)], role.turned)
 
     latent, held = _in_session(scope, model, labels)
-    quantised = tuple(_quantised(scope, roles, labels))
     return (
         GraphRecord(
             file=name,
@@ -120,15 +115,15 @@ def _read_one(
             producer=model.producer,
             inputs=tuple(input_name for input_name in model.graph.inputs if input_name not in scope.held),
             outputs=tuple(model.graph.outputs),
-            nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
-            sparse=sum(inside.graph.sparse for inside in scopes(scope)),
+            nodes=sum(map(_nodes, (model.graph, *model.functions))),
+            sparse=sum(map(_sparse, (model.graph, *model.functions))),
             names=tuple(labels.values()),
-            embedding=None if any(table.role == "embedding" for table in quantised) else read(roles.embedding),
+            embedding=read(roles.embedding),
             head=read(roles.head),
             bias=labels[id(roles.bias)] if roles.bias is not None else None,
             latent=latent,
             session_bytes=held,
-            quantised=quantised,
+            quantised=tuple(_quantised(roles, labels)),
             uses=tuple(uses(scope, labels)),
             overridable=tuple(
                 labels[id(scope.held[input_name])] for input_name in model.graph.inputs if input_name in scope.held
@@ -139,51 +134,56 @@ def _read_one(
     )
 
 
-def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
-    """Yield the quantised matrices for roles without a float matrix.
+def _nodes(graph: Graph) -> int:
+    return len(graph.nodes) + sum(_nodes(inner) for node in graph.nodes for inner in node.graphs.values())
 
-    A quantised lookup with as many rows as the head has tokens is the embedding. A float table beside it is for
-    positions.
-    """
-    head = quantised_head(scope) if roles.head is None else None
-    tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
-    rows = gathered_rows(scope, head) if head else None
-    embedding = rows or quantised_embedding(scope, tokens)
-    table = roles.embedding if rows is None else None
-    if table is not None and (embedding is None or head is None or table.tokens == tokens):
-        embedding = None
-    for role, read in (("embedding", embedding), ("head", head)):
-        if read is not None:
+
+def _sparse(graph: Graph) -> int:
+    inner = sum(node.sparse + sum(map(_sparse, node.graphs.values())) for node in graph.nodes)
+    return graph.sparse + inner
+
+
+def _quantised(roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
+    for name, role in (("embedding", roles.embedding), ("head", roles.head)):
+        if role is not None and role.quantised is not None:
+            read = role.quantised
             parts = tuple(labels[id(part)] for part in read.parts)
-            yield QuantisedRead(role, labels[id(read.tensor)], read.operator, parts, read.bits, read.block)
+            yield QuantisedRead(name, labels[id(role.tensor)], read.operator, parts, read.bits, read.block)
 
 
-def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
-    """Return a unique name for each initializer. A name that two branches use gets a number."""
+def _tensors(scope: Scope, model: Model) -> Iterator[Tensor]:
+    """Yield every initializer and constant once, also those of functions that no node calls."""
+    bodies = (inside for body in model.functions for inside in scopes(scope_of(body)))
+    yield from {id(tensor): tensor for each in (*scopes(scope), *bodies) for tensor in each.held.values()}.values()
+
+
+def _labels(wire: Wire, scope: Scope, model: Model, prefix: str) -> dict[int, str]:
+    """Return a unique name for each tensor. A name that two branches use gets a number."""
+    for inside in scopes(scope):
+        names = Counter(tensor.name for tensor in inside.graph.initializers)
+        if len(names) != len(inside.graph.initializers):
+            wire.refuse(f"holds two initializers named {shown(names.most_common(1)[0][0])}", "repeated-tensor")
     labels: dict[int, str] = {}
     used: Counter[str] = Counter()
-    for inside in scopes(scope):
-        if len(inside.held) != len(inside.graph.initializers):
-            names = Counter(tensor.name for tensor in inside.graph.initializers)
-            wire.refuse(f"holds two initializers named {shown(names.most_common(1)[0][0])}", "repeated-tensor")
-        for tensor in inside.graph.initializers:
-            used[tensor.name] += 1
-            number = f"#{used[tensor.name]}" if used[tensor.name] > 1 else ""
-            labels[id(tensor)] = f"{prefix}{tensor.name}{number}"
+    for tensor in _tensors(scope, model):
+        used[tensor.name] += 1
+        number = f"#{used[tensor.name]}" if used[tensor.name] > 1 else ""
+        labels[id(tensor)] = f"{prefix}{tensor.name}{number}"
     return labels
 
 
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
     """Return the forms of initializers that a session computes at its start, and its bytes of initializers."""
     inputs = set(scope.graph.inputs) if model.ir_version >= OLDEST_IR else set(scope.held)
-    forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
+    forms: dict[tuple[int, int], dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
     for stored in _reads(scope):
         fixed = stored.tensor.name not in inputs or scope.held.get(stored.tensor.name) is not stored.tensor
         key = (stored.perm, stored.kind, stored.shaped) if fixed else (None, stored.tensor.kind, ())
-        forms.setdefault(id(stored.tensor), {}).setdefault(key, stored)
+        # Each call of a function makes its constants again.
+        forms.setdefault((id(stored.tensor), stored.holder), {}).setdefault(key, stored)
     latent = []
     held = 0
-    for tensor, read in forms.items():
+    for (tensor, _), read in forms.items():
         for (perm, kind, shaped), stored in read.items():
             size = _form_bytes(stored.tensor, kind)
             held += size
@@ -209,7 +209,7 @@ def _reads(outer: Scope) -> Iterator[Origin]:
         names: Iterable[str] = (
             name
             for node in scope.graph.nodes
-            if node.standard not in _PASSING and not _folds(scope, node)
+            if node.standard not in _PASSING and not _folds(scope, node) and CALL not in scope.inner.get(id(node), {})
             for name in node.inputs
             if name
         )

@@ -10,6 +10,7 @@ from tieconv.checkpoint.files.interface import ByteReader, Files
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.external import External, byte_range
+from tieconv.formats.onnx.message_reader import STRING
 from tieconv.formats.onnx.messages import Tensor
 from tieconv.formats.onnx.protobuf import BYTES, VARINT, Field, Wire
 from tieconv.text import shown
@@ -42,7 +43,6 @@ TYPES: dict[int, tuple[str, int]] = {
     26: ("I2", 2),
 }
 """Maps each ONNX type number to the dtype name of tieconv and the bits of an element."""
-STRING = 8
 _FLOATS, _INT32, _STRINGS, _INT64, _DOUBLES, _UINT64 = 4, 5, 6, 7, 10, 11
 _SPELT = {1: _FLOATS, 7: _INT64, 11: _DOUBLES, 12: _UINT64, 13: _UINT64, 14: _FLOATS, 15: _DOUBLES}
 """The field with the numbers of a type outside `raw_data`. Other types use int32_data."""

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 
 from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.formats.onnx.message_reader import STRING
 from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.order import order_fault
 from tieconv.formats.onnx.protobuf import BYTES
-from tieconv.formats.onnx.tensor import STRING, TYPES
+from tieconv.formats.onnx.tensor import TYPES
 from tieconv.text import shown
 
 MAX_LISTED = 4

@@ -40,7 +40,7 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
         checkpoint=checkpoint,
         family=family,
         depth=depth,
-        config=config or _undeclared(ties),
+        config=_answered(config, checkpoint.graphs, ties),
         head=_view(checkpoint.graphs, tensors, reader, depth),
         ties=ties,
         duplicates=duplicates,
@@ -60,9 +60,29 @@ def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
     return replace(inspection, quantised=survey_graphs(inspection, reader))
 
 
-def _undeclared(ties: tuple[Tie, ...]) -> ConfigView:
+def _answered(config: ConfigView | None, graphs: tuple[GraphRecord, ...], ties: tuple[Tie, ...]) -> ConfigView:
+    """Return what the nodes say where no config declares it: nothing without a head, or without a comparison."""
+    compared = bool(ties) and all(tie.consistent is not None for tie in ties)
+    if config is not None:
+        return config if compared else replace(config, effect=_unknown(graphs, ties))
+    if not compared:
+        return ConfigView("", (), (), False, _unknown(graphs, ties), known=False)
     tied = any(tie.declared for tie in ties)
     return ConfigView("", (), (), tied, f"{'Tied' if tied else 'Untied'}: the nodes of the graph say so.")
+
+
+def _unknown(graphs: tuple[GraphRecord, ...], ties: tuple[Tie, ...]) -> str:
+    """Return why the nodes do not say whether the graphs are tied."""
+    relations = [member.relation for tie in ties for member in tie.members]
+    reason = next((relation.reason for relation in relations if isinstance(relation, Unread) and relation.reason), "")
+    if reason:
+        return f"Not known: {reason}."
+    quantised = {read.role for graph in graphs for read in graph.quantised}
+    if "head" not in quantised and not any(graph.head for graph in graphs):
+        return "Not known: no output head found in the graph."
+    embedding = "embedding" in quantised or any(graph.embedding for graph in graphs)
+    why = "the head and the input embedding were not compared" if embedding else "no input embedding found"
+    return f"Not known: {why}."
 
 
 # --- ties ------------------------------------------------------------------------------------------------

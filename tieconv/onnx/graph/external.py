@@ -68,8 +68,8 @@ def check_supported(model: onnx.ModelProto, graph: str) -> None:
     lost = []
     if model.training_info:
         lost.append("training information")
-    if _has_sparse(model.graph):
-        lost.append("sparse initializers")
+    if _has_sparse(model.graph) or any(map(_is_sparse, (node for f in model.functions for node in f.node))):
+        lost.append("sparse tensors")
     if lost:
         raise RefusedError(
             f"{shown(graph)} holds {' and '.join(lost)}, which tieconv cannot write again",
@@ -79,7 +79,12 @@ def check_supported(model: onnx.ModelProto, graph: str) -> None:
 
 
 def _has_sparse(graph: onnx.GraphProto) -> bool:
-    if graph.sparse_initializer:
-        return True
-    inner = (attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g"))
-    return any(map(_has_sparse, inner))
+    return bool(graph.sparse_initializer) or any(map(_is_sparse, graph.node))
+
+
+def _is_sparse(node: onnx.NodeProto) -> bool:
+    """Return whether the node is a sparse Constant, or has one in a subgraph."""
+    return any(
+        attribute.HasField("sparse_tensor") or any(map(_has_sparse, (attribute.g, *attribute.graphs)))
+        for attribute in node.attribute
+    )

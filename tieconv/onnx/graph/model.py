@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from onnx_ir.passes import PreconditionError
+from onnx_ir.passes.common import InlinePass
 
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.files.model_files import FileState, Listing
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.write_plan.output import Gathered
@@ -31,8 +34,8 @@ NEW = "tieconv:"
 class GraphFile:
     """One graph. ``name`` is its path relative to ``root``, ``size`` its bytes without external data.
 
-    ``ranges`` are the byte ranges of its external tensors. ``described`` are the initializers whose type and shape the
-    graph also lists separately. ``made`` holds, by location, the contents of tensors that a pass added and that are not
+    ``ranges`` are the byte ranges of its external tensors. ``described`` are the values whose type and shape the graph
+    lists separately. ``made`` holds, by location, the contents of tensors that a pass added and that are not
     written yet.
     """
 
@@ -77,14 +80,52 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     check_supported(proto, name)
     ranges = tuple(byte_range(tensor, name, root, files) for tensor in tensors(proto) if is_external(tensor))
     try:
-        model = ir.serde.deserialize_model(proto)
+        model = _inlined(ir.serde.deserialize_model(proto)) or ir.serde.deserialize_model(proto)
     except Exception as error:
         raise _malformed(name, error) from error
+    _lift_constants(model)
     ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.join(root, name)))
-    described = frozenset(info.name for info in proto.graph.value_info) & {
-        initializer.name for initializer in proto.graph.initializer
-    }
+    described = frozenset(info.name for info in proto.graph.value_info)
     return GraphFile(name, root, model, state.size, state, ranges, described)
+
+
+def _inlined(model: ir.Model) -> ir.Model | None:
+    """Return the model without functions if one holds a matrix, because a function cannot have initializers.
+
+    ONNX Runtime inlines functions too. Return ``None`` for functions that onnx-ir cannot inline.
+    """
+    nodes = (node for function in model.functions.values() for node in function.all_nodes())
+    if any(_constant(node) is not None for node in nodes):
+        try:
+            InlinePass()(model)
+        except (ValueError, PreconditionError):  # attributes that are graphs, another opset, or recursion
+            return None
+    return model
+
+
+def _lift_constants(model: ir.Model) -> None:
+    """Make an initializer of each Constant node with a matrix, as ONNX Runtime does."""
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        tensor = _constant(node)
+        graph, made = node.graph, node.outputs[0]
+        if tensor is None or not isinstance(graph, ir.Graph) or made.name in graph.initializers:
+            continue
+        tensor.name = made.name
+        value = ir.Value(name=made.name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(tensor.dtype))
+        value.const_value = tensor
+        value.metadata_props.update(made.metadata_props)
+        made.replace_all_uses_with(value, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+
+
+def _constant(node: ir.Node) -> ir.TensorProtocol | None:
+    """Return the matrix of a Constant node, or ``None`` for a small one and for other nodes."""
+    if node.domain or node.op_type != "Constant" or len(node.outputs) != 1 or len(node.attributes) != 1:
+        return None
+    tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    numbers = tensor is not None and tensor.dtype is not ir.DataType.STRING
+    return tensor if tensor is not None and numbers and tensor.size >= MIN_ELEMENTS else None
 
 
 def read_sources(listing: Listing, files: FileSet) -> tuple[GraphFile, ...]:

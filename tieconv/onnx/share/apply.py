@@ -85,20 +85,20 @@ def _keeper(
     file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting, reads: Sequence[Read]
 ) -> ir.Value:
     if choice.keeper is None:
-        return turned(file, choice.source, setting.main, setting.names.free(f"{choice.source.value.name}_transposed"))
+        return turned(file, choice.source, setting.home, setting.names.free(f"{choice.source.value.name}_transposed"))
     stored = choice.keeper
-    if stored.graph is not setting.main and any(m.stored.graph is not stored.graph for m in members):
+    if stored.graph is not setting.home and any(m.stored.graph is not stored.graph for m in members):
         _lift(stored, setting, file.model)
     return stored.value
 
 
 def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
-    """Move the initializer to the main graph, where every subgraph can read it."""
+    """Move the initializer to the graph that every node which reads it can see."""
     value = stored.value
     stored.graph.initializers.pop(str(value.name))
     if _named(model)[value.name] > 0:
         value.name = setting.names.free(str(value.name))
-    setting.main.register_initializer(value)
+    setting.home.register_initializer(value)
 
 
 def _named(model: ir.Model) -> Counter[str | None]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, Path, near_homes
 from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, opset, sides
@@ -24,6 +24,10 @@ from tieconv.sources.local.files import FileSet
 
 _INPUT = "it is an input of the graph, so a caller may replace it"
 _CAST = f"a Cast reads it too, and a session of {RUNTIMES} folds the Cast into a second matrix"
+_APART = (
+    f"in {RUNTIMES}, a matrix more than one subgraph outside the node that reads it gives other bits, so copies in "
+    "other subgraphs stay"
+)
 _FORMS = 2
 """Forms of a copy that a session may hold: as stored, and transposed or cast."""
 
@@ -94,21 +98,36 @@ class SharePass(InPlacePass):
         free = [member for member in group.members if not member.stored.value.is_graph_input()]
         fixed = len(free) < len(group.members)
         if len(free) > 1 or (free and _both_ways(free)):
-            chosen = choose_form(free, setting, self._form)
-            if chosen.choice is not None:
-                note = f"another copy stays: {_INPUT}" if fixed else ""
-                done = self._apply(group, free, chosen.choice, chosen.setting, note)
-                return [replace(done, avoided=chosen.avoided)]
-            parts = [(part, choose_form(part, setting, self._form)) for part in _parts(free) if len(part) > 1]
-            made = [
-                self._apply(
-                    Group(tuple(part), ("identical",)), part, selected.choice, selected.setting, chosen.why, group
-                )
-                for part, selected in parts
-                if selected.choice is not None
-            ]
-            return made or [_left(group, chosen.why, self._file.name)]
+            homes = _homes(free, setting)
+            apart = "" if [len(some) for _, some in homes] == [len(free)] else _APART
+            note = f"another copy stays: {_INPUT}" if fixed else apart
+            why = note
+            made: list[SharedMatrix] = []
+            for home, some in homes:
+                if len(some) > 1 or (some and _both_ways(some)):
+                    near, reason = self._share_near(group, some, replace(setting, home=home), note)
+                    why, made = reason or why, made + near
+            return made or ([_left(group, why, self._file.name)] if why else [])
         return [_left(group, _INPUT, self._file.name)] if fixed else []
+
+    def _share_near(
+        self, group: Group, members: list[Member], setting: Setting, note: str
+    ) -> tuple[list[SharedMatrix], str]:
+        """Share ``members`` in the subgraph of ``setting``. Return what was done, and why nothing more."""
+        names = f" ({', '.join(str(member.stored.value.name) for member in group.members)})"
+        chosen = choose_form(members, setting, self._form)
+        if chosen.choice is not None:
+            done = self._apply(group, members, chosen.choice, chosen.setting, note + names if note else "")
+            return [replace(done, avoided=chosen.avoided)], ""
+        parts = [(part, choose_form(part, setting, self._form)) for part in _parts(members) if len(part) > 1]
+        made = [
+            self._apply(
+                Group(tuple(part), ("identical",)), part, selected.choice, selected.setting, chosen.why + names, group
+            )
+            for part, selected in parts
+            if selected.choice is not None
+        ]
+        return made, chosen.why
 
     def _apply(
         self,
@@ -179,6 +198,34 @@ def _constants(model: ir.Model, matrix: ir.TensorProtocol) -> int:
         if is_standard(node, "Constant")
     )
     return sum(tensor is not None and sorted(sides(tensor.shape)) == sides_ for tensor in tensors)
+
+
+def _homes(members: Sequence[Member], setting: Setting) -> list[tuple[ir.Graph, list[Member]]]:
+    """Return the graphs in which copies can be stored once without a change of a session's bits, and those copies.
+
+    A copy that a node reads from more than one subgraph further out is left where it is.
+    """
+    paths = _paths(setting.home)
+    reads = []
+    for member in members:
+        home = paths[id(member.stored.graph)]
+        nodes = [read.use.node for read in reads_of([member])]
+        read_in = {home if node is None else paths.get(id(node.graph), home) for node in nodes} or {home}
+        reads.append(read_in if all(len(path) - len(home) <= PACKED for path in read_in) else set())
+    graphs = {paths[id(graph)]: graph for graph in (setting.home, *setting.home.subgraphs())}
+    return [(graphs[path], [members[index] for index in some]) for path, some in near_homes(reads)]
+
+
+def _paths(graph: ir.Graph, path: Path = ()) -> dict[int, Path]:
+    """Return the path of each graph by its id: a number for each level."""
+    paths = {id(graph): path}
+    inner = (attribute for node in graph for attribute in node.attributes.values() if not attribute.is_ref())
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    values = [attribute.value for attribute in inner if attribute.type in kinds]
+    graphs = [graph for value in values for graph in (value if isinstance(value, tuple) else (value,))]
+    for number, inside in enumerate(graphs):
+        paths |= _paths(inside, (*path, number))
+    return paths
 
 
 def _is_cast_too(stored: Stored) -> bool:

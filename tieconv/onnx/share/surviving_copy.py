@@ -36,12 +36,12 @@ class Choice:
 
 @record
 class Setting:
-    """Settings for a whole graph file."""
+    """Settings for a graph file. ``home`` is the graph that will hold the matrix: the main graph, or a subgraph."""
 
     form: HeadForm
     opset: int
     names: Names
-    main: ir.Graph
+    home: ir.Graph
 
 
 def reads_of(members: Sequence[Member]) -> list[Read]:
@@ -106,7 +106,7 @@ def _candidates(members: Sequence[Member], reads: Sequence[Read], setting: Setti
     for flipped in turns:
         for dtype in types:
             held = [m.stored for m in members if m.flipped == flipped and m.stored.value.dtype == dtype]
-            held.sort(key=lambda stored: (not stored.value.is_graph_output(), stored.graph is not setting.main))
+            held.sort(key=lambda stored: (not stored.value.is_graph_output(), stored.graph is not setting.home))
             for stored in held:
                 yield Choice(stored, stored, flipped, dtype)
             source = next((m.stored for m in members if m.stored.value.dtype == dtype), None)

@@ -66,7 +66,7 @@ def _reads_columns(use: Use) -> bool:
 def _untie(file: GraphFile, stored: Stored, tied: _Tied, names: Names) -> SharedMatrix:
     name = names.free(f"{stored.value.name}_head")
     make = copied if tied.flipped else turned
-    own = make(file, stored, file.model.graph, name)
+    own = make(file, stored, stored.graph, name)  # as far from the heads as the embedding's: the same kernels
     nodes = tuple(describe(use.node) for use in tied.heads)
     for use in tied.heads:
         assert use.node is not None

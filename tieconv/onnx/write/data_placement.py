@@ -15,6 +15,7 @@ from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph.external import is_external, tensor_bytes, tensors
 from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile
+from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 
 PAGE = 4096
@@ -179,7 +180,13 @@ def _encode(
 
 
 def _bytes(graph: _Written) -> bytes:
-    """Return the graph as bytes. Raises `RefusedError` if it exceeds the size limit."""
+    """Return the graph as bytes. Raises `RefusedError` if it exceeds the size limit.
+
+    A graph without changes keeps its bytes, unless its data moves to another file.
+    """
+    if not graph.file.changed and not graph.contents:
+        with open_files(graph.file.root) as files:
+            return files.pread(graph.file.name, graph.file.size, 0)
     try:
         made = bytes(graph.proto.SerializeToString())
     except EncodeError:  # protobuf gives no reason from 2 GiB on; no field of these messages is required

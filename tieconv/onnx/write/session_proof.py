@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.checkpoint.write_plan.graph import SessionProof, SharedMatrix
+from tieconv.checkpoint.write_plan.graph import SessionProof, SessionRuns, SharedMatrix
 from tieconv.errors import VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
@@ -53,7 +53,24 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
                 _HINT,
                 "verify.session",
             )
-    return SessionProof(name, tuple(copies.items()), tuple(casts))
+    return SessionProof(name, tuple(copies.items()), tuple(casts), runs=_compared(staged / name, source, matrices))
+
+
+def _compared(written: Path, source: Path, matrices: Sequence[SharedMatrix]) -> SessionRuns | None:
+    """Run both graphs. Raises `VerificationError` if a result differs that the plan does not announce."""
+    if written == source:
+        return None
+    from tieconv.onnx.write.session_runs import compare_runs
+
+    runs = compare_runs(source, written)
+    if runs.differing and not any(matrix.rounded for matrix in matrices):
+        raise VerificationError(
+            f"{shown(written.name)}: a session of the written graph gives other bits than the source "
+            f"for {shown(runs.differing[0])}",
+            "nothing was written; report this with the graph's exporter and its version",
+            "verify.runs",
+        )
+    return runs
 
 
 def _dump(graph: Path, to: Path, outside: bool) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, SharedMatrix
+from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, SessionProof, SharedMatrix
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
+
+_SHOWN = 4
 
 
 def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
@@ -31,10 +33,31 @@ def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None
                 f"  note: the CPU provider also holds a copy of {shown(name)} in a wider type, to compute with it"
                 for name in proof.casts
             ]
+            lines += _runs(proof, paint, width)
         else:
             first, *rest = wrapped(shown(f"{proof.graph}: {proof.why_not}", 400), "  not proved: ", width)
             lines += [first.replace("not proved", paint("not proved", "warning"), 1), *rest]
     return "\n".join(lines)
+
+
+def _runs(proof: SessionProof, paint: Paint, width: int | None) -> list[str]:
+    """Return what was run in sessions of both graphs, and what was not."""
+    runs = proof.runs
+    if runs is None:
+        return []
+    lines: list[str] = []
+    if runs.equal:
+        sentence = f"{count(runs.equal, 'run')} gave the same bits as the source, on 1 and 2 threads"
+        first, *rest = wrapped(f"{proof.graph}: {sentence}: {', '.join(runs.cases)}", "  proved: ", width)
+        lines += [first.replace("proved", paint("proved", "good"), 1), *rest]
+    for word, cases in (("other bits", runs.differing), ("not run", runs.not_run)):
+        if cases:
+            more = f"; and {len(cases) - _SHOWN:,} more" if len(cases) > _SHOWN else ""
+            first, *rest = wrapped(
+                f"{proof.graph}: {'; '.join(map(shown, cases[:_SHOWN]))}{more}", f"  {word}: ", width
+            )
+            lines += [first.replace(word, paint(word, "warning"), 1), *rest]
+    return lines
 
 
 def _times(copies: int) -> str:
