@@ -2,7 +2,8 @@
 
 ## What it does
 Reports initializers of one ONNX graph that hold the same matrix. Copies may be byte-identical, transposed, or cast to
-another type without loss. The rule covers heads and embeddings from 1,024 elements, and other matrices from 16,384. If
+another type without loss. It also reports initializers on one region of an external file: a session reads it for
+each of them. The rule covers heads and embeddings from 1,024 elements, and other matrices from 16,384. If
 the config declares the model untied, the level for the head is note. The default depth compares matrices with the
 embedding's shape; `--depth full` compares all.
 
@@ -35,7 +36,12 @@ from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size
 
-_WORDS = {State.IDENTICAL: "byte-identical", State.TRANSPOSED: "transposed", State.CAST: "lossless cast"}
+_WORDS = {
+    State.IDENTICAL: "byte-identical",
+    State.TRANSPOSED: "transposed",
+    State.CAST: "lossless cast",
+    State.ALIASED: "one region of the file",
+}
 _SHOWN = 3
 
 
@@ -47,7 +53,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     tensors = inspection.checkpoint.tensors
     for tie, member in graphs.heads(inspection):
         counts = tensors[tie.canonical].elements >= MIN_ELEMENTS
-        if graphs.is_copy(member) and not member.relation.holds_nan and counts:
+        if (graphs.is_copy(member) or member.state is State.ALIASED) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
         inside = (duplicate for duplicate in inspection.duplicates if set(duplicate.tensors) <= set(graph.names))
@@ -59,9 +65,15 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
     answer = graphs.answer(inspection, graphs.pair(tie, member))
+    message = f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
+    message += f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session."
+    if member.state is State.ALIASED:
+        message = f"{shown(member.name)} and {shown(tie.canonical)} are one region of the file. "
+        message += (
+            f"Each session holds it twice, which wastes {size(inspection.checkpoint.tensors[member.name].nbytes)}."
+        )
     return RULE.finding(
-        f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
-        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session.{answer.message_end}",
+        f"{message}{answer.message_end}",
         (tie.canonical, member.name),
         level=_level(inspection),
         remedy=answer.remedy,
@@ -75,8 +87,7 @@ def _level(inspection: Inspection) -> Level:
 
 def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:
     """Return whether the removable copies hold enough elements together."""
-    ranges = {inspection.checkpoint.tensors[name].range for name in duplicate.tensors}
-    numbers = (len(ranges) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
+    numbers = (len(duplicate.tensors) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
     return duplicate.kind in _WORDS and numbers >= graphs.LARGE
 
 
@@ -93,10 +104,13 @@ def _others(inspection: Inspection, copies: list[Duplicate], answer: graphs.Answ
     listed = copies[:_SHOWN]
     groups = "; ".join(f"{evidence.listed(duplicate.tensors)} ({_WORDS[duplicate.kind]})" for duplicate in listed)
     more = f"; and {len(copies) - _SHOWN:,} more" if len(copies) > _SHOWN else ""
+    tensors = inspection.checkpoint.tensors
     wasted = sum(duplicate.bytes_wasted for duplicate in copies)
+    held = sum(min(tensors[n].nbytes for n in each.tensors) * (len(each.tensors) - 1) for each in copies)
+    waste = f"{size(wasted)} on disk and " if wasted else ""
+    waste += "in each session" if held == wasted else f"{size(held)} in each session"
     return RULE.finding(
-        f"The graph stores a matrix under several names: {groups}{more}. "
-        f"The copies waste {size(wasted)} on disk and in each session.{answer.message_end}",
+        f"The graph stores a matrix under several names: {groups}{more}. The copies waste {waste}.{answer.message_end}",
         dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
         remedy=answer.remedy,
     )

@@ -75,9 +75,10 @@ def one_way(left: TensorRecord, right: TensorRecord) -> tuple[TensorRecord, Tens
     One of them is turned into a strided view of the same bytes. It is then read in long stretches, and its rows are
     tokens as the other's are.
     """
-    return (left, _turned(right)) if left.shape[0] >= left.shape[1] else (_turned(left), right)
+    return (left, turned(right)) if left.shape[0] >= left.shape[1] else (turned(left), right)
 
 
-def _turned(record: TensorRecord) -> TensorRecord:
+def turned(record: TensorRecord) -> TensorRecord:
+    """Return a dense matrix as a strided view of its transpose."""
     rows, columns = record.shape
     return TensorRecord(record.name, record.dtype, (columns, rows), record.range, (1, columns))

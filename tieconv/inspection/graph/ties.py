@@ -13,6 +13,7 @@ from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.head import BiasState, Head, OutputBias, OutputHead, TensorView
 from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, State
+from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.checkpoint.relation.interface import Aliased, Canonical
 from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
@@ -40,7 +41,7 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
         checkpoint=checkpoint,
         family=family,
         depth=depth,
-        config=_answered(config, checkpoint.graphs, ties),
+        config=config or ConfigView("", (), (), False, "", known=False),
         head=_view(checkpoint.graphs, tensors, reader, depth),
         ties=ties,
         duplicates=duplicates,
@@ -48,7 +49,8 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
         bytes_unique=max(stored - wasted, 0),
         bytes_read=getattr(reader, "bytes_read", 0),
     )
-    return _with_quantised(inspection, reader)
+    inspection = _with_quantised(inspection, reader)
+    return replace(inspection, config=_answered(config, inspection))
 
 
 def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
@@ -60,21 +62,35 @@ def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
     return replace(inspection, quantised=survey_graphs(inspection, reader))
 
 
-def _answered(config: ConfigView | None, graphs: tuple[GraphRecord, ...], ties: tuple[Tie, ...]) -> ConfigView:
+def _answered(config: ConfigView | None, inspection: Inspection) -> ConfigView:
     """Return what the nodes say where no config declares it: nothing without a head, or without a comparison."""
+    ties = inspection.ties
     compared = bool(ties) and all(tie.consistent is not None for tie in ties)
     if config is not None:
-        return config if compared else replace(config, effect=_unknown(graphs, ties))
+        return config if compared else replace(config, effect=_unknown(inspection))
     if not compared:
-        return ConfigView("", (), (), False, _unknown(graphs, ties), known=False)
+        return replace(inspection.config, why=_unknown(inspection))
     tied = any(tie.declared for tie in ties)
     return ConfigView("", (), (), tied, f"{'Tied' if tied else 'Untied'}: the nodes of the graph say so.")
 
 
-def _unknown(graphs: tuple[GraphRecord, ...], ties: tuple[Tie, ...]) -> str:
+_QUANTISED = {
+    PairState.EQUAL: "the head and the input embedding are equal, and at least one of them is quantised",
+    PairState.EQUAL_VALUES: "the head and the input embedding are equal, and at least one of them is quantised",
+    PairState.COPY: "one of the head and the input embedding is a quantised copy of the other",
+    PairState.CALIBRATED_COPY: "one of the head and the input embedding is a calibrated copy of the other",
+    PairState.DIFFERENT: "the head and the input embedding differ, and at least one of them is quantised",
+}
+
+
+def _unknown(inspection: Inspection) -> str:
     """Return why the nodes do not say whether the graphs are tied."""
-    relations = [member.relation for tie in ties for member in tie.members]
-    reason = next((relation.reason for relation in relations if isinstance(relation, Unread) and relation.reason), "")
+    graphs, tables = inspection.checkpoint.graphs, inspection.quantised
+    relation = tables.relation if tables else None
+    unread = [member.relation for tie in inspection.ties for member in tie.members]
+    reason = next((each.reason for each in unread if isinstance(each, Unread) and each.reason), "")
+    if relation is not None and (relation.state in _QUANTISED or relation.reason):
+        return f"Not known: {_QUANTISED.get(relation.state, relation.reason)}."
     if reason:
         return f"Not known: {reason}."
     quantised = {read.role for graph in graphs for read in graph.quantised}

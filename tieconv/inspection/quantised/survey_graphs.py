@@ -8,6 +8,7 @@ from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedTables
 from tieconv.inspection.quantised.config_sizes import hidden_size
 from tieconv.inspection.quantised.pair_relation import relate_tables
 from tieconv.inspection.quantised.schemes.onnx_blocks import describe
+from tieconv.inspection.view_reader import turned
 
 
 def survey_graphs(inspection: Inspection, reader: ByteReader) -> QuantisedTables | None:
@@ -19,7 +20,13 @@ def survey_graphs(inspection: Inspection, reader: ByteReader) -> QuantisedTables
     matrices = {read.role: describe(read, tensors, width) for read in graph.quantised if read.role in (EMBEDDING, HEAD)}
     if not matrices:
         return None
+    floats = {role: read for role, read in ((EMBEDDING, graph.embedding), (HEAD, graph.head)) if read is not None}
+    # A float matrix for a MatMul is [H, V]; the codes are by tokens.
+    laid_out = {
+        role: turned(tensors[read.name]) if read.turned else tensors[read.name] for role, read in floats.items()
+    }
+    tables = laid_out | matrices
     relation = None
-    if len(matrices) == 2:
-        relation = relate_tables(matrices[EMBEDDING], matrices[HEAD], tensors, reader, inspection.depth)
+    if len(tables) == 2:
+        relation = relate_tables(tables[EMBEDDING], tables[HEAD], tensors, reader, inspection.depth)
     return QuantisedTables("", "", tuple(matrices.values()), relation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.text import shown
 
 Row = tuple[str, ...]
@@ -85,7 +86,13 @@ def _in_parts(inspection: Inspection, role: str) -> bool:
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
     """Return the cells for the quantised matrix of a graph in ``role``, or nothing."""
     heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
-    return (shown(heads[0].name), f"quantised ({shown(heads[0].operator)}), not compared") if heads else ()
+    relation = inspection.quantised.relation if inspection.quantised else None
+    compared = relation is not None and relation.state is not PairState.UNREAD
+    return (
+        (shown(heads[0].name), f"quantised ({shown(heads[0].operator)}){'' if compared else ', not compared'}")
+        if heads
+        else ()
+    )
 
 
 def _shape(shape: tuple[int, ...]) -> str:

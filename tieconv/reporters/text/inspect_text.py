@@ -151,7 +151,7 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 def _ties(inspection: Inspection, width: int | None) -> list[str]:
     ties = inspection.ties or inspection.wrapped_ties
     if not ties:
-        return ["  none known for this architecture"]
+        return ["  none found in the graph" if inspection.checkpoint.graphs else "  none known for this architecture"]
     rows: list[tuple[str, ...]] = []
     for tie in ties[:_SHOWN_TIES]:
         for index, member in enumerate(tie.members[:_SHOWN_LEVELS]):

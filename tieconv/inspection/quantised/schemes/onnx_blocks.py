@@ -41,9 +41,13 @@ def describe(read: QuantisedRead, tensors: Mapping[str, TensorRecord], width: in
 
 def _shape(read: QuantisedRead, codes: TensorRecord, width: int | None) -> tuple[int, int] | None:
     """Return [V, H]. The last block of a row may be padded, and the hidden size says by how much."""
-    if codes.dtype != "U8" or read.bits not in _WIDTHS or not codes.elements or read.block < 1:
+    if read.bits not in _WIDTHS or not codes.elements or read.block < 1:
         return None
     rows = codes.shape[0]
-    columns = codes.elements // rows * 8 // read.bits
+    columns = codes.elements // rows
+    if codes.dtype == "U8":
+        columns = columns * 8 // read.bits
+    elif codes.dtype not in ("U4", "I4") or read.bits != 4 or columns % 2:  # two codes in each byte of a row
+        return None
     padded = width is not None and columns - read.block < width <= columns
     return rows, width if padded and width is not None else columns

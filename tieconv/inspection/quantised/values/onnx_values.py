@@ -10,17 +10,25 @@ from tieconv.inspection.quantised.values.part_reader import Decoded, PartReader,
 
 
 def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
-    """Return rows of codes: (code − zero point) · scale. The default zero point is the middle of the codes."""
+    """Return rows of codes: (code − zero point) · scale.
+
+    The default zero point of bytes is the middle of the codes, and that of U4 and I4 is 0.
+    """
     columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
     block = (parts.matrix.block or (1, columns))[1]
     blocks = -(-columns // block)
     groups = np.arange(columns) // block
-    codes = _codes(parts.raw(CODES, start, stop), bits)[:, :columns]
+    codes = _codes(_unsigned(parts, CODES, parts.raw(CODES, start, stop)), bits)[:, :columns]
     scales = _scales(parts, start, stop, blocks)[:, groups]
-    zero_points: Array | int = 1 << (bits - 1)
+    zero_points: Array | int = 0 if parts.dtype(CODES) == "U4" else 1 << (bits - 1)
     if ZERO_POINTS in parts:
         zero_points = _zero_points(parts, start, stop, blocks, bits)[:, groups]
     return uniform(codes, scales, zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
+
+
+def _unsigned(parts: PartReader, role: str, raw: Array) -> Array:
+    """Return the bytes of I4 numbers with 8 added to each, as codes and zero points of the other types are."""
+    return raw ^ 0x88 if parts.dtype(role) == "I4" else raw
 
 
 def _codes(raw: Array, bits: int) -> Array:
@@ -42,8 +50,8 @@ def _scales(parts: PartReader, start: int, stop: int, blocks: int) -> Array:
 def _zero_points(parts: PartReader, start: int, stop: int, blocks: int, bits: int) -> Array:
     """Return one zero point for each block: packed as the codes are, or numbers of the scales' type."""
     raw = _of_rows(parts, ZERO_POINTS, start, stop)
-    if parts.dtype(ZERO_POINTS) == "U8":
-        numbers = _codes(raw, bits)[:, :blocks]
+    if parts.dtype(ZERO_POINTS) in ("U8", "U4", "I4"):
+        numbers = _codes(_unsigned(parts, ZERO_POINTS, raw), bits)[:, :blocks]
     else:
         numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(ZERO_POINTS)).reshape(stop - start, -1)
     if numbers.shape[1] != blocks:

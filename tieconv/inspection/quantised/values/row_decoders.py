@@ -94,7 +94,7 @@ _DECODERS = {
     "MLX nvfp4": Decoder(mlx_values.nvfp4_rows, _WORDS),
     "MLX mxfp4": Decoder(mlx_values.mxfp4_rows, _WORDS),
     "MLX mxfp8": Decoder(mlx_values.mxfp8_rows, _WORDS),
-    onnx_blocks.SCHEME: Decoder(onnx_values.block_rows, frozenset({"U8"})),
+    onnx_blocks.SCHEME: Decoder(onnx_values.block_rows, frozenset({"U8", "U4", "I4"})),
     tensor_subclasses.TORCHAO: Decoder(tensor_subclass_values.byte_rows, _BYTES),
     tensor_subclasses.QUANTO: Decoder(tensor_subclass_values.byte_rows, _BYTES),
 }
