@@ -58,12 +58,18 @@ def test_head(tmp_path: Path, name: str, external: bool) -> None:
     jsonschema.validate(found.to_dict(), SCHEMA)
 
 
-@pytest.mark.parametrize("name", ["quantised", "quantised_twice", "in_function"])
+@pytest.mark.parametrize("name", ["quantised", "quantised_twice"])
 def test_no_head(tmp_path: Path, name: str) -> None:
-    """A head that is quantised, or within a function, is not guessed at; the embedding is there."""
+    """A head that is quantised is not guessed at; the embedding is there."""
     found = look(name, tmp_path)
     assert found.head.input_embedding is not None and found.head.output_head is None
     assert found.ties == ()
+
+
+def test_a_head_in_a_function(tmp_path: Path) -> None:
+    """A session inlines functions, so the product in the body is the head."""
+    found = look("in_function", tmp_path)
+    assert found.head.output_head is not None and found.config.to_dict()["effective"] is True
 
 
 FOLDED = {"quantised_twice", "in_function", "quantised", "branches", "half", "cast_narrow"}
@@ -319,3 +325,177 @@ def test_other_commands_refuse(tmp_path: Path, command: str) -> None:
     for target in (path, path.parent):
         words = refused(command, target, *([target] if command == "diff" else []))
         assert "ONNX graph" in words
+
+
+Heads = dict[str, tuple[list[onnx.NodeProto], list[tuple[str, np.ndarray]]]]
+node = helper.make_node
+
+
+def _saved(path: Path, nodes: list[onnx.NodeProto], tensors: list[tuple[str, np.ndarray]], **how: object) -> Path:
+    """A graph with token ids in and one output ``y``; ``constants`` of them are nodes instead of initializers."""
+    constants = set(how.pop("constants", ()))  # type: ignore[call-overload]
+    made = {name: numpy_helper.from_array(array, name) for name, array in tensors}
+    held = [tensor for name, tensor in made.items() if name not in constants]
+    spelt = [node("Constant", [], [name], value=made[name]) for name in made if name in constants]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * int(how.pop("rank", 3)))  # type: ignore[call-overload]
+    graph = helper.make_graph([*spelt, *nodes], "g", [ids], [output], held)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("own", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10, **how), path)
+    return path
+
+
+LOOKUP = node("Gather", ["embedding", "input_ids"], ["x"])
+TABLE = values(1, (V, H))
+TAKEN = ("last", np.array(-1))
+
+
+def _body(nodes: list[onnx.NodeProto], held: list[tuple[str, np.ndarray]]) -> onnx.GraphProto:
+    """The body of a Loop: the number of the trip and the condition come in, logits are collected."""
+    scalars = [helper.make_tensor_value_info("trip", TensorProto.INT64, []),
+               helper.make_tensor_value_info("go", TensorProto.BOOL, [])]  # fmt: skip
+    given = [*scalars, helper.make_tensor_value_info("ids", TensorProto.INT64, None)]
+    made = [helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.INT64, None),
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)]  # fmt: skip
+    nodes = [node("Identity", ["go"], ["again"]), *nodes, node("Identity", ["ids"], ["next"])]
+    return helper.make_graph(nodes, "body", given, made, [numpy_helper.from_array(a, name) for name, a in held])
+
+
+IN_LOOP = _body([node("Gather", ["embedding", "ids"], ["x"]), node("MatMul", ["x", "head"], ["logits"])],
+                [("embedding", TABLE), ("head", turned(TABLE))])  # fmt: skip
+TIED: Heads = {
+    "Einsum": ([LOOKUP, node("Einsum", ["x", "embedding"], ["y"], equation="bsh, vh -> bsv")], []),
+    "Einsum of a copy": ([LOOKUP, node("Einsum", ["x", "head"], ["y"], equation="...sh,hv->...sv")],
+                         [("head", turned(TABLE))]),
+    "ArgMax": ([LOOKUP, node("MatMul", ["x", "head"], ["l"]), node("ArgMax", ["l"], ["y"], axis=-1)],
+               [("head", turned(TABLE))]),
+    "TopK": ([LOOKUP, node("MatMul", ["x", "head"], ["l"]), node("TopK", ["l", "five"], ["", "y"])],
+             [("head", turned(TABLE)), ("five", np.array([5]))]),
+    "last token": ([LOOKUP, node("MatMul", ["x", "head"], ["l"]), node("Gather", ["l", "last"], ["y"], axis=1)],
+                   [("head", turned(TABLE)), TAKEN]),
+    "masked": ([LOOKUP, node("MatMul", ["x", "head"], ["l"]), node("Where", ["mask", "l", "low"], ["y"])],
+               [("head", turned(TABLE)), ("mask", np.ones(V, bool)), ("low", np.float32([-9]))]),
+    "chain": ([LOOKUP, node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("MatMul", ["head", "t"], ["l"]),
+               node("Transpose", ["l"], ["m"], perm=[0, 2, 1]), node("Cast", ["m"], ["c"], to=TensorProto.FLOAT),
+               node("Flatten", ["c"], ["y"], axis=2)], [("head", TABLE.copy())]),
+    "Loop": ([node("Loop", ["trips", "", "input_ids"], ["after", "y"], body=IN_LOOP)], [("trips", np.array(2))]),
+}  # fmt: skip
+
+
+def test_heads_before_other_nodes(tmp_path: Path) -> None:
+    """Choosing, masking, collecting or transposing logits leaves the head a head, and every graph here is tied."""
+    for name, (nodes, tensors) in TIED.items():
+        held = [] if name == "Loop" else [("embedding", TABLE)]
+        found = api.inspect(_saved(tmp_path / "model.onnx", nodes, [*held, *tensors]))
+        assert found.config.to_dict()["effective"] is True, name
+        assert found.head.output_head is not None, name
+        jsonschema.validate(found.to_dict(), SCHEMA)
+
+
+def test_nothing_is_claimed_without_a_head(tmp_path: Path) -> None:
+    """An encoder, a graph without tables, and pairs whose bytes were not read: `null`, and a sentence that says why."""
+    encoder = [LOOKUP, node("MatMul", ["x", "w"], ["t"]), node("Tanh", ["t"], ["y"])]
+    cases = {
+        "encoder": _saved(tmp_path / "encoder.onnx", encoder, [("embedding", TABLE), ("w", values(2, (H, 7)))]),
+        "image": _saved(tmp_path / "image.onnx", [node("Relu", ["f"], ["y"])], [("f", TABLE)]),
+    }
+    for name, path in cases.items():
+        found = api.inspect(path)
+        assert found.config.to_dict()["effective"] is None, name
+        assert found.head.output_head is None and found.ties == (), name
+        assert run("inspect", path).stdout.startswith("Not known: no output head found in the graph."), name
+    header = api.inspect(build("transposed", tmp_path / "header" / "model.onnx"), depth=Depth.HEADER)
+    assert header.config.to_dict()["effective"] is None
+    assert api.inspect(build("untied", tmp_path / "two" / "model.onnx")).config.to_dict()["effective"] is False
+
+
+def test_token_types_are_not_tokens(tmp_path: Path) -> None:
+    """Two segments and two classes are no tie, and the words of an int8 graph are found behind their dequantisation."""
+    words = np.clip(np.rint(TABLE * 100), -127, 127).astype(np.int8)
+    types = [node("Sub", ["input_ids", "input_ids"], ["segment"]), node("Gather", ["types", "segment"], ["z"]),
+             node("Add", ["x", "z"], ["s"]), node("MatMul", ["s", "classes"], ["y"])]  # fmt: skip
+    held = [("words", words), ("scale", np.float32(0.01)), ("types", values(3, (2, H))), ("classes", values(4, (H, 2)))]
+    lookup = node("Gather", ["d", "input_ids"], ["x"])
+    forms = {
+        "Mul": [node("Cast", ["words"], ["c"], to=TensorProto.FLOAT), node("Mul", ["c", "scale"], ["d"]), lookup],
+        "DequantizeLinear": [node("DequantizeLinear", ["words", "scale"], ["d"]), lookup],
+    }
+    for operator, nodes in forms.items():
+        found = api.inspect(_saved(tmp_path / "model.onnx", [*nodes, *types], held))
+        quantised = [(read.role, read.name, read.operator) for read in found.checkpoint.graphs[0].quantised]
+        assert quantised == [("embedding", "words", operator)], operator
+        assert found.head.output_head is None and found.config.to_dict()["effective"] is None, operator
+
+
+def test_constant_nodes(tmp_path: Path) -> None:
+    """Constants are counted, compared, stored once and untied like initializers, with the same bits in a session."""
+    nodes = [LOOKUP, node("Gather", ["second", "input_ids"], ["z"]), node("Add", ["x", "z"], ["s"]),
+             node("Add", ["s", "floats"], ["t"]), node("Slice", ["t", "from", "to"], ["u"]),
+             node("Mul", ["u", "float"], ["v"]), node("Gather", ["v", "int"], ["w"], axis=1),
+             node("MatMul", ["w", "head"], ["y"])]  # fmt: skip
+    spelt = [node("Constant", [], ["floats"], value_floats=[0.5] * H), node("Constant", [], ["float"], value_float=2.0),
+             node("Constant", [], ["from"], value_ints=[0]), node("Constant", [], ["to"], value_ints=[1000]),
+             node("Constant", [], ["int"], value_int=0)]  # fmt: skip
+    held = [("embedding", TABLE), ("second", TABLE.copy()), ("head", turned(TABLE))]
+    path = _saved(tmp_path / "model.onnx", [*spelt, *nodes], held, constants=("embedding", "second", "head"), rank=2)
+    found = api.inspect(path, depth=Depth.FULL)
+    shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in found.checkpoint.tensors.items()}
+    assert shapes["floats"] == ("F32", (H,)) and shapes["float"] == ("F32", ()) and shapes["int"] == ("I64", ())
+    assert shapes["from"] == ("I64", (1,)) and len(shapes) == 8
+    assert found.bytes_stored == 3 * TABLE.nbytes + 4 * H + 4 + 3 * 8
+    assert found.config.to_dict()["effective"] is True and rules(found) == ["ONX001", "ONX001"][: len(rules(found))]
+    outcome = api.plan_graph_dedup(path).execute(tmp_path / "small.onnx")
+    assert outcome.proofs[0].runs is not None and outcome.proofs[0].runs.equal and not outcome.proofs[0].runs.not_run
+    assert api.inspect(tmp_path / "small.onnx", depth=Depth.FULL).bytes_stored < TABLE.nbytes + 1000
+    for shape in ((1, 1), (2, 3), (0, 2)):
+        assert same_bits(*(outputs(each, shape, V) for each in (path, tmp_path / "small.onnx"))), shape
+    api.plan_graph_untie(tmp_path / "small.onnx").execute(tmp_path / "untied.onnx")
+    assert api.inspect(tmp_path / "untied.onnx").bytes_stored > 2 * TABLE.nbytes
+
+
+def test_constants_of_functions(tmp_path: Path) -> None:
+    """A function's constant is a copy for each call; `dedup` inlines the function, as a session does."""
+    matrix = numpy_helper.from_array(turned(TABLE), "value")
+    body = [node("Constant", [], ["w"], value=matrix), node("MatMul", ["a", "w"], ["b"])]
+    function = helper.make_function("own", "Head", ["a"], ["b"], body, [helper.make_opsetid("", 21)])
+    nodes = [LOOKUP, node("Head", ["x"], ["one"], domain="own"), node("Head", ["x"], ["two"], domain="own"),
+             node("Add", ["one", "two"], ["y"])]  # fmt: skip
+    path = _saved(tmp_path / "model.onnx", nodes, [("embedding", TABLE)], functions=[function])
+    found = api.inspect(path, depth=Depth.FULL)
+    assert found.checkpoint.graphs[0].session_bytes == 3 * TABLE.nbytes
+    assert [copies.tensors for copies in found.duplicates] == [("embedding", "w")]
+    api.plan_graph_dedup(path).execute(tmp_path / "small.onnx")
+    assert api.inspect(tmp_path / "small.onnx").checkpoint.graphs[0].session_bytes < TABLE.nbytes + 100
+    assert same_bits(*(outputs(each, (1, 3), V) for each in (path, tmp_path / "small.onnx")))
+
+
+def test_a_sparse_constant_is_refused(tmp_path: Path) -> None:
+    """`dedup` would lose it."""
+    value = helper.make_tensor("", TensorProto.FLOAT, [1], [1.0])
+    sparse = helper.make_sparse_tensor(value, helper.make_tensor("", TensorProto.INT64, [1], [0]), [V])
+    nodes = [node("Constant", [], ["bias"], sparse_value=sparse), LOOKUP, node("Identity", ["x"], ["y"])]
+    path = _saved(tmp_path / "model.onnx", nodes, [("embedding", TABLE)])
+    assert api.inspect(path).checkpoint.graphs[0].sparse == 1
+    assert "sparse tensors" in refused("dedup", path)
+
+
+def test_one_region_of_a_file_is_two_matrices_in_a_session(tmp_path: Path) -> None:
+    """Two initializers with the same location and offset: nothing is wasted on disk, one copy in each session."""
+    nodes = [LOOKUP, node("Flatten", ["x"], ["f"], axis=2), node("Gemm", ["f", "head"], ["y"], transB=1)]
+    path = _saved(tmp_path / "model.onnx", nodes, [("embedding", TABLE), ("head", TABLE.copy())], rank=2)
+    model = onnx.load(path)
+    (tmp_path / "data").write_bytes(TABLE.tobytes())
+    for tensor in model.graph.initializer:
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "data"), ("offset", "0"), ("length", str(TABLE.nbytes))):
+            tensor.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    found = api.inspect(path)
+    assert found.bytes_stored == TABLE.nbytes and found.checkpoint.graphs[0].session_bytes == 2 * TABLE.nbytes
+    assert [finding.rule for finding in found.findings] == ["ONX001"]
+    assert "Each session holds it twice" in found.findings[0].message
+    api.plan_graph_dedup(path).execute(tmp_path / "small.onnx")
+    after = api.inspect(tmp_path / "small.onnx")
+    assert after.checkpoint.graphs[0].session_bytes == TABLE.nbytes and not after.findings

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from fixtures.onnx_graphs import BUILDERS, LEFT, SHARED, H, V, build
+from fixtures.onnx_graphs import BUILDERS, LEFT, SHARED, H, V, build, values
+from tests.cli.run import run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk, operators, tensors
 from tieconv import api
+from tieconv.errors import VerificationError
 
 EMPTY = [(0, 3), (2, 0)]
 
@@ -174,3 +179,103 @@ def test_too_old_is_left(tmp_path: Path) -> None:
     source = build("transposed", tmp_path / "in" / "model.onnx", opset=10)
     (matrix,) = api.plan_graph_dedup(source.parent).plan.matrices
     assert not matrix.done and "opset 10" in matrix.left
+
+
+def nested(path: Path, kinds: tuple[str, ...]) -> Path:
+    """Subgraphs in subgraphs, each with two innermost branches that store one matrix and multiply a row by it."""
+    matrix = values(5, (64, 640))
+
+    def inner(name: str, level: int) -> onnx.GraphProto:
+        made = [helper.make_tensor_value_info(f"{name}y", TensorProto.FLOAT, None)]
+        if level == len(kinds):
+            node = helper.make_node("MatMul", ["x", f"{name}w"], [f"{name}y"])
+            return helper.make_graph([node], name, [], made, [numpy_helper.from_array(matrix, f"{name}w")])
+        if kinds[level] == "If":
+            branches = {f"{side}_branch": inner(f"{name}{side}", level + 1) for side in ("then", "else")}
+            return helper.make_graph([helper.make_node("If", ["c"], [f"{name}y"], **branches)], name, [], made)
+        body = inner(f"{name}l", level + 1)
+        scalars = [helper.make_tensor_value_info(f"{name}i", TensorProto.INT64, []),
+                   helper.make_tensor_value_info(f"{name}c", TensorProto.BOOL, [])]  # fmt: skip
+        again = helper.make_tensor_value_info(f"{name}again", TensorProto.BOOL, [])
+        again_node = helper.make_node("Identity", [f"{name}c"], [f"{name}again"])
+        body = helper.make_graph([again_node, *body.node], name, scalars, [again, *body.output], body.initializer)
+        loop = helper.make_node("Loop", ["trips", ""], [f"{name}all"], body=body)
+        return helper.make_graph([loop, helper.make_node("ReduceMax", [f"{name}all"], [f"{name}y"], keepdims=0,
+                                  axes=[0])], name, [], made)  # fmt: skip
+
+    top = inner("g", 0)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 64])]
+    inputs += [helper.make_tensor_value_info("c", TensorProto.BOOL, [])] * ("If" in kinds)
+    inputs += [helper.make_tensor_value_info("trips", TensorProto.INT64, [])] * ("Loop" in kinds)
+    output = helper.make_tensor_value_info("gy", TensorProto.FLOAT, ["rows", 640])
+    graph = helper.make_graph(top.node, "main", inputs, [output], top.initializer)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def test_subgraphs_keep_every_bit(tmp_path: Path) -> None:
+    """Copies meet in the nearest common subgraph, one level out at most: further out a row gives other bits."""
+    cases = {("If",): 1, ("If", "If"): 2, ("Loop", "If"): 1, ("If", "Loop"): 2, ("If", "If", "If"): 4}
+    for kinds, stored in cases.items():
+        source, out = nested(tmp_path / "model.onnx", kinds), tmp_path / f"{'-'.join(kinds)}.onnx"
+        outcome = api.plan_graph_dedup(source).execute(out)
+        assert len(copies(out, values(5, (64, 640)))) == stored, kinds
+        for proof in outcome.proofs:
+            assert proof.runs is not None and proof.runs.equal and not proof.runs.not_run, (kinds, proof.runs)
+        for threads in (1, 2):
+            options = ort.SessionOptions()
+            options.intra_op_num_threads, options.log_severity_level = threads, 4
+            pair = [
+                ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]) for path in (source, out)
+            ]
+            for rows, chosen in product((1, 2, 5, 0), (True, False)):
+                every = {"x": values(rows, (rows, 64)), "c": np.array(chosen), "trips": np.array(2)}
+                feeds = {value.name: every[value.name] for value in pair[0].get_inputs()}
+                assert same_bits(*(made.run(None, feeds) for made in pair)), (kinds, threads, rows, chosen)
+        finding = api.inspect(source, depth="full").findings[0]
+        assert finding.rule == "ONX001" and (finding.remedy is None) == (kinds == ("If", "Loop")), kinds
+        left = [each.rule for each in api.inspect(out, depth="full").findings]
+        assert left == (["ONX001"] if stored > 1 else []), kinds
+
+
+def test_a_matrix_two_subgraphs_out_stays(tmp_path: Path) -> None:
+    """A session does not pack it, so no node that reads it may get another form or another matrix."""
+    path = nested(tmp_path / "model.onnx", ("If", "If"))
+    model = onnx.load(path)
+    outer = model.graph.node[0].attribute[0].g
+    for branch in (attribute.g for attribute in outer.node[0].attribute):
+        if not model.graph.initializer:
+            model.graph.initializer.append(branch.initializer[0])
+            model.graph.initializer[0].name = "shared"
+        branch.node[0].input[1] = "shared"
+        del branch.initializer[:]
+    onnx.save(model, path)
+    planned = api.plan_graph_dedup(path)
+    assert [
+        matrix.initializer for matrix in planned.matrices if "shared" in (matrix.initializer, *matrix.dropped)
+    ] == []
+    planned.execute(tmp_path / "out.onnx")
+    assert "shared" in {name for name, _ in tensors(tmp_path / "out.onnx")}
+
+
+def test_a_run_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If copies were moved two subgraphs out, the runs of both sessions would see it, and nothing is written."""
+    monkeypatch.setattr("tieconv.onnx.share.share_pass.near_homes", lambda reads: [((), list(range(len(reads))))])
+    source = nested(tmp_path / "model.onnx", ("If", "If"))
+    with pytest.raises(VerificationError, match="other bits than the source for one row"):
+        api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_what_was_not_run_is_named(tmp_path: Path) -> None:
+    """A branch whose reshape no input fits is not run, and the result does not say "proved in a session"."""
+    source = nested(tmp_path / "model.onnx", ("If",))
+    model = onnx.load(source)
+    branch = next(attribute.g for attribute in model.graph.node[0].attribute if attribute.name == "else_branch")
+    branch.node.append(helper.make_node("Reshape", [branch.output[0].name, "seven"], ["shaped"]))
+    branch.initializer.append(numpy_helper.from_array(np.array([7, 77]), "seven"))
+    branch.output[0].name = "shaped"
+    onnx.save(model, source)
+    result = run("dedup", source, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 0 and "not all cases run" in result.stderr
+    assert "else branch of gy" in result.stdout and "1 of 2 branches" in result.stdout
