@@ -20,7 +20,7 @@ from tieconv.text import shown
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")
 _MATRIX = 2
-FAR = f"{RUNTIMES} computes other bits with a matrix more than one subgraph outside the node that reads it"
+FAR = f"{RUNTIMES} computes other bits with a matrix two subgraphs outside its node"
 
 
 @record

@@ -61,7 +61,7 @@ class SharedMatrix:
 
 @record
 class SessionRuns:
-    """Runs of the source and of the written graph with the same inputs: how many gave the same bits, and which.
+    """Runs of the source and of the written graph with the same inputs. ``equal`` of them gave the same bits.
 
     ``differing`` are those that gave other bits, by how much. ``not_run`` are cases that the source does not run.
     """

@@ -35,9 +35,9 @@ class Tensor:
 class Node:
     """A node: its inputs, outputs, integer attributes and subgraphs.
 
-    ``untyped`` has the names of attributes without a type. ``constant`` is the value of a Constant node, ``sparse`` the
-    number of its sparse tensors, and ``equation`` that of an Einsum. ``parameters`` is true if the caller of a function
-    sets an attribute.
+    ``untyped`` has the names of attributes without a type. ``constant`` is the value of a Constant node, and
+    ``equation`` that of an Einsum. ``sparse`` is the number of sparse tensors. ``parameters`` is true if the caller of
+    a function sets an attribute.
     """
 
     operator: str = ""

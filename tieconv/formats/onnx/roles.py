@@ -30,7 +30,7 @@ EMBED_LAYER_NORM, WORDS = "com.microsoft.EmbedLayerNormalization", 2
 """The node of ONNX Runtime's optimiser for BERT's embeddings, and its input with the token matrix."""
 _MATRIX = 2
 _FEW_ROWS, _LARGER = 16, 16
-"""A lookup of at most so many rows beside one with so many times as many is for token types, not for tokens."""
+"""The most rows of a lookup of token types, and how many times as many the lookup of tokens has."""
 _STEPS = 1000
 
 
@@ -73,10 +73,10 @@ class Roles:
 def find_roles(scope: Scope) -> Roles:
     """Find the roles in the graph of ``scope``.
 
-    The head is the matrix of a product that reaches an output, `logits` first: a MatMul, a Gemm, an Einsum or a
-    quantised product. On the way the logits are only chosen, reshaped, normalised or changed by constants. The head
-    has as many tokens as a matrix that is looked up. The embedding is the matrix of a Gather, a GatherBlockQuantized or
-    an EmbedLayerNormalization. Its indices are an input, or are computed from one.
+    The head is the matrix of a product that reaches an output, `logits` first. The product is a MatMul, a Gemm, an
+    Einsum or a quantised one. On the way the logits are only chosen, reshaped, normalised or changed by constants. The
+    head has as many tokens as a matrix that is looked up. The embedding is the matrix of a Gather, a
+    GatherBlockQuantized or an EmbedLayerNormalization. Its indices are an input, or are computed from one.
     """
     lookups = _of_tokens(list(_lookups(scope)))
     by_ids = [role for role, index in lookups if index is Index.IDS]

@@ -20,7 +20,7 @@ _MAX_NODES = 1_000_000
 """The most nodes of function bodies, a body counted for each call. Further calls remain nodes of unknown meaning."""
 _UNFOLDED = ("Cast", "CastLike", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 FED, COUNTED = "tieconv.Fed", "tieconv.Counted"
-"""What makes the inputs of a Loop's or Scan's body: a value of the graph around it, or the number of the trip."""
+"""The operators of inputs of a body: a value of the graph around it, or a number of the trip."""
 CALL = "call"
 """The key of a function's body among the inner scopes of the node that calls it."""
 OUTPUT = "output"
@@ -31,8 +31,8 @@ class Scope:
     """A graph with the meaning of its names. It can also use the names of the graphs around it.
 
     The body of a function is a scope for each call. It sees only its parameters, which are ``bound`` to values of the
-    caller. ``path`` identifies the subgraph: it has an entry for each level, and a body has the path of its caller,
-    because ONNX Runtime inlines functions. ``inner`` has the scopes inside a node by the id of the node.
+    caller. ``path`` identifies the subgraph, with an entry for each level. A function's body has the path of its
+    caller, because ONNX Runtime inlines functions. ``inner`` has the scopes inside a node by the id of the node.
     """
 
     graph: Graph
@@ -63,7 +63,7 @@ class Scope:
 
 @dataclass
 class _Functions:
-    """The functions of a model by name, how many nodes may still be added, and the number of the last subgraph."""
+    """The functions of a model by name. ``left`` is how many nodes may still be added."""
 
     bodies: dict[str, Graph]
     left: int = _MAX_NODES
@@ -78,7 +78,7 @@ class _Functions:
 
 
 def scope_of(graph: Graph, functions: Iterable[Graph] = ()) -> Scope:
-    """Return the scope of a graph, with the scopes of all graphs inside it and of the functions that it calls."""
+    """Return the scope of a graph, with the scopes of its subgraphs and of the functions that it calls."""
     return _filled(Scope(graph), _Functions({body.name: body for body in functions}), ())
 
 

@@ -25,8 +25,8 @@ from tieconv.sources.local.files import FileSet
 _INPUT = "it is an input of the graph, so a caller may replace it"
 _CAST = f"a Cast reads it too, and a session of {RUNTIMES} folds the Cast into a second matrix"
 _APART = (
-    f"in {RUNTIMES}, a matrix more than one subgraph outside the node that reads it gives other bits, so copies in "
-    "other subgraphs stay"
+    f"copies in other subgraphs stay, because {RUNTIMES} computes other bits with a matrix two subgraphs outside its "
+    "node"
 )
 _FORMS = 2
 """Forms of a copy that a session may hold: as stored, and transposed or cast."""

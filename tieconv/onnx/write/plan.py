@@ -11,6 +11,7 @@ from tieconv.checkpoint.json_values import Printed, quoted
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
 from tieconv.checkpoint.write_plan.plan import plan_rows
+from tieconv.errors import VerificationError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile
@@ -126,7 +127,11 @@ class PlannedGraphs(Printed):
                 continue
             check_written(new, name, file, self.matrices if self.command == "dedup" else None)
             if self.command == "dedup":
-                proofs.append(prove(new, Path(file.root) / file.name, name, done))
+                try:
+                    proofs.append(prove(new, Path(file.root) / file.name, name, done))
+                except VerificationError:
+                    self._recheck()  # a source that another program changed gives other results
+                    raise
         return tuple(proofs)
 
     def _recheck(self) -> None:

@@ -1,7 +1,7 @@
 """Run a graph before and after a rewrite in sessions of ONNX Runtime, and compare every bit of the outputs.
 
-One batch of each shape runs with the branches and trips that its inputs lead to. Then each branch of each If, and 0, 1
-and 3 trips of every Loop, are forced: both graphs get inputs that override the conditions.
+One batch of each shape runs with the branches and trips that its inputs lead to. Then both graphs get inputs that
+override conditions. They force each branch of each If, and 0, 1 and 3 trips of every Loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tieconv.text import shown, size
 
 BATCHES = (("one row", 1, (1, 576, 64, 512)), ("several rows", 2, (3, 576, 64, 512)), ("a longer input", 1, (5, 640)))
 EMPTY = ("an empty batch", 0, (2, 576, 64, 512))
-"""A shape of inputs: its name, the first axis, and the other axes, of which the first that the graph accepts is run."""
+"""A shape of inputs: its name, the first axis, and the other axes. The first of these that the graph accepts is run."""
 THREADS = (1, 2)
 TRIPS = (0, 1, 3)
 MOST_RUNS = 512
@@ -63,7 +63,7 @@ class _Case:
 
 @dataclass
 class _Control:
-    """The Ifs and Loops of a model: for each If the branches that lead to it, and the number of Loops."""
+    """The Ifs of a model with the branches that lead to each, and the numbers of Loops and Scans."""
 
     ifs: list[tuple[str, tuple[tuple[int, bool], ...]]] = field(default_factory=list)
     loops: int = 0
@@ -337,4 +337,5 @@ def _distance(left: Any, right: Any) -> float:
         return max((_distance(*pair) for pair in zip(left, right, strict=True)), default=np.inf)
     if left.shape != right.shape or left.dtype.kind not in "fiub":
         return float("inf")
-    return float(np.nanmax(np.abs(left.astype(np.float64) - right.astype(np.float64)), initial=0))
+    with np.errstate(invalid="ignore"):
+        return float(np.nanmax(np.abs(left.astype(np.float64) - right.astype(np.float64)), initial=0))

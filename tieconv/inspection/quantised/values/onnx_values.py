@@ -27,7 +27,7 @@ def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
 
 
 def _unsigned(parts: PartReader, role: str, raw: Array) -> Array:
-    """Return the bytes of I4 numbers with 8 added to each, as codes and zero points of the other types are."""
+    """Return the bytes, with 8 added to each number of I4, which is signed."""
     return raw ^ 0x88 if parts.dtype(role) == "I4" else raw
 
 
