@@ -60,7 +60,7 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
     paths = [{use.path for use in read} or {()} if all(use.packed for use in read) else set() for read in uses.values()]
     names = list(copies)
     homes = [{names[index]: copies[names[index]] for index in some} for _, some in near_homes(paths)]
-    outcomes = [_near(tensors, graph, some) for some in homes if len(some) > 1 or len(copies) == 1]
+    outcomes = [_in_one_home(tensors, graph, some) for some in homes if len(some) > 1 or len(copies) == 1]
     done = [outcome for outcome in outcomes if not outcome.why]
     if not done:
         return outcomes[0] if outcomes else Outcome(FAR)
@@ -68,7 +68,7 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
     return Outcome(rounds=any(outcome.rounds for outcome in done), rest=rest)
 
 
-def _near(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
+def _in_one_home(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
     """Return what `dedup` does with copies that one subgraph can hold."""
     records = [tensors[name] for name in copies]
     types = list(dict.fromkeys(record.dtype for record in records))

@@ -137,7 +137,7 @@ def _dequantised(scope: Scope, name: str, *, turned: bool) -> Role | None:
         if node.standard == "DequantizeLinear":
             return _codes(scope, node, node.inputs[0], turned)
         if node.standard == "Mul":
-            codes = next((given for given in (_shifted(scope, value) for value in node.inputs) if given), "")
+            codes = next((operand for operand in (_shifted(scope, value) for value in node.inputs) if operand), "")
             return _codes(scope, node, codes, turned) if codes else None
         if node.standard not in ("Transpose", "Identity", "Cast"):
             return None
@@ -264,8 +264,8 @@ def _is_scale(scope: Scope, name: str) -> bool:
         return False
     node, index = producer
     if node.standard == "Mul":
-        return any(is_constant(scope, given) for given in node.inputs) and any(
-            _is_scale(scope, given) for given in node.inputs
+        return any(is_constant(scope, operand) for operand in node.inputs) and any(
+            _is_scale(scope, operand) for operand in node.inputs
         )
     return node.standard == "DynamicQuantizeLinear" and index == 1
 
@@ -285,16 +285,16 @@ def _product(scope: Scope, node: Node) -> Role | None:
 
 def _einsum(scope: Scope, node: Node) -> Role | None:
     """Return the matrix of an Einsum such as ``bsh,vh->bsv``. One of its axes is summed, the other one is kept."""
-    given, _, result = node.equation.replace(" ", "").partition("->")
-    terms = given.split(",")
+    operands, _, result = node.equation.replace(" ", "").partition("->")
+    terms = operands.split(",")
     if len(terms) != len(node.inputs) != _MATRIX:
         return None
-    for place, term in enumerate(terms):
-        others = terms[1 - place] if len(terms) == _MATRIX else ""
+    for position, term in enumerate(terms):
+        others = terms[1 - position] if len(terms) == _MATRIX else ""
         tokens = [axis for axis in term if axis in result and axis not in others]
         summed = [axis for axis in term if axis in others and axis not in result]
         if len(term) == _MATRIX and len(tokens) == len(summed) == 1:
-            role = _matrix(scope, node.inputs[place], turned=term[1] == tokens[0])
+            role = _matrix(scope, node.inputs[position], turned=term[1] == tokens[0])
             if role is not None:
                 return role
     return None

@@ -56,9 +56,9 @@ class Scope:
 
     def inside(self, node: Node, index: int) -> list[tuple[Scope, str]]:
         """Return the values of subgraphs or of a function that output ``index`` of the node returns."""
-        place = index + (node.standard == "Loop")  # the first output of a Loop's body is its condition
+        position = index + (node.standard == "Loop")  # the first output of a Loop's body is its condition
         inner = self.inner.get(id(node), {}).values()
-        return [(scope, scope.graph.outputs[place]) for scope in inner if place < len(scope.graph.outputs)]
+        return [(scope, scope.graph.outputs[position]) for scope in inner if position < len(scope.graph.outputs)]
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _filled(scope: Scope, functions: _Functions, calls: tuple[str, ...]) -> Scop
         body = functions.called(node, calls)
         if body is not None:
             call = Scope(body, path=scope.path)
-            call.bound = {name: (scope, given) for name, given in zip(body.inputs, node.inputs, strict=False)}
+            call.bound = {name: (scope, operand) for name, operand in zip(body.inputs, node.inputs, strict=False)}
             inner[CALL] = _filled(call, functions, (*calls, body.name))
         if inner:
             scope.inner[id(node)] = inner
@@ -105,9 +105,9 @@ def _subgraph(scope: Scope, node: Node, graph: Graph, functions: _Functions, cal
     functions.subgraphs += 1
     inside = Scope(graph, scope, (*scope.path, functions.subgraphs))
     skipped = 2 if node.standard == "Loop" else 0  # the number of the trip and the condition
-    for place, name in enumerate(graph.inputs):
-        given = node.inputs[place : place + 1] if place >= skipped else []
-        inside.makers[name] = (Node(FED if given else COUNTED, inputs=given), 0)
+    for position, name in enumerate(graph.inputs):
+        source = node.inputs[position : position + 1] if position >= skipped else []
+        inside.makers[name] = (Node(FED if source else COUNTED, inputs=source), 0)
     return _filled(inside, functions, calls)
 
 

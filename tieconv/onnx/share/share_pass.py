@@ -105,8 +105,8 @@ class SharePass(InPlacePass):
             made: list[SharedMatrix] = []
             for home, some in homes:
                 if len(some) > 1 or (some and _both_ways(some)):
-                    near, reason = self._share_near(group, some, replace(setting, home=home), note)
-                    why, made = reason or why, made + near
+                    shared, reason = self._share_near(group, some, replace(setting, home=home), note)
+                    why, made = reason or why, made + shared
             return made or ([_left(group, why, self._file.name)] if why else [])
         return [_left(group, _INPUT, self._file.name)] if fixed else []
 

@@ -60,8 +60,8 @@ def _share(graph: GraphFile, files: FileSet, form: HeadForm | None) -> tuple[Sha
 
 def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str]) -> list[str]:
     """Return what the user should know of the plan. ``command`` gives the command for another head form."""
-    kept = [f"{m.graph}: {'some copies stay' if m.done else 'not changed'}: {m.left}" for m in matrices if m.left]
-    notes = list(dict.fromkeys(kept))
+    staying = [f"{m.graph}: {'some copies stay' if m.done else 'not changed'}: {m.left}" for m in matrices if m.left]
+    notes = list(dict.fromkeys(staying))
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
         notes.append(HELD_TWICE)
     beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))

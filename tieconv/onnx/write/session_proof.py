@@ -60,7 +60,7 @@ def _compared(written: Path, source: Path, matrices: Sequence[SharedMatrix]) -> 
     """Run both graphs. Raises `VerificationError` if a result differs that the plan does not announce."""
     if written == source:
         return None
-    from tieconv.onnx.write.session_runs import compare_runs
+    from tieconv.onnx.write.same_results import compare_runs
 
     runs = compare_runs(source, written)
     if runs.differing and not any(matrix.rounded for matrix in matrices):

@@ -24,7 +24,7 @@ from tieconv.text import shown, size
 
 BATCHES = (("one row", 1, (1, 576, 64, 512)), ("several rows", 2, (3, 576, 64, 512)), ("a longer input", 1, (5, 640)))
 EMPTY = ("an empty batch", 0, (2, 576, 64, 512))
-"""A shape of inputs: its name, the first axis, and the other axes. The first of these that the graph accepts is run."""
+"""A shape of inputs: its name, the first axis, and lengths of the rest. The first accepted length is run."""
 THREADS = (1, 2)
 TRIPS = (0, 1, 3)
 MOST_RUNS = 512
@@ -82,7 +82,7 @@ def compare_runs(source: Path, written: Path) -> SessionRuns:
     runs = _Runs()
     runs.compare(str(source), str(written), natural)
     if control.scans:
-        runs.not_run.append("other trips of a Scan than those of these inputs")
+        runs.not_run.append("trips of a Scan that these inputs do not give")
     if forces:
         cases = [case for base in natural for case in _with_overrides(base, control)]
         dropped = len(cases) - MOST_RUNS
@@ -134,36 +134,36 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def _natural(model: onnx.ModelProto, path: Path) -> Iterator[_Case]:
     """Yield one case for each shape of inputs that a session of the graph accepts; else one without inputs."""
     session = _session(str(path), THREADS[0])
-    for name, first, others in (*BATCHES, EMPTY):
-        tried = ((other, largest) for other in others for largest in _LARGEST)
-        made = (_feeds(model.graph, first, other, largest) for other, largest in tried)
+    for name, first, lengths in (*BATCHES, EMPTY):
+        tried = ((length, largest) for length in lengths for largest in _LARGEST)
+        made = (_feeds(model.graph, first, length, largest) for length, largest in tried)
         accepted = next((feeds for feeds in made if _run(session, feeds) is not None), None)
         yield _Case(name, accepted or {}, accepted is not None)
 
 
-def _feeds(graph: onnx.GraphProto, first: int, other: int, largest: int) -> Feeds:
-    """Return inputs with ``first`` entries on an open first axis, and ``other`` entries on every other open axis."""
-    random = np.random.default_rng(first * 1000 + other)
+def _feeds(graph: onnx.GraphProto, first: int, length: int, largest: int) -> Feeds:
+    """Return inputs with ``first`` entries on an open first axis, and ``length`` entries on every further open axis."""
+    random = np.random.default_rng(first * 1000 + length)
     held = {initializer.name for initializer in graph.initializer}
-    given = [value for value in graph.input if value.name not in held]
-    shapes = [value.type.tensor_type.shape.dim for value in given]
+    inputs = [value for value in graph.input if value.name not in held]
+    shapes = [value.type.tensor_type.shape.dim for value in inputs]
     batches = {dims[0].dim_param for dims in shapes if dims and dims[0].dim_param}  # such an axis may be the second too
     feeds: Feeds = {}
-    for value, dims in zip(given, shapes, strict=True):
+    for value, dims in zip(inputs, shapes, strict=True):
         kind = value.type.tensor_type.elem_type
-        leads = [dim.dim_param in batches if dim.dim_param else place == 0 for place, dim in enumerate(dims)]
-        shape = [_side(dim, first if lead else other, other) for dim, lead in zip(dims, leads, strict=True)]
+        leads = [dim.dim_param in batches if dim.dim_param else position == 0 for position, dim in enumerate(dims)]
+        shape = [_side(dim, first if lead else length, length) for dim, lead in zip(dims, leads, strict=True)]
         numbers = random.standard_normal(shape) if kind in _FLOATS else random.integers(0, largest, shape)
         feeds[value.name] = np.asarray(numbers, _FLOATS.get(kind) or _WHOLE[kind])
     return feeds
 
 
-def _side(dim: Any, size_: int, other: int) -> int:
-    """Return the length of an axis. A sum such as ``past + sequence`` has as many times the length of the others."""
+def _side(dim: Any, size_: int, length: int) -> int:
+    """Return the length of an axis. A sum such as ``past + sequence`` adds its terms."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     terms = dim.dim_param.split("+")
-    return size_ if len(terms) == 1 else sum(int(term) if term.strip().isdigit() else other for term in terms)
+    return size_ if len(terms) == 1 else sum(int(term) if term.strip().isdigit() else length for term in terms)
 
 
 # --- branches and trips ----------------------------------------------------------------------------------
@@ -225,20 +225,20 @@ def _force(graph: onnx.GraphProto, path: tuple[tuple[int, bool], ...], control: 
             for body in inner.values():
                 _force(body, path, control)
         nodes.append(node)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(copied)
 
 
 def _force_trips(node: onnx.NodeProto, nodes: list[onnx.NodeProto], number: int) -> None:
     """Make a Loop run as many trips as the overriding input says, whatever its condition is."""
     name = f"tieconv.loop.{number}"
-    given = node.input[0]
-    if not given:
-        given = f"{name}.endless"
-        endless = helper.make_tensor(given, TensorProto.INT64, [], [np.iinfo(np.int64).max])
-        nodes.append(helper.make_node("Constant", [], [given], value=endless))
-    nodes.append(helper.make_node("Where", [_FORCE, _TRIPS, given], [f"{name}.trips"]))
+    trips = node.input[0]
+    if not trips:
+        trips = f"{name}.endless"
+        endless = helper.make_tensor(trips, TensorProto.INT64, [], [np.iinfo(np.int64).max])
+        nodes.append(helper.make_node("Constant", [], [trips], value=endless))
+    nodes.append(helper.make_node("Where", [_FORCE, _TRIPS, trips], [f"{name}.trips"]))
     node.input[0] = f"{name}.trips"
     if len(node.input) > 1 and node.input[1]:
         nodes.append(helper.make_node("Or", [node.input[1], _FORCE], [f"{name}.first"]))
@@ -332,7 +332,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _distance(left: Any, right: Any) -> float:
-    """Return the largest difference of two lists of outputs, or infinity for other shapes."""
+    """Return the largest difference of two lists of outputs, or infinity if the shapes differ."""
     if isinstance(left, list):
         return max((_distance(*pair) for pair in zip(left, right, strict=True)), default=np.inf)
     if left.shape != right.shape or left.dtype.kind not in "fiub":
