@@ -24,7 +24,7 @@ MEGABYTES = 300
 LINES = 200
 HANGS = 300
 """Wall seconds after which a command that waits, for example on a FIFO, is ended."""
-_ANSWERS_NO = frozenset({"check", "diff", "parity"})
+_ANSWERS_NO = frozenset({"check", "diff", "fleet", "parity"})
 _ANNOTATION = re.compile(r"::(error|warning|notice|debug|group|endgroup)( [a-zA-Z]+=[^\r\n]*?)?::")
 
 
@@ -94,7 +94,13 @@ def faults(answer: Answer) -> Iterator[str]:
     for words in ("this is a bug in tieconv", "Traceback", "out of memory"):
         if words in answer.stderr:
             yield f"{words}: {answer.stderr[-300:]}"
-    if answer.code == 2 and command != "check" and ("error: " not in answer.stderr or "hint: " not in answer.stderr):
+    unfinished = "--since" in answer.words and "wrote " in answer.stderr  # a report, which is an answer
+    if (
+        answer.code == 2
+        and command != "check"
+        and not unfinished
+        and ("error: " not in answer.stderr or "hint: " not in answer.stderr)
+    ):
         yield f"no sentence: {answer.stderr[:200]}"
     if answer.megabytes > MEGABYTES:
         yield f"took {answer.megabytes:.0f} MiB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +226,18 @@ def test_pipes_of_the_shell_are_written(unpacked: Callable[[str], Path], tmp_pat
     with os.fdopen(reading) as pipe:
         assert json.loads(pipe.read())["schema"] == "tieconv.check/1", result.output
     assert run("check --no-config --fail-on error --output-file /dev/null", folder).exit_code == 0
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm, the directory below /dev that is shared")
+def test_a_symlink_below_dev(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    """A directory in memory is as any other: nothing is written through a symlink in it."""
+    folder = unpacked("untie")
+    (tmp_path / "victim").write_bytes(b"")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        Path(memory, "report.json").symlink_to(tmp_path / "victim")
+        result = run("check --no-config --format json --output-file", f"{memory}/report.json", folder)
+    assert result.exit_code == 2 and "is a symlink" in result.stderr, result.output
+    assert (tmp_path / "victim").read_bytes() == b""
 
 
 def test_a_page_of_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import re
 import secrets
 import stat
 import weakref
@@ -29,6 +30,7 @@ MOST_RESULTS = 8 << 30
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
+_STREAM = re.compile(r"/dev/(?:null|tty|stdout|stderr|fd/\d+)")  # and not /dev/shm, where anybody may unpack an archive
 _OPENING = b'{"schema": "tieconv.'
 """How every line of results begins, also the only one of a run that was killed while it wrote it."""
 T = TypeVar("T")
@@ -141,13 +143,13 @@ def write_text(path: str, text: str) -> None:
 def write_bytes(path: str, data: bytes) -> None:
     """Write a file completely or not at all: beside ``path``, then one rename. Raises `DestinationError`.
 
-    Replaces only a regular file, and follows no symlink at ``path``. Names below ``/dev/`` are written directly: no
-    archive can put a file there, and shells pass pipes as ``/dev/fd/63``.
+    Replaces only a regular file, and follows no symlink at ``path``. The streams of the system are written
+    directly: shells pass pipes as ``/dev/fd/63``, and no archive can put a file there.
     """
     if in_hub_store(Path(path)):
         raise DestinationError(f"{shown(path)} is in the Hub cache", "write it to another directory", "out.hub-cache")
     with _failing(path):
-        if os.path.abspath(path).startswith("/dev/"):
+        if _STREAM.fullmatch(os.path.abspath(path)):
             with open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY | os.O_CLOEXEC)) as file:
                 file.write(data)
             return
