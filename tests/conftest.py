@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import children
+from tests.patience import examples
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
 pytest_plugins = ["tests.optional", "tests.cpu"]
@@ -21,7 +22,9 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 ROOT = Path(__file__).parent.parent
 
 # A slow machine fails no property: examples are counted, not timed.
-settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any-machine", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any-machine")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -12,8 +13,15 @@ from typing import NoReturn
 
 HANGS = 600.0
 """Wall seconds after which a test ends what would never end. No promise is held to this number."""
+ALL_EXAMPLES = "TIECONV_EXAMPLES"
+"""Set to ``all``, as `.ci/run slow` does, hypothesis tries every property on all examples that its test asks for."""
 MARGIN = 10
 """How many times slower a machine may be than the one on which a promise was measured, load and tracing included."""
+
+
+def examples(count: int) -> int:
+    """Return how many examples of a property hypothesis tries: ``count`` in the slow suite, a fifth in the fast one."""
+    return count if os.environ.get(ALL_EXAMPLES) == "all" else max(25, count // 5)
 
 
 @contextmanager

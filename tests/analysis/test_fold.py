@@ -12,6 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.constructed import table
+from tests.patience import examples
 from tieconv.analysis.model.subject import Final, Subject
 from tieconv.analysis.relation.quantised_roundtrip import DIGITS, simplest
 from tieconv.analysis.retie_cost.fold import unfold
@@ -52,7 +53,7 @@ def held(fold: NormFold, final: Final, name: str = NORM) -> Array:
     return floats(fold.values[name], final.dtype if name == NORM else final.shift_dtype)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     dtype=st.sampled_from(["F16", "BF16", "F32"]),
@@ -78,7 +79,7 @@ def test_what_was_folded_comes_back(seed: int, dtype: str, norm_dtype: str, one_
         assert np.array_equal(found, gains)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), power=st.integers(-8, 8), dtype=st.sampled_from(["F16", "BF16", "F32"]))
 def test_a_power_of_two_goes_into_any_norm(seed: int, power: int, dtype: str) -> None:
     """Whatever the norm holds, its product is exact, and what the head had lost of it is counted."""
@@ -183,7 +184,7 @@ def digits(value: float) -> int:
     return (abs(odd) // (odd & -odd)).bit_length() if odd else 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     ends=st.tuples(*[st.floats(-1e6, 1e6, allow_nan=False).filter(lambda x: x == 0 or abs(x) > 1e-6)] * 2),
     inner=st.floats(-1e6, 1e6, width=32),

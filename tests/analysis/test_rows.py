@@ -19,6 +19,7 @@ from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit
+from tests.patience import examples
 from tieconv.analysis import rows as undertrained
 from tieconv.analysis.model.subject import read_tokens
 from tieconv.analysis.model.tables import digests, duplicates, lengths, overlap
@@ -65,7 +66,7 @@ plain = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(st.sampled_from(sorted(EXTREMES)), st.lists(st.tuples(plain, plain, plain), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_a_row_is_zero_where_every_number_is(dtype: str, values: list[tuple[float, ...]]) -> None:
     """By its bits, signs aside, however small the numbers are; the length of any other is that of exact arithmetic."""
     signs = [(0.0, -0.0, 0.0), (EXTREMES[dtype], -0.0, 0.0), (1e-200, 1e-200, -1e-200), (1e200, 0.0, 0.0)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.analysis.certificate import token_ids as allowance
 from tieconv.analysis.certificate import token_ids as large_json
 from tieconv.analysis.certificate.token_ids import TokenizerFiles, read_files, token_ids
@@ -43,7 +44,7 @@ def read(folder: Path, **texts: object) -> TokenizerFiles:
 
 
 @given(maps | unigrams, merges, added, templates, st.booleans(), st.sampled_from([None, 1]), st.booleans())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_reads_the_same(
     tmp_path: Path, vocab: object, merged: object, more: list[dict[str, object]], template: object, first: bool,
     indent: int | None, escaped: bool,
@@ -64,7 +65,7 @@ def test_reads_the_same(
 
 
 @given(st.lists(maps, min_size=1, max_size=1), st.dictionaries(st.integers(0, 99), words, max_size=20))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_reads_the_same_beside(tmp_path: Path, vocabularies: list[dict[str, int]], decoder: dict[int, str]) -> None:
     entries = {str(number): {"content": text, "lstrip": False} for number, text in decoder.items()}
     settings_ = {"pad_token": "x", "added_tokens_decoder": entries, "eos_token": "y"}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.conftest import ROOT
 
@@ -103,11 +100,13 @@ def _ends(body: list[ast.stmt], never: set[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_kinds_are_exhausted(module: Path) -> None:
-    tree = ast.parse(module.read_text("utf-8"))
-    assert list(open_matches(tree)) == [] and list(open_chains(tree)) == []
-    assert set(silent_refusals(tree)) <= MADE_IN_SUBCLASSES
+def test_kinds_are_exhausted() -> None:
+    """In every module."""
+    assert len(MODULES) > 100
+    for module in MODULES:
+        tree = ast.parse(module.read_text("utf-8"))
+        assert (list(open_matches(tree)), list(open_chains(tree))) == ([], []), module
+        assert set(silent_refusals(tree)) <= MADE_IN_SUBCLASSES, module
 
 
 class TestTheSearch:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from functools import cache
 
 from tests.conftest import ROOT
 
@@ -24,11 +24,14 @@ FILLED = {
 
 def dataclasses(tree: ast.AST) -> Iterator[tuple[ast.ClassDef, bool]]:
     """Each `dataclass` of a module, and whether it is frozen."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            for decorator in map(ast.unparse, node.decorator_list):
-                if decorator.split("(")[0] in ("dataclass", "dataclasses.dataclass"):
-                    yield node, "frozen=True" in decorator
+    return _of_classes(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def _of_classes(classes: Iterable[ast.ClassDef]) -> Iterator[tuple[ast.ClassDef, bool]]:
+    for node in classes:
+        for decorator in map(ast.unparse, node.decorator_list):
+            if decorator.split("(")[0] in ("dataclass", "dataclasses.dataclass"):
+                yield node, "frozen=True" in decorator
 
 
 def is_bag(node: ast.ClassDef) -> bool:
@@ -50,9 +53,9 @@ def test_no_dataclass_is_a_bag_of_fields_that_others_change() -> None:
 
 
 def test_an_object_of_arguments_has_less_than_ten() -> None:
-    for module in sorted((ROOT / "tieconv").rglob("*.py")):
-        for node in ast.walk(ast.parse(module.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Arguments"):
+    for module, classes in _classes().items():
+        for node in classes:
+            if node.name.endswith("Arguments"):
                 fields = [entry for entry in node.body if isinstance(entry, ast.AnnAssign)]
                 assert len(fields) < 10, f"{module}: split {node.name} by subject"
 
@@ -70,8 +73,18 @@ def test_the_search_sees_both() -> None:
 
 
 def _all() -> Iterator[tuple[str, ast.ClassDef, bool]]:
-    package = ROOT / "tieconv"
-    for module in sorted(package.rglob("*.py")):
-        path = Path(module).relative_to(package).as_posix()
-        for node, frozen in dataclasses(ast.parse(module.read_text("utf-8"))):
+    for path, classes in _classes().items():
+        for node, frozen in _of_classes(classes):
             yield path, node, frozen
+
+
+@cache
+def _classes() -> dict[str, list[ast.ClassDef]]:
+    """The classes of each module; the trees are walked once for all tests."""
+    package = ROOT / "tieconv"
+    return {
+        path.relative_to(package).as_posix(): [
+            node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)
+        ]
+        for path in sorted(package.rglob("*.py"))
+    }

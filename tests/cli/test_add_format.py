@@ -17,6 +17,7 @@ from tests.checks.fixtures.files import idx003_bad
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, operations, plan, snapshot
+from tests.patience import examples
 from tieconv.text import shown
 
 FILE = "model.safetensors"
@@ -110,7 +111,7 @@ def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
     rows=st.integers(0, 9),
     columns=st.integers(0, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_any_metadata(metadata: dict[str, str] | None, rows: int, columns: int) -> None:
     """Whatever is noted there and whatever the tensors are: bytes, order and notes stay; a format that is known too."""
     tensors = {"b": matrix(rows, columns), "a": matrix(3, 1).astype("<f2"), "c": matrix(columns, 2, seed=1)}

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, Tensors, configure, edit, operations, plan, same, snapshot, tensors
+from tests.patience import examples
 from tests.reload.judge import differences, load
 
 INDEX = "model.safetensors.index.json"
@@ -113,7 +114,7 @@ def state(draw: st.DrawFn) -> Tensors:
 
 
 @given(state(), st.integers(1, 400), st.integers(1, 400), st.integers(1, 400))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_any_sharding_holds_the_same_tensors(values: Tensors, first: int, second: int, third: int) -> None:
     """Random tensors, three splits in a row (one in place): the same tensors, each file within its limit."""
     with tempfile.TemporaryDirectory() as scratch:

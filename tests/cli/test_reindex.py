@@ -18,6 +18,7 @@ import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, plan, snapshot
 from tests.conftest import ROOT
+from tests.patience import examples
 from tests.reload.judge import differences, load
 
 INDEX = "model.safetensors.index.json"
@@ -99,7 +100,7 @@ damage = st.fixed_dictionaries(
 
 
 @given(damage)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_any_damaged_index_becomes_the_first_one(harm: dict[str, Any]) -> None:
     """Entries dropped, moved, invented, totals wrong: the text of the first index, byte for byte."""
     value = json.loads(ORIGINAL)

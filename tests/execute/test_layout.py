@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from tests.patience import examples
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Zeros
 from tieconv.checkpoint.write_plan.plan import Promises
@@ -39,7 +40,7 @@ def test_the_largest_share_wins() -> None:
     assert padding([odd], 512) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 5 * PAGE).map(lambda n: n // 8 * 8), min_size=1, max_size=8),
     pad=st.integers(0, 600).map(lambda n: n * 8),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.checkpoint.write_plan.output import Averaged, OutputTensor, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import RefusedError
@@ -47,7 +48,7 @@ def mean(first: bytes, second: bytes, dtype: str) -> bytes:
     return rounded(midpoints(floats(first, dtype), floats(second, dtype)), dtype)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(sorted(SHAPES)))
 def test_the_mean_is_rounded_once(data: st.DataObject, dtype: str) -> None:
     """Of any two finite numbers: the encoding nearest to (a + b) / 2, ties to even, never an overflow."""

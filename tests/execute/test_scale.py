@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.power_of_two import scaled
 
@@ -43,7 +44,7 @@ def encodable(number: Fraction, dtype: str) -> bool:
     return odd.bit_length() <= fraction_bits + 1 and abs(number) < Fraction(2) ** (bias + 1)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(sorted(SHAPES)))
 def test_against_fractions(data: st.DataObject, dtype: str) -> None:
     """Exact where an exact product exists, refused where none does, special values unchanged."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.formats.test_torch_read import read, save, state_dicts, tensor_bytes
+from tests.patience import examples
 from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
@@ -75,7 +76,7 @@ def run(edits: Edits, out: Path) -> None:
     execute(plan, Target(out), reinspect=tieconv.inspect)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(state=state_dicts(), drop=st.integers(0, 7), copied=st.integers(0, 7), zipped=st.booleans())
 def test_any_edit_of_any_state_dict(
     state: dict[str, torch.Tensor], drop: int, copied: int, zipped: bool, tmp_path_factory: pytest.TempPathFactory

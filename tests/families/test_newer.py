@@ -15,6 +15,7 @@ import pytest
 from fixtures import zoo
 from tests.consumers.grid import _flagged
 from tests.families import newer, older
+from tests.loops import case
 from tieconv import api
 from tieconv.architectures import find, locate
 from tieconv.architectures.stored_names import variants
@@ -131,16 +132,38 @@ def _agrees(family: Family, file: File, found: Prediction) -> bool:
     return found.outcome == seen and set(found.tensors) == random
 
 
+PARTS = 4
+"""The fast suite takes the first part of the classes, the slow one the others."""
+
+
+def spread(kinds: list[str]) -> list[str]:
+    """Order classes so that each part has some of every kind of record: how they tie, how many names they have."""
+    families = {kind: find({"architectures": [kind]}) for kind in kinds}
+
+    def kind_of_record(kind: str) -> tuple[object, ...]:
+        one = families[kind]
+        return one.tying, len(older.names(one)), len(one.output_biases), bool(one.levels), bool(one.misfit), kind
+
+    return sorted(kinds, key=lambda kind: tuple(map(str, kind_of_record(kind))))
+
+
 PLAIN = {"True": "11 22 12", "False": "1r r2 12"}
 """The record of every class that ties one pair by its flag, filled with two numbers."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RECORDED if kind not in SPLIT])
-def test_no_claim_is_wrong(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+def test_no_claim_is_wrong(part: int, tmp_path: Path) -> None:
     """Every set of tied names, equal or not, every set of biases, under every flag: it is as `from_pretrained` has it.
 
     Of a class that ties one pair by its flag it is the embedding alone; the record says that others do alike.
     """
+    for kind in spread([kind for kind in RECORDED if kind not in SPLIT])[part::PARTS]:
+        with case(kind):
+            hold_the_claims(kind, tmp_path)
+
+
+def hold_the_claims(kind: str, tmp_path: Path) -> None:
+    """Compare the predictions for the files of one class with what transformers 5 loaded."""
     family = find({"architectures": [kind]})
     told = list(files(family))
     if is_plain(family):
@@ -155,9 +178,17 @@ def test_no_claim_is_wrong(kind: str, tmp_path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RECORDED if len(older.names(find({"architectures": [kind]}))) > 2])
-def test_diff_sees_the_same_values(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+def test_diff_sees_the_same_values(part: int, tmp_path: Path) -> None:
     """Whose values each name has, as `diff` compares them: the places that were loaded, for every set of names."""
+    several = [kind for kind in RECORDED if len(older.names(find({"architectures": [kind]}))) > 2]
+    for kind in spread(several)[part::PARTS]:
+        with case(kind):
+            hold_the_values(kind, tmp_path)
+
+
+def hold_the_values(kind: str, tmp_path: Path) -> None:
+    """Compare the values of one class's names with the places that transformers 5 loaded."""
     family, wrong = find({"architectures": [kind]}), []
     start = f"{family.prefix}."
     for file in files(family):
@@ -172,9 +203,16 @@ def test_diff_sees_the_same_values(kind: str, tmp_path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RECORDED if kind not in SPLIT])
-def test_which_names_are_known(kind: str) -> None:
+def test_which_names_are_known() -> None:
     """Under every spelling of the embedding and the head: a name that is unread is random, any other is read."""
+    for kind in RECORDED:
+        if kind not in SPLIT:
+            with case(kind):
+                hold_the_names(kind)
+
+
+def hold_the_names(kind: str) -> None:
+    """Compare the names of one class with those that transformers 5 read."""
     family = find({"architectures": [kind]})
     pair, others = older.pair(family), [name for name in older.names(family) if name not in older.pair(family)]
     every = [*pair, *others, body(family)]

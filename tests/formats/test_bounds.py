@@ -41,6 +41,7 @@ def measure(path: Path) -> tuple[float, int, int, str]:
     return float(seconds), int(memory), int(tensors), code
 
 
+@pytest.mark.slow
 def test_half_a_million_tensors(tmp_path: Path) -> None:
     """The largest mixtures of experts store a tenth of this."""
     names = (f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.down_proj.weight" for i in range(500_000))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.hostile import A, B
+from tests.patience import examples
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.index import edit_index, read_index
 
@@ -27,7 +28,7 @@ extras = st.fixed_dictionaries(
 
 
 @given(maps, extras, st.sampled_from([None, 2, "\t"]), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_reads(weight_map: dict[str, str], extra: dict[str, object], indent: int | str | None, escaped: bool) -> None:
     text = json.dumps({**extra, "weight_map": weight_map}, indent=indent, ensure_ascii=escaped)
     value, index = read_index(text.encode(), "i")
@@ -36,7 +37,7 @@ def test_reads(weight_map: dict[str, str], extra: dict[str, object], indent: int
 
 
 @given(maps, extras, st.sampled_from([None, 2, "\t"]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_edits(
     weight_map: dict[str, str], extra: dict[str, object], indent: int | str | None, data: st.DataObject
 ) -> None:
@@ -56,7 +57,7 @@ def test_edits(
 
 
 @given(maps, st.sampled_from([None, 2, "\t"]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_an_edit_and_its_reverse(weight_map: dict[str, str], indent: int | str | None, data: st.DataObject) -> None:
     """A name that is put in and taken out leaves the text as it was."""
     text = json.dumps(
@@ -85,7 +86,7 @@ def test_shards_that_only_look_odd(shard: str) -> None:
 
 
 @given(st.binary(max_size=40) | tensors.map(str.encode))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(UnreadableError):
         read_index(data, "i")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.patience import prompt
+from tests.patience import examples, prompt
 from tieconv.formats.json.edit import remove_keys, set_value, set_values
 
 
@@ -79,7 +79,7 @@ def common(before: str, after: str) -> tuple[int, int]:
 
 
 @given(texts(), keys, values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_set(text: str, key: str, value: Any) -> None:
     before = json.loads(text)
     after = set_value(text, (key,), value)
@@ -94,14 +94,14 @@ def test_set(text: str, key: str, value: Any) -> None:
 
 
 @given(texts(), keys, values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_what_was_put_in_comes_out(text: str, key: str, value: Any) -> None:
     assume(key not in json.loads(text))
     assert remove_key(set_value(text, (key,), value), (key,)) == text
 
 
 @given(texts(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_remove(text: str, data: st.DataObject) -> None:
     before = json.loads(text)
     assume(before)
@@ -113,7 +113,7 @@ def test_remove(text: str, data: st.DataObject) -> None:
 
 
 @given(texts(), keys, values, values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_value_set_back(text: str, key: str, value: Any, replacement: Any) -> None:
     """The value's own characters are all that an edit replaces."""
     spelled = set_value(text, (key,), value)
@@ -121,7 +121,7 @@ def test_a_value_set_back(text: str, key: str, value: Any, replacement: Any) -> 
 
 
 @given(texts(), keys, keys, values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_nested(text: str, outer: str, inner: str, value: Any) -> None:
     whole = set_value(text, (outer,), {})
     after = set_value(whole, (outer, inner), value)
@@ -177,7 +177,7 @@ def test_a_new_key_looks_like_its_neighbours(before: str, after: str) -> None:
 
 
 @given(texts(), st.dictionaries(keys, st.one_of(scalars, st.dictionaries(keys, scalars, max_size=3)), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_set_several(text: str, wanted: dict[str, Any]) -> None:
     """As one after the other, also inside of objects."""
     before = json.loads(text)
@@ -206,7 +206,7 @@ def test_set_several_below_no_object() -> None:
 
 
 @given(texts(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_remove_several(text: str, data: st.DataObject) -> None:
     """As one after the other, in any order."""
     removed = data.draw(st.lists(st.sampled_from(sorted(json.loads(text)) or [""]), unique=True))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.errors import UnreadableError
 from tieconv.formats.index import read_index
 from tieconv.formats.json import members as json_members
@@ -61,14 +62,14 @@ def at_once(text: bytes) -> dict[str, object]:
 
 
 @given(objects, indents, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_reads_the_same(value: dict[str, object], indent: int | str | None, escaped: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=escaped).encode()
     assert in_batches(text) == at_once(text) == value
 
 
 @given(objects, indents, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_refuses_the_same(value: dict[str, object], indent: int | str | None, data: st.DataObject) -> None:
     """One byte changed, put in or taken out: both read the same, or both refuse."""
     text = bytearray(json.dumps(value, indent=indent, ensure_ascii=False).encode())
@@ -83,14 +84,14 @@ items = st.lists(values, max_size=8) | st.lists(keys, max_size=20) | st.lists(st
 
 @given(items, indents, st.booleans())
 @example(["a" * 50, 'b","c', "", "d" * 60], None, False)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_reads_the_same_items(value: list[object], indent: int | str | None, escaped: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=escaped).encode()
     assert items_in_batches(text) == list_at_once(text) == {"": value}
 
 
 @given(items, indents, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_refuses_the_same_items(value: list[object], indent: int | str | None, data: st.DataObject) -> None:
     text = bytearray(json.dumps(value, indent=indent, ensure_ascii=False).encode())
     offset = data.draw(st.integers(1, len(text)))
@@ -140,7 +141,7 @@ def test_a_member_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     indents,
 )
 @example({'"weight_map":{': ","}, {"a": '"weight_map": {'}, True, None)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_an_index(weights: dict[str, str], rest: dict[str, object], first: bool, indent: int | str | None) -> None:
     """The map is read in batches wherever it is; an index of which that cannot be told is refused."""
     value = {"weight_map": weights, **rest} if first else {**rest, "weight_map": weights}

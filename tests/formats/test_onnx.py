@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
-from tests.patience import prompt
+from tests.patience import examples, prompt
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
@@ -68,7 +68,9 @@ KINDS = [kind for kind in TYPES if kind not in (15, 21, 22, 23, 25, 26) and kind
 
 
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(120),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_records_are_what_onnx_reads(data: st.DataObject, tmp_path: Path) -> None:
@@ -158,7 +160,9 @@ def test_truncated_anywhere(tmp_path: Path, external: bool) -> None:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
 def test_damaged(edits: list[tuple[int, int]], tmp_path: Path) -> None:

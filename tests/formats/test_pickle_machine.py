@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
-from tests.patience import prompt
+from tests.patience import examples, prompt
 from tieconv.formats.torch import shortcut as torch_shortcut
 from tieconv.formats.torch.globals_ import ALLOWED
 from tieconv.formats.torch.pickle import machine as pickle_machine
@@ -83,7 +83,7 @@ def test_shortcuts_change_nothing() -> None:
     assert isinstance(value, Pairs) and len(value.items) == len(many()) and end == len(DATA)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(state=state_dicts())
 def test_shortcuts_change_nothing_of_any_state_dict(state: dict[str, torch.Tensor]) -> None:
     """Views, aliases and dtypes of every kind, behind enough names that the memo has places of four bytes."""
@@ -91,7 +91,7 @@ def test_shortcuts_change_nothing_of_any_state_dict(state: dict[str, torch.Tenso
     assert outcome(data, shortcuts=True) == outcome(data, shortcuts=False)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(offset=st.integers(len(DATA) // 4, len(DATA) - 1), byte=st.integers(0, 255))
 def test_shortcuts_change_nothing_of_a_damaged_file(offset: int, byte: int) -> None:
     """One reader must not see what another does not: a changed byte has the same consequences both ways."""
@@ -99,7 +99,7 @@ def test_shortcuts_change_nothing_of_a_damaged_file(offset: int, byte: int) -> N
     assert outcome(data, shortcuts=True) == outcome(data, shortcuts=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(end=st.integers(0, len(DATA) - 1))
 def test_every_cut_is_truncated(end: int) -> None:
     assert outcome(DATA[:end], shortcuts=True) == ("truncated",)
@@ -118,7 +118,7 @@ def test_values_inside_of_a_call_are_there_when_they_are_recalled(back: int) -> 
     assert back > 1 or value.items[-1][1] == value.items[-2][1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fixtures.hostile import entry, file_of
 from tests.formats.contract import FormatContract, Malformed, Stored
 from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
+from tests.patience import examples
 from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
@@ -132,7 +133,7 @@ def test_the_oracle_knows_our_dtypes() -> None:
 
 
 @given(tensors(tuple(WRITER_NAMES)), metadata)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_safetensors_writes_we_read(model: dict[str, Stored], extra: dict[str, str] | None) -> None:
     # safetensors 0.8 writes broken JSON for no tensor and an empty map: `{},"__metadata__":{}}`.
     assume(model or extra != {})
@@ -143,7 +144,7 @@ def test_what_safetensors_writes_we_read(model: dict[str, Stored], extra: dict[s
 
 
 @given(tensors(), metadata)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_we_write_safetensors_reads(model: dict[str, Stored], extra: dict[str, str] | None) -> None:
     """And we read it ourselves, in the order that was given."""
     content = encoded(model, extra)
@@ -154,7 +155,7 @@ def test_what_we_write_safetensors_reads(model: dict[str, Stored], extra: dict[s
 
 
 @given(tensors(), st.integers(0, 4095))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_padding_makes_offsets_congruent(model: dict[str, Stored], wanted: int) -> None:
     """`congruent` is told where the data would start and answers how far to move it."""
     asked: list[int] = []
@@ -229,13 +230,13 @@ one_edit = st.tuples(
 
 
 @given(st.lists(one_edit, min_size=1, max_size=3))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_changed_bytes(edits: list[tuple[int, int, int]]) -> None:
     agree(changed_bytes(GOOD, edits))
 
 
 @given(st.binary(max_size=64) | st.binary(max_size=40).map(lambda data: file_of(b"{" + data)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_bytes(content: bytes) -> None:
     agree(content)
 
@@ -270,7 +271,7 @@ headers = st.lists(st.tuples(keys, entries), max_size=3).map(
 @example('{"a":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615,0],"data_offsets":[0,0]}}', 0)
 @example('{"a":{"dtype":"U8","shape":[0,18446744073709551615],"data_offsets":[0,0]}}', 0)
 @example('{"__metadata__":null}', 0)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_any_header(header: str, size: int) -> None:
     agree(file_of(header, bytes(size)))
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.errors import UnreadableError
 from tieconv.formats.json.lossless import read, write
 
@@ -19,7 +20,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), values, max_size=5), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_written_as_the_standard_writer_does(value: dict[str, object], sort_keys: bool) -> None:
     """What was read is written as `json.dumps` with an indent of two writes it."""
     text = json.dumps(value, indent=2, sort_keys=sort_keys)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.patience import prompt
+from tests.patience import examples, prompt
 from tieconv.errors import UnreadableError
 from tieconv.formats.json import strict as strict_json
 from tieconv.formats.json.strict import MAX_DEPTH, loads
@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(unicode, values, max_size=5), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_loads_what_json_dumps(value: dict[str, object], escaped: bool) -> None:
     try:
         text = json.dumps(value, ensure_ascii=escaped).encode()
@@ -56,7 +56,7 @@ def test_loads_what_json_dumps(value: dict[str, object], escaped: bool) -> None:
 
 
 @given(st.binary(max_size=60) | st.text('{}[]",:\\u0123dDeE+-.nulltrueNaN ', max_size=60).map(str.encode))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_never_anything_but_an_object_or_a_refusal(data: bytes) -> None:
     try:
         assert isinstance(strict(data), dict)

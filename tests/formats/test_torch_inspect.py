@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.formats.test_torch_read import DTYPES, read, save, state_dicts
+from tests.patience import examples
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.inspection.equality.relation import relate
@@ -93,7 +94,7 @@ def test_a_strided_copy_is_identical(layout: Any, dtype: torch.dtype, tmp_path: 
     assert head(inspect(tmp_path / "scaled", {EMBED: embedding, HEAD: scaled}))[0] is State.SCALED
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(state=state_dicts(), seed=st.integers(0, 99))
 def test_relation_agrees_with_torch(
     state: dict[str, torch.Tensor], seed: int, tmp_path_factory: pytest.TempPathFactory

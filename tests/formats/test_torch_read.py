@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tieconv
-from tests.patience import prompt
+from tests.patience import examples, prompt
 from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
@@ -102,7 +102,7 @@ def _changed(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.narrow(axis, start, draw(st.integers(0, tensor.shape[axis] - start)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(state=state_dicts(), zipped=st.booleans())
 def test_any_state_dict_is_read_as_torch_reads_it(
     state: dict[str, torch.Tensor], zipped: bool, tmp_path_factory: pytest.TempPathFactory

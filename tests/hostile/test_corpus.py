@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
@@ -17,26 +17,31 @@ import pytest
 import tieconv
 from fixtures.hostile import Case, case_names
 from tests.hostile.conftest import Answer, faults_of_text, run, snapshot
+from tests.loops import case
 from tests.patience import HANGS, prompt
 from tieconv.errors import TieconvError
 
 NAMES = case_names()
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 LARGE = {"file-many": 5.0}  # honest and large: tests/formats/test_bounds.py measures its peers
 SECONDS = 1.0
 BYTES = 4096
 
 
-@pytest.fixture
-def case(request: pytest.FixtureRequest, corpus: Mapping[str, Case]) -> Case:
-    hostile_file = corpus[request.param]
-    if hostile_file.skip:
-        pytest.skip(hostile_file.skip)
-    return hostile_file
+def each(corpus: Mapping[str, Case], hold: Callable[[Case], None], *, without: Collection[str] = ()) -> None:
+    """Call ``hold`` with each input that this system can make."""
+    chosen = [corpus[name] for name in NAMES if name not in without and not corpus[name].skip]
+    assert len(chosen) > 100
+    for hostile_file in chosen:
+        with case(hostile_file.name):
+            hold(hostile_file)
 
 
-def each(*, without: Collection[str] = ()) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", [name for name in NAMES if name not in without], indirect=True)
+def test_inputs_that_this_system_cannot_make(corpus: Mapping[str, Case]) -> None:
+    """They are left out, and the reason is printed."""
+    if reasons := {corpus[name].skip for name in NAMES} - {None, ""}:
+        pytest.skip("; ".join(sorted(map(str, reasons))))
 
 
 def test_size_of_the_corpus() -> None:
@@ -57,69 +62,85 @@ def assert_refusal(answer: Answer) -> None:
     assert faults_of_text(answer.stderr) == []
 
 
-@each()
-def test_inspect(case: Case) -> None:
-    before = snapshot(case.home)
-    with prompt(LARGE.get(case.name, SECONDS)):
-        answer = run("inspect", case.path)
-    if case.honest:
-        assert answer.code == 0, answer.stderr
-        assert faults_of_text(answer.stdout + answer.stderr) == []
-    else:
-        assert_refusal(answer)
-    assert snapshot(case.home) == before
+def test_inspect(corpus: Mapping[str, Case]) -> None:
+    def hold(one: Case) -> None:
+        before = snapshot(one.home)
+        with prompt(LARGE.get(one.name, SECONDS)):
+            answer = run("inspect", one.path)
+        if one.honest:
+            assert answer.code == 0, answer.stderr
+            assert faults_of_text(answer.stdout + answer.stderr) == []
+        else:
+            assert_refusal(answer)
+        assert snapshot(one.home) == before
+
+    each(corpus, hold)
 
 
-@each(without=LARGE)
-def test_analyze(case: Case) -> None:
+def test_analyze(corpus: Mapping[str, Case]) -> None:
     """The analysis answers or refuses as the others do, and shows nothing that a terminal obeys."""
-    answer = run("analyze", case.path)
-    if answer.code == 0:
-        assert faults_of_text(answer.stdout + answer.stderr) == []
-    else:
-        assert_refusal(answer)
+
+    def hold(one: Case) -> None:
+        answer = run("analyze", one.path)
+        if answer.code == 0:
+            assert faults_of_text(answer.stdout + answer.stderr) == []
+        else:
+            assert_refusal(answer)
+
+    each(corpus, hold, without=LARGE)
 
 
-@each()
-def test_code(case: Case) -> None:
+def test_code(corpus: Mapping[str, Case]) -> None:
     """The stable code of each refusal, and the caution of each odd model."""
-    if case.honest:
-        codes = {caution.code for caution in tieconv.inspect(case.path, depth="header").checkpoint.cautions}
-        assert codes == set() if case.expect == "ok" else case.expect.removeprefix("caution:") in codes
-    else:
-        with pytest.raises(TieconvError) as caught:
-            tieconv.inspect(case.path, depth="header")
-        assert caught.value.code == case.expect
+
+    def hold(one: Case) -> None:
+        if one.honest:
+            codes = {caution.code for caution in tieconv.inspect(one.path, depth="header").checkpoint.cautions}
+            assert codes == set() if one.expect == "ok" else one.expect.removeprefix("caution:") in codes
+        else:
+            with pytest.raises(TieconvError) as caught:
+                tieconv.inspect(one.path, depth="header")
+            assert caught.value.code == one.expect
+
+    each(corpus, hold)
 
 
 def no_number(text: str) -> NoReturn:
     raise AssertionError(f"{text} is not in JSON")
 
 
-@each(without=set(NAMES) - set(case_names(honest=True)) | LARGE.keys())
-def test_json(case: Case) -> None:
+def test_json(corpus: Mapping[str, Case]) -> None:
     """`--json` is one document that any parser takes."""
-    answer = run("inspect", case.path, "--json")
-    assert answer.code == 0
-    jsonschema.validate(json.loads(answer.stdout, parse_constant=no_number), SCHEMA)
-    assert answer.stdout.isascii() or faults_of_text(answer.stdout) == []
+
+    def hold(one: Case) -> None:
+        answer = run("inspect", one.path, "--json")
+        assert answer.code == 0
+        VALIDATOR.validate(json.loads(answer.stdout, parse_constant=no_number))
+        assert answer.stdout.isascii() or faults_of_text(answer.stdout) == []
+
+    each(corpus, hold, without=set(NAMES) - set(case_names(honest=True)) | LARGE.keys())
 
 
-@pytest.mark.parametrize("command", ["untie", "retie"])
-@each(without=LARGE)
-def test_write(case: Case, command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [pytest.param("untie", marks=pytest.mark.slow), "retie"])
+def test_write(corpus: Mapping[str, Case], command: str, tmp_path: Path) -> None:
     """A refused model leaves no OUT; an honest one gives a whole OUT or a reason."""
-    before = snapshot(case.home)
-    out = tmp_path / "out"
-    answer = run(command, case.path, "-o", out)
-    assert snapshot(case.home) == before
-    if not case.honest or answer.code:
-        assert_refusal(answer)
-        assert os.listdir(tmp_path) == []
-        return
-    assert faults_of_text(answer.stdout + answer.stderr) == []
-    assert os.listdir(tmp_path) == ["out"]
-    assert run("inspect", out).code == 0
+
+    def hold(one: Case) -> None:
+        before = snapshot(one.home)
+        folder = tmp_path / str(NAMES.index(one.name))
+        folder.mkdir()
+        out = folder / "out"
+        answer = run(command, one.path, "-o", out)
+        assert snapshot(one.home) == before
+        if not one.honest or answer.code:
+            assert_refusal(answer)
+            assert os.listdir(folder) == []
+            return
+        assert faults_of_text(answer.stdout + answer.stderr) == []
+        assert os.listdir(folder) == ["out"]
+        assert run("inspect", out).code == 0
+
+    each(corpus, hold, without=LARGE)
 
 
 def test_honest_models_are_written(corpus: Mapping[str, Case], tmp_path: Path) -> None:
@@ -134,26 +155,26 @@ def test_honest_models_are_written(corpus: Mapping[str, Case], tmp_path: Path) -
 )
 def test_process(corpus: Mapping[str, Case], name: str) -> None:
     """The installed program, as users run it."""
-    case = corpus[name]
-    done = _process("inspect", str(case.path))
-    assert done.returncode == (0 if case.honest else 2)
+    hostile_file = corpus[name]
+    done = _process("inspect", str(hostile_file.path))
+    assert done.returncode == (0 if hostile_file.honest else 2)
     assert faults_of_text(done.stdout + done.stderr) == []
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("hint: ") == (not case.honest)
+    assert done.stderr.count("hint: ") == (not hostile_file.honest)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
 @pytest.mark.parametrize("name", ["config-architectures-long", "file-name-refused-emoji"])
 def test_terminals_that_lack_characters(corpus: Mapping[str, Case], name: str, encoding: str) -> None:
     """A `…` or a name that the encoding lacks is no reason to stop."""
-    case = corpus[name]
+    hostile_file = corpus[name]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "tieconv", "inspect", str(case.path)],
+        [sys.executable, "-P", "-m", "tieconv", "inspect", str(hostile_file.path)],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
         check=False,
     )
-    assert done.returncode == (0 if case.honest else 2), done.stderr
+    assert done.returncode == (0 if hostile_file.honest else 2), done.stderr
     assert b"unexpected" not in done.stderr
 
 

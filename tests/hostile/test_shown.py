@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fixtures.hostile import HOSTILE_NAMES
 from tests.hostile.conftest import faults_of_text
+from tests.patience import examples
 from tieconv.text import shell_word, shown
 
 # Default_Ignorable_Code_Point of Unicode, beside what is Cc, Cf, Cs, Zl or Zp anyway.
@@ -42,7 +43,7 @@ nasty = st.text(
 @example("\u3000::error")
 @example("##vso[task.complete]")
 @example("#" * 300 + "[")
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 def test_harmless(text: str) -> None:
     safe = shown(text)
     assert safe.isprintable()
@@ -52,7 +53,7 @@ def test_harmless(text: str) -> None:
 
 
 @given(st.text(st.characters(), max_size=3000), st.integers(1, 300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_length(text: str, limit: int) -> None:
     """An escape takes ten characters at most."""
     assert len(shown(text, limit)) <= 10 * limit + 3
@@ -65,7 +66,7 @@ def test_length(text: str, limit: int) -> None:
         lambda text: ":" not in text and "#" not in text
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ordinary_text_stays(text: str) -> None:
     if not any(ord(character) in IGNORABLE or character in "\u2800" for character in text):
         assert shown(text) == text
@@ -99,7 +100,7 @@ def test_values_that_are_no_text() -> None:
 
 
 @given(anything | nasty)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_word_of_a_command_is_harmless(text: str) -> None:
     word = shell_word(text)
     assert word.isprintable()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.interface import State
@@ -254,7 +255,7 @@ class TestScaled:
             False,
         )
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(st.sampled_from(FLOAT_DTYPES), st.floats(-1e3, 1e3), st.integers(0, 2**32))
     def test_any_factor(self, dtype: str, factor: float, seed: int) -> None:
         bits = matrix(dtype, 3, 40, seed)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import examples
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import State
 from tieconv.inspection.equality.relation import relate, relate_cast
@@ -75,7 +76,7 @@ def test_cast() -> None:
     assert reader.read <= 2 * (narrow.nbytes + wide.nbytes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple),
     data=st.data(),

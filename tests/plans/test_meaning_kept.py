@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 import tieconv
 from tests.checks.fixtures.model import BART, BERT, GEMMA3, LLAMA, T5, Array, flagged, matrix, save, vector
+from tests.patience import examples
 from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
@@ -118,7 +119,7 @@ def same(before: Array, after: Array | None) -> bool:
     return after is not None and before.size == after.size and np.array_equal(before.ravel(), after.ravel())
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.sampled_from(sorted(VERBS)))
 @example(*HALVED)
 @example(*NO_LONGER_ZERO)

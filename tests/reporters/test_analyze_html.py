@@ -9,6 +9,7 @@ from math import isfinite, log10
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.patience import examples
 from tests.reporters.analyses import analyses, full
 from tests.reporters.reports import BAITS
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
@@ -88,7 +89,7 @@ def harmless(text: str) -> Page:
     return page
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(analyses)
 def test_nothing_breaks_out(analysis: Analysis) -> None:
     """Any names and any numbers give a page of our elements alone, that asks for nothing and encodes as UTF-8."""

@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 import jsonschema
 from hypothesis import HealthCheck, given, settings
 
+from tests.patience import examples
 from tests.reporters import readers
 from tests.reporters.reports import BAITS, entry, reports
 from tests.reporters.test_check import CHECK
@@ -21,7 +22,7 @@ from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.ci import formats as check
 from tieconv.reporters.ci.check_paths import path_of
 
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 _URI = re.compile(r"(?:[A-Za-z0-9._~/-]|%[0-9A-F]{2})*|(?:file|hf)://(?:[A-Za-z0-9._~/@-]|%[0-9A-F]{2})*")
 
 
