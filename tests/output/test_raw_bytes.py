@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.output.hostile import EVIL, MARK, write
 from tests.output.terminal import faults, on_terminal, piped
-from tieconv.cli import COMMANDS
+from tieconv.cli import COMMANDS, main
 
 FOLDERS = ("known", "unknown", "sharded", "torch", "gguf", "adapter", "graph")
 WRITERS = ("untie", "retie", "dedup", "set-tie auto", "reindex", "bias zero", "convert --to torch", "resize --to rows")
@@ -48,14 +49,33 @@ def words(call: str) -> list[str]:
     return [word.replace("EVIL", EVIL.replace("/", "_")) for word in call.split(" ")]
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_piped(home: Path, call: str) -> None:
-    received = piped(home, *words(call))
+def _torch_is_slow(calls: list[str]) -> list[object]:
+    """Calls that export or run a model are slow tests."""
+    return [
+        pytest.param(
+            call, marks=[pytest.mark.slow] if call.startswith(("export", "parity", "demo")) or " --text" in call else []
+        )
+        for call in calls
+    ]
+
+
+@pytest.mark.parametrize("call", _torch_is_slow(CALLS))
+def test_piped(home: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process; `test_on_a_terminal` and `test_the_names_are_printed` start others."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    received = CliRunner().invoke(main, words(call)).output_bytes
     assert received
     assert faults(received, annotates="github" in call) == [], received[-3000:]
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if " --json" not in call])
+SHOWN = [call for call in CALLS if " --json" not in call]
+
+
+@pytest.mark.parametrize(
+    "call", [pytest.param(call, marks=[pytest.mark.slow] if n % 6 else []) for n, call in enumerate(SHOWN)]
+)
 def test_on_a_terminal(home: Path, call: str) -> None:
     received = on_terminal(home, *words(call))
     assert received

@@ -126,6 +126,21 @@ def test_what_takes_long_is_scheduled() -> None:
     assert "transformers safetensors onnxruntime" in newest
 
 
+def test_slow_tests_run_where_they_matter() -> None:
+    """A pull request that changes what slow tests cover runs them: each folder that has any is in the workflow."""
+    workflow = loaded(ROOT / ".github/workflows/slow-on-paths.yml")
+    lists = workflow["jobs"]["folder"]["strategy"]["matrix"]["folders"]
+    named = {folder for text in lists for folder in text.split()}
+    slow = {
+        "/".join(path.relative_to(ROOT).parts[:2])
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"pytest\.mark\.slow\b", path.read_text(encoding="utf-8"))
+    }
+    assert slow - {"tests/gpu"} <= named
+    assert all((ROOT / folder).is_dir() for folder in named)
+    assert all((ROOT / path.removesuffix("/**")).is_dir() for path in workflow[True]["pull_request"]["paths"])
+
+
 def test_macos_is_tried() -> None:
     """The README promises it."""
     matrix = loaded(ROOT / ".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]
