@@ -69,8 +69,16 @@ def drifted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
     return tmp_path / "apart", type(model).from_pretrained(tmp_path / "apart").eval()
 
 
-@pytest.mark.parametrize("drifted", CLASSES, indirect=True)
-@pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
+SURVIVORS = ("embed", "head", "mean")
+MEASURED = [
+    pytest.param(name, survivor, marks=[] if survivor == SURVIVORS[number % 3] and number < 3 else pytest.mark.slow)
+    for number, name in enumerate(CLASSES)
+    for survivor in SURVIVORS
+]
+"""Every class with every survivor; the fast suite takes three classes, each with another survivor."""
+
+
+@pytest.mark.parametrize(("drifted", "survivor"), MEASURED, indirect=["drifted"])
 def test_the_measured_cost_is_that_of_the_retied_model(
     drifted: tuple[Path, Any], text: Path, survivor: str, tmp_path: Path
 ) -> None:
@@ -248,7 +256,7 @@ def test_the_mask_must_have_a_row(tmp_path: Path, text: Path) -> None:
         tieconv.analyze(tmp_path, text=text)
 
 
-@pytest.mark.parametrize("survivor", ["embed", "head"])
+@pytest.mark.parametrize("survivor", [pytest.param("embed", marks=pytest.mark.slow), "head"])
 def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: str, tmp_path: Path) -> None:
     """BART with a decoder table of its own beside equal ends: the KL is that of what `retie --force` writes."""
     cls = type(build(tmp_path / "m", "bart", tied=True))
@@ -277,8 +285,15 @@ def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: 
             tmp_path / f"out{share}")  # fmt: skip
 
 
-POSITIONS = [("gpt2", 64, 64), ("opt", 64, 64), ("llama", 64, 64), ("bert", 128, 126), ("roberta", 128, 125),
-             ("bart", 32, 62), ("bert", 20, 18)]  # fmt: skip
+POSITIONS = [
+    ("gpt2", 64, 64),
+    ("roberta", 128, 125),
+    ("bart", 32, 62),
+    pytest.param("opt", 64, 64, marks=pytest.mark.slow),
+    pytest.param("llama", 64, 64, marks=pytest.mark.slow),
+    pytest.param("bert", 128, 126, marks=pytest.mark.slow),
+    pytest.param("bert", 20, 18, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("model_type", "positions", "length"), POSITIONS)
