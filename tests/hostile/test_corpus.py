@@ -63,16 +63,16 @@ def assert_refusal(answer: Answer) -> None:
 
 
 def test_inspect(corpus: Mapping[str, Case]) -> None:
-    def hold(one: Case) -> None:
-        before = snapshot(one.home)
-        with prompt(LARGE.get(one.name, SECONDS)):
-            answer = run("inspect", one.path)
-        if one.honest:
+    def hold(hostile_file: Case) -> None:
+        before = snapshot(hostile_file.home)
+        with prompt(LARGE.get(hostile_file.name, SECONDS)):
+            answer = run("inspect", hostile_file.path)
+        if hostile_file.honest:
             assert answer.code == 0, answer.stderr
             assert faults_of_text(answer.stdout + answer.stderr) == []
         else:
             assert_refusal(answer)
-        assert snapshot(one.home) == before
+        assert snapshot(hostile_file.home) == before
 
     each(corpus, hold)
 
@@ -80,8 +80,8 @@ def test_inspect(corpus: Mapping[str, Case]) -> None:
 def test_analyze(corpus: Mapping[str, Case]) -> None:
     """The analysis answers or refuses as the others do, and shows nothing that a terminal obeys."""
 
-    def hold(one: Case) -> None:
-        answer = run("analyze", one.path)
+    def hold(hostile_file: Case) -> None:
+        answer = run("analyze", hostile_file.path)
         if answer.code == 0:
             assert faults_of_text(answer.stdout + answer.stderr) == []
         else:
@@ -93,14 +93,16 @@ def test_analyze(corpus: Mapping[str, Case]) -> None:
 def test_code(corpus: Mapping[str, Case]) -> None:
     """The stable code of each refusal, and the caution of each odd model."""
 
-    def hold(one: Case) -> None:
-        if one.honest:
-            codes = {caution.code for caution in tieconv.inspect(one.path, depth="header").checkpoint.cautions}
-            assert codes == set() if one.expect == "ok" else one.expect.removeprefix("caution:") in codes
+    def hold(hostile_file: Case) -> None:
+        if hostile_file.honest:
+            codes = {caution.code for caution in tieconv.inspect(hostile_file.path, depth="header").checkpoint.cautions}
+            assert (
+                codes == set() if hostile_file.expect == "ok" else hostile_file.expect.removeprefix("caution:") in codes
+            )
         else:
             with pytest.raises(TieconvError) as caught:
-                tieconv.inspect(one.path, depth="header")
-            assert caught.value.code == one.expect
+                tieconv.inspect(hostile_file.path, depth="header")
+            assert caught.value.code == hostile_file.expect
 
     each(corpus, hold)
 
@@ -112,8 +114,8 @@ def no_number(text: str) -> NoReturn:
 def test_json(corpus: Mapping[str, Case]) -> None:
     """`--json` is one document that any parser takes."""
 
-    def hold(one: Case) -> None:
-        answer = run("inspect", one.path, "--json")
+    def hold(hostile_file: Case) -> None:
+        answer = run("inspect", hostile_file.path, "--json")
         assert answer.code == 0
         VALIDATOR.validate(json.loads(answer.stdout, parse_constant=no_number))
         assert answer.stdout.isascii() or faults_of_text(answer.stdout) == []
@@ -125,14 +127,14 @@ def test_json(corpus: Mapping[str, Case]) -> None:
 def test_write(corpus: Mapping[str, Case], command: str, tmp_path: Path) -> None:
     """A refused model leaves no OUT; an honest one gives a whole OUT or a reason."""
 
-    def hold(one: Case) -> None:
-        before = snapshot(one.home)
-        folder = tmp_path / str(NAMES.index(one.name))
+    def hold(hostile_file: Case) -> None:
+        before = snapshot(hostile_file.home)
+        folder = tmp_path / str(NAMES.index(hostile_file.name))
         folder.mkdir()
         out = folder / "out"
-        answer = run(command, one.path, "-o", out)
-        assert snapshot(one.home) == before
-        if not one.honest or answer.code:
+        answer = run(command, hostile_file.path, "-o", out)
+        assert snapshot(hostile_file.home) == before
+        if not hostile_file.honest or answer.code:
             assert_refusal(answer)
             assert os.listdir(folder) == []
             return
