@@ -5,6 +5,6 @@
 
 from tieconv.architectures.effective_flag import effective, gate
 from tieconv.architectures.lookup import find
-from tieconv.architectures.stored_names import locate, spelled
+from tieconv.architectures.stored_names import locate, spelled, unexplained
 
-__all__ = ["effective", "find", "gate", "locate", "spelled"]
+__all__ = ["effective", "find", "gate", "locate", "spelled", "unexplained"]

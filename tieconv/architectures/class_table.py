@@ -17,6 +17,9 @@ Keys of a class record (``data/transformers5.json``):
 
 Keys of a model_type record (``data/transformers4.json``): ``default`` and ``level`` of the flag, ``means``.
 The record with the empty name is the header of its file.
+
+``data/newer.json`` adds what a newer release of transformers has: its own classes, and as ``Class[=type]`` each class
+that its auto mappings build from the config of another family. Such a class may store other names.
 """
 
 from __future__ import annotations
@@ -31,8 +34,33 @@ from tieconv.package_data import data_text
 
 
 def record(version: int, name: str) -> Mapping[str, Any] | None:
-    """Return one record of the table of transformers 4 or 5, or ``None``."""
-    return _record(f"transformers{version}", name)
+    """Return one record of the table of transformers 4 or 5, or ``None``. Newer releases of 5 add classes."""
+    found = _record(f"transformers{version}", name)
+    return _record("newer", name) if found is None and version != 4 else found
+
+
+def newer() -> Mapping[str, Any]:
+    """Return the header of the newer release: model types and their aliases."""
+    header = _record("newer", "")
+    assert header is not None
+    return header
+
+
+def described(name: str, model_type: str) -> Mapping[str, Any] | None:
+    """Return the record of a class for configs of ``model_type``, or ``None`` if the table describes no such model.
+
+    An auto class builds the class that its mapping lists for the type, whatever class the config names. So a record
+    counts for its own type, for a type that was measured with the class, and for one whose own class has equal facts.
+    """
+    own = record(5, name)
+    if own is None or not model_type or own["type"] in (model_type, newer()["aliases"].get(model_type)):
+        return own
+    measured = _record("newer", f"{name}[={model_type}]")
+    if measured is not None:
+        return measured
+    other = record(5, main_class(model_type) or "")
+    alike = other is not None and composite(name) is None and {**other, "type": ""} == {**own, "type": ""}
+    return {**own, "type": model_type} if alike else None
 
 
 def composite(name: str) -> Mapping[str, Any] | None:
@@ -77,7 +105,7 @@ def main_class(model_type: str) -> str | None:
     """Return the most likely class for a config of this type without a class."""
     header = record(5, "")
     assert header is not None
-    name: str | None = header["types"].get(model_type)
+    name: str | None = header["types"].get(model_type) or newer()["types"].get(model_type)
     return name
 
 
@@ -86,10 +114,16 @@ def names() -> tuple[str, ...]:
     return tuple(name for name in json.loads(data_text(__name__, "transformers5.json")) if name)
 
 
-def load(architecture: str) -> Family | None:
-    """Return the family of a class in the table."""
-    raw = record(5, architecture)
-    return family(architecture, raw) if architecture and raw is not None else None
+def load(architecture: str, model_type: str = "") -> Family | None:
+    """Return the family of a class in the table, for configs of ``model_type``; by default its own type."""
+    raw = described(architecture, model_type) if architecture else None
+    return family(architecture, raw) if raw is not None else None
+
+
+def since(name: str, model_type: str) -> str:
+    """Return the newer release that the record was measured with; empty for those of the table itself."""
+    added = {name, f"{name}[={model_type}]"}
+    return str(newer()["transformers"]) if any(_record("newer", key) for key in added) else ""
 
 
 def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) -> Family:
@@ -121,5 +155,6 @@ def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) 
         misfit=raw.get("misfit", False),
         pieces=tuple(raw.get("pieces", ())),
         unlisted=raw.get("unlisted", False),
+        since=since(architecture, raw["type"]),
         part=part,
     )

@@ -14,6 +14,7 @@ Keys of a part:
 - ``role``: ``input`` if the part has only the input embedding, ``head`` if another part has the embedding.
 
 The record with the empty name is the header. It maps model types to classes and to input embeddings of bodies.
+``files`` are the names of those embeddings in a file, where they differ; null if no rule gives the names.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
 
     ``None`` if the table lacks the class, or the part in its config.
     """
-    own = table.record(5, architecture) if architecture else None
+    own = table.described(architecture, _type(config)) if architecture else None
     composite = table.composite(architecture) if own is not None else None
     if own is None or composite is None:
-        return table.load(architecture)
+        return table.load(architecture, _type(config))
     record: Record | None = own
     text = None
     for part in composite["parts"]:
@@ -54,12 +55,18 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
 
 
 def subject(architecture: str, config: Mapping[str, object]) -> str:
-    """Return in words what the table lacks: the class, or the class with the selected text part."""
+    """Return in words what the table lacks: the class, or the class with the selected model type or text part."""
     composite = table.composite(architecture)
     chosen = ((part, _model_type(config, part)) for part in composite["parts"]) if composite is not None else ()
     unusual = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
     name = f"the architecture {shown(architecture)}"
+    if table.record(5, architecture) is not None and table.described(architecture, _type(config)) is None:
+        return f"{name} with model_type {shown(_type(config))}"
     return name if unusual is None else f"{name} with a text part of type {shown(unusual)}"
+
+
+def _type(config: Mapping[str, object]) -> str:
+    return str(config.get("model_type") or "")
 
 
 def _part(part: Record, model_type: str) -> Part:
@@ -93,11 +100,12 @@ def composed(own: Record, part: Record, model_type: str) -> Record | None:
     if "body" not in part["kind"]:
         return _with_model(own, part, row) if row is not None else None
     embedding = table.composites()["bodies"].get(model_type)
-    if embedding is None:
+    stored = table.composites()["files"].get(model_type, embedding)
+    if embedding is None or stored is None:
         return None
     if part.get("role") == "input":
-        return {**own, "in": part["file"] + embedding}
-    return _with_body(own, part, row, embedding)
+        return {**own, "in": part["file"] + embedding} if stored == embedding else None
+    return _with_body(own, part, row, embedding, stored)
 
 
 def _with_model(own: Record, part: Record, row: Record) -> Record:
@@ -127,21 +135,25 @@ def _with_model(own: Record, part: Record, row: Record) -> Record:
     }
 
 
-def _with_body(own: Record, part: Record, row: Record | None, embedding: str) -> Record:
-    """Return the record if the part has no head: the class has head and flags, the part has tables."""
+def _with_body(own: Record, part: Record, row: Record | None, embedding: str, stored: str) -> Record:
+    """Return the record if the part has no head: the class has head and flags, the part has tables.
+
+    The part calls its input embedding ``embedding``, and a file ``stored``.
+    """
     start = part["file"]
     tied_to = next((group[1].removeprefix(start) for group in own["groups"] if own["out"] in group[2]), None)
     fits = tied_to == embedding
     tables = [name for name in _tables(row, embedding) if fits]
     memory = dict(map(tuple, own["renames"]))
-    names = [start + table for table in dict.fromkeys([embedding, *tables])]
-    renames = [[name, part["memory"] + name.removeprefix(start)] for name in names]
+    in_memory = list(dict.fromkeys([embedding, *tables]))
+    names = [start + (stored if table == embedding else table) for table in in_memory]
+    renames = [[name, part["memory"] + table] for name, table in zip(names, in_memory, strict=True)]
     renames += [[own["out"], memory[own["out"]]]] if own["out"] in memory else []
     truth = _truth(own, row, fits)
     gated = [group[3] for group in own["groups"] if own["out"] in group[2]]
     return {
         **{key: own[key] for key in ("type", "prefix", "levels", "out", "bias", "row", "means")},
-        "in": start + embedding,
+        "in": names[0],
         "groups": [["word_embedding", names[0], [*names[1:], own["out"]], *gated]] if fits else [],
         "renames": sorted([old, new] for old, new in renames if old != new),
         "truth": truth,

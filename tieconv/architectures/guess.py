@@ -28,8 +28,8 @@ def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> 
     conventional = next(_conventional(names, tables), None)
     if conventional is not None:
         return conventional
-    embedding = _best(tables, "inputs", vocabulary, None)
-    head = _best(tables, "heads", vocabulary, names[embedding] if embedding else None)
+    embedding = best(tables, "inputs", vocabulary, None)
+    head = best(tables, "heads", vocabulary, names[embedding] if embedding else None)
     if head is not None and head == embedding:
         head = None
     return _with_shared(names, embedding, head, shared)
@@ -99,7 +99,7 @@ def _with_shared(
     return embedding, head
 
 
-def _best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
+def best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
     """Return the best candidate: by fit to the vocabulary and shape, then by ending, then the shortest path."""
     ranked = []
     for name, shape in tables.items():

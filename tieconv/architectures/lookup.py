@@ -45,8 +45,8 @@ def find(
     sibling = _sibling(config, model_type)
     if not listed and sibling is not None:
         return sibling
-    if sibling is not None and any(_headless(name) for name in listed):
-        return _without_head(next(name for name in listed if _headless(name)), sibling)
+    if sibling is not None and any(map(is_headless, listed)):
+        return _without_head(next(name for name in listed if is_headless(name)), sibling)
     architecture = listed[0] if listed else ""
     guessed = _guessed(architecture, model_type, names or {}, config, shared)
     if guessed.knowledge is Knowledge.NONE and sibling is not None and not names:
@@ -72,7 +72,8 @@ def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
     return compose.load(name, config) if name else None
 
 
-def _headless(name: str) -> bool:
+def is_headless(name: str) -> bool:
+    """Return whether a class has no output head, by the end of its name."""
     if name.endswith(_HEADLESS):
         return True
     return name.endswith("Model") and not name.endswith(("LMHeadModel", "ModelWithLMHead"))

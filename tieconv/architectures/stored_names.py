@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tieconv.architectures.class_table import exceptions
-from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.family import Family, Role, Tying
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised_matrix import HEAD
 
 
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
@@ -74,3 +76,59 @@ def known_names(family: Family, *roles: Role) -> list[str]:
         if not roles or group.role in roles:
             names += [group.canonical, *group.members]
     return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def unexplained(inspection: Inspection) -> tuple[str, ...]:
+    """Return the stored names that may hold the absent head or embedding in a form that tieconv does not know.
+
+    Formats of quantised matrices are one cause (SpQR, MXFP4 with other names), and other names of a table another. While
+    there are such names, no rule calls the tensor missing and no plan writes one.
+    """
+    checkpoint, family = inspection.checkpoint, inspection.family
+    if checkpoint.graphs or checkpoint.format == "gguf" or checkpoint.adapter is not None:
+        return ()
+    if family.tying is Tying.HEADLESS or family.pieces or (family.trusted and family.output_head is None):
+        return ()
+    tensors, tables = checkpoint.tensors, inspection.quantised
+    head, embedding = family.output_head or "lm_head.weight", family.input_embedding
+    stored_head, stored_embedding = locate(family, head, tensors), embedding and locate(family, embedding, tensors)
+    if stored_head is None and (tables is None or tables.of(HEAD) is None):
+        if inspection.head.input_embedding is None and tables is None:
+            return ()  # TIE006 reports a file with neither
+        parts = _parts(family, head, tensors)
+        return parts or (_table(inspection, "heads", stored_embedding) if stored_embedding else ())
+    if stored_head is not None and inspection.head.input_embedding is None and tables is None:
+        return _table(inspection, "inputs", stored_head)
+    return ()
+
+
+def _parts(family: Family, head: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return the names in the module of the head, except for its bias and for the heads of other parts."""
+    modules = {variant.removesuffix(".weight") for variant in variants(family, head)}
+    biases = {spelling for bias in family.output_biases for spelling in variants(family, bias)}
+    biases |= {f"{module}.bias" for module in modules}
+    start = tuple(f"{module}." for module in modules)
+    usual = head.endswith("lm_head.weight")
+    candidates = (name for name in names if name.startswith(start) or (usual and "lm_head" in name))
+    return tuple(name for name in candidates if name not in biases and _is_outside_layers(name))
+
+
+_OTHER_HEADS = frozenset({"mtp", "talker", "draft"})
+"""Modules with heads of their own beside the model's."""
+
+
+def _is_outside_layers(name: str) -> bool:
+    return not any(step.isdigit() or step in _OTHER_HEADS for step in name.split("."))
+
+
+def _table(inspection: Inspection, kind: str, partner: str) -> tuple[str, ...]:
+    """Return the table with the partner's shape whose name is that of a head (``heads``) or embedding (``inputs``)."""
+    from tieconv.architectures.guess import best  # most models store what their class names
+
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    known = {locate(family, name, tensors) for name in known_names(family)}
+    shape = tensors[partner].shape
+    alike = {name: shape for name, record in tensors.items() if record.shape == shape and name not in known}
+    alike = {name: shape for name in alike if _is_outside_layers(name)}
+    name = best(alike, kind, None, shape) if len(shape) == 2 else None
+    return (name,) if name is not None else ()

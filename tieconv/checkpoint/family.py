@@ -107,6 +107,7 @@ class Family:
     part: Part | None = None  # the text part that the config chose
     pieces: tuple[str, ...] = ()  # stored tensors whose rows together are the input embedding
     unlisted: bool = False  # no auto mapping of transformers has the class; not measured with transformers 4.48
+    since: str = ""  # the release that the facts were measured with, if it is newer than the table's
     convention: str = ""  # the public project that gives a guessed pair these names
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tieconv.architectures import unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.head import BiasState
@@ -43,6 +44,7 @@ def is_plain(inspection: Inspection) -> bool:
         and _is_usual(inspection)
         and (bias is None or bias.state is BiasState.ABSENT)
         and all(map(_is_stored_once, inspection.ties))
+        and not unexplained(inspection)
     )
 
 

@@ -33,6 +33,10 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each set of tensors."""
     for group in predictions.grouped(inspection, Outcome.RANDOM):
+        head = inspection.head.output_head
+        if inspection.checkpoint.is_embedder and head is not None and group[0].tensors == (head.name,):
+            yield RULE.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
+            continue
         yield RULE.finding(predictions.message(group), group[0].tensors, remedy=_remedy(inspection))
 
 

@@ -187,6 +187,14 @@ def says(inspection: Inspection, tied: bool) -> str:
     return f"{label(inspection)} is {word} by default"
 
 
+def without_head(head: str) -> str:
+    """Return that an embedder needs no head, but the class of its config has one."""
+    return (
+        f"{listed([head])} is not stored. sentence-transformers uses no output head. "
+        "A program that generates text with this class gets a random head."
+    )
+
+
 def are_copies(copies: Sequence[str], canonical: str) -> str:
     """Return ``a is a byte-identical copy of b``, or the plural."""
     are = clause(copies, "is a byte-identical copy", "are byte-identical copies")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from tieconv.architectures import unexplained
 from tieconv.architectures.wrappers import unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.files.cautions import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution
@@ -54,7 +55,7 @@ def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
     checkpoint, source = inspection.checkpoint, _source(inspection)
     blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     known = inspection.family.knowledge is Knowledge.TABLE and not inspection.family.unflippable
-    if source is None or blocked or not known or checkpoint.config is None or not flag_is_storage(inspection):
+    if source is None or blocked or unexplained(inspection) or not known or checkpoint.config is None or not flag_is_storage(inspection):
         return None
     return _over_formats(checkpoint, verb, source, safe=False)
 
@@ -177,7 +178,8 @@ def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> 
     source, names = _source(inspection), _names(inspection)
     if source is None or names is None or not _may_be_planned(inspection):
         return None
-    return _over_formats(inspection.checkpoint, verb, source, *names, *options, safe=safe)
+    # What a guess says is for the user to confirm: `check --fix` never applies it.
+    return _over_formats(inspection.checkpoint, verb, source, *names, *options, safe=safe and not names)
 
 
 def _over_formats(checkpoint: Checkpoint, verb: str, source: str, *options: Option, safe: bool) -> Remedy:
@@ -200,6 +202,7 @@ def _may_be_planned(inspection: Inspection) -> bool:
         or family.tying in (Tying.HEADLESS, Tying.NEVER)
         or family.unflippable
         or inspection.word_tie is None
+        or unexplained(inspection)
         or not all(_is_plain(inspection, tie) for tie in inspection.ties if tie.role is Role.WORD_EMBEDDING)
     )
 

@@ -4,6 +4,8 @@
 Reports a missing output head if the config, or the default of the class, says untied. A head that is stored as
 quantised codes counts as stored.
 
+It is a note in a directory of sentence-transformers (`modules.json`), whose programs use no head.
+
 ## Why it matters
 transformers fills the head with random values and only prints a load report. The model then generates noise. Other
 loaders fail, or tie without a message. The rule also reports T5 and similar classes with the flag false. transformers 5
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures import unexplained
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import EMBEDDING
@@ -35,6 +38,8 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie."""
+    if unexplained(inspection):
+        return  # TIE012 says that the head may be stored
     head_tie = evidence.head_tie(inspection)
     if head_tie is None:
         yield from _beside_codes(inspection)
@@ -60,6 +65,8 @@ def _beside_codes(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> Finding:
+    if inspection.checkpoint.is_embedder:
+        return RULE.finding(evidence.without_head(head), (head,), level=Level.NOTE)
     return RULE.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}. Run retie if the "
         f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",

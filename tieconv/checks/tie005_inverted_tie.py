@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures import unexplained
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
@@ -38,7 +39,7 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each tied group whose canonical name is missing."""
-    for tie in inspection.ties:
+    for tie in inspection.ties if not unexplained(inspection) else ():
         if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
             stored = [member.name for member in tie.stored_members]
             from tieconv.loaders.load import TRANSFORMERS_4, load  # few models have such a tie

@@ -31,6 +31,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.loaders.transformers.names5 import mistakable
 from tieconv.text import count
 
 
@@ -42,6 +43,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         return
     supplied = head.input_embedding or (head.output_head and head.output_head.stored) or evidence.head_tie(inspection)
     if supplied or any(evidence.is_quantised(inspection, name) for name in names):
+        return
+    renamed = mistakable(family, inspection.checkpoint.tensors)
+    if renamed is not None:
+        message = f"{evidence.listed(names)} are missing. tieconv does not know whether transformers 5 renames"
+        yield RULE.finding(f"{message} {evidence.listed(renamed[1:])}.", (*names, renamed[1]), level=Level.WARNING)
         return
     message = f"{evidence.listed(names)} are missing. transformers fills both with random values."
     changed = unwrapping(inspection.checkpoint.tensors) if inspection.wrapped_ties else {}
@@ -56,7 +62,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _elsewhere(inspection: Inspection, names: list[str]) -> str:
-    elsewhere = [name for name in inspection.checkpoint.tensors if name.endswith(tuple(f".{name}" for name in names))]
+    ends = tuple(f".{'.'.join(name.split('.')[-2:])}" for name in names)
+    elsewhere = [name for name in inspection.checkpoint.tensors if name.endswith(ends)]
     return f" {evidence.clause(elsewhere, 'has', 'have')} another prefix." if elsewhere else ""
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures import unexplained
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
@@ -36,6 +37,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if inspection.family.tying is not Tying.NEVER or head is None or head.stored:
         return
     if inspection.head.input_embedding is None or evidence.is_quantised(inspection, head.name):
+        return
+    if unexplained(inspection):
+        return  # TIE012 says that the head may be stored
+    if inspection.checkpoint.is_embedder:
+        yield RULE.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
         return
     yield RULE.finding(
         f"{evidence.listed([head.name])} is missing, but {evidence.label(inspection)} never ties it. "

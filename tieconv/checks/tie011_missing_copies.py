@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures import unexplained
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
@@ -37,7 +38,7 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each untied group with missing names."""
-    for tie in evidence.declared_untied(inspection):
+    for tie in evidence.declared_untied(inspection) if not unexplained(inspection) else ():
         absent = [member.name for member in tie.members if _is_needed(inspection, tie, member)]
         if absent and tie.role is not Role.OUTPUT_BIAS:
             from tieconv.loaders.load import TRANSFORMERS_4, load  # few models lack such names

@@ -1,19 +1,27 @@
 """The architecture is unknown, so tieconv guesses the tie.
 
 ## What it does
-Reports a class in the config that tieconv has no measurement of. If tieconv recognised an embedding and a head, it is a
-warning, because other findings use the guess. It is a note if there is no config or tieconv recognised nothing. It is
-also a note if the config says untied and both are stored.
+Reports a class in the config that tieconv has no measurement of. It also reports a class whose `model_type` belongs to
+another family, since transformers then builds another class or uses other names.
+
+It is a warning if the answer may be wrong for this file:
+
+- The config says tied, and tieconv guessed an embedding and a head.
+- The config says untied, and no tensor looks like a head.
+- Tensors may be parts of the head, in a form that tieconv does not know. No other rule then calls the head missing.
+
+Otherwise it is a note: the class may be unknown, but each table is stored.
 
 ## Why it matters
 Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
 the logits (as in T5). The usual cases are models with their own code. Commands that write refuse to use a guess.
 
 ## Example
-A class that no release of transformers has:
+A class that no release of transformers has, with `"tie_word_embeddings": false` and only the embedding stored:
 
     warning TIE012: tieconv does not know the architecture AcmeForCausalLM.
-    model.embed_tokens.weight and lm_head.weight are guesses from the names.
+    model.embed_tokens.weight is a guess from the names. The config says untied,
+    and no tensor looks like an output head. A loader may fill it with random values.
 
 ## How to fix
 If the guess is right, confirm it: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and `inspect`. If
@@ -24,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures import compose
+from tieconv.architectures import compose, unexplained
+from tieconv.architectures.lookup import is_headless
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checks import evidence
@@ -38,6 +47,15 @@ _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding."""
     family, named = inspection.family, inspection.config.architectures
+    parts = unexplained(inspection)
+    if parts:
+        maybe = "may be the output head or the input embedding" if len(parts) == 1 else "may be parts of the output head"
+        yield RULE.finding(
+            f"{evidence.listed(parts)} {maybe}, in a form that tieconv does not know. "
+            "tieconv cannot predict how a loader reads this model, and commands that write refuse it.",
+            parts,
+        )
+        return
     if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
@@ -53,17 +71,16 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     else:
         names_known = ""
     declared = [entry.value for entry in inspection.config.declared]
-    separate = (
-        bool(declared)
-        and all(value is False for value in declared)
-        and inspection.checkpoint.tensors.keys() >= set(names)
-    )
-    pair = named and len(names) == 2 and not separate
+    untied = bool(declared) and all(value is False for value in declared)
+    tied = named and len(names) == 2 and any(declared)
+    headless = any(map(is_headless, named)) or inspection.checkpoint.is_embedder
+    lost = named and untied and family.output_head is None and not headless
+    missing = " The config says untied, and no tensor looks like an output head. A loader may fill it with random values."
     guess = evidence.clause(names, "is a guess", "are guesses")
     yield RULE.finding(
-        f"{subject}. {guess} from the names{_shared(inspection)}.{names_known}",
+        f"{subject}. {guess} from the names{_shared(inspection)}.{names_known}{missing * bool(lost)}",
         names,
-        level=Level.WARNING if pair else Level.NOTE,
+        level=Level.WARNING if tied or lost else Level.NOTE,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tieconv.architectures import unexplained
 from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Declared, Inspection, State
@@ -28,8 +29,12 @@ def effect(inspection: Inspection) -> str:
             return unclear
     if lists_float_head(inspection):
         return "Unknown: the config says that the output head is quantised, but no codes are stored for it."
+    names = unexplained(inspection)
+    if names:
+        return f"Unknown: {shown(names[0])} may be part of the head or the embedding, in a form that tieconv does not know."
     if family.knowledge is not Knowledge.TABLE:
-        return why
+        lacks = family.output_head is None and inspection.config.declared and not inspection.config.effective
+        return "Unknown: the config says untied, and tieconv found no output head." if lacks else why
     refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
     if refused is not None and family.tying is Tying.CAN:
         flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"

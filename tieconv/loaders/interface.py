@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.basis import basis
 from tieconv.loaders.evidence.table_rows import wrong_rows
+from tieconv.loaders.evidence.unclear import unmeasured
 from tieconv.loaders.loaded import Loaded, stopped
 from tieconv.loaders.outcome import Verdict, verdict
 
 Version = tuple[int, ...]
+_OF_TRANSFORMERS = frozenset({"transformers", "safetensors"})
+"""Loaders that fill the class that transformers builds, and so were measured with it."""
 
 
 @record
@@ -38,17 +41,21 @@ class Consumer:
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""
         loaded = self.load(inspection)
+        if inspection.family.since and not loaded.refusals and self.name not in _OF_TRANSFORMERS:
+            loaded = stopped(loaded.loader, unmeasured(inspection, self.name))
         rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
         if rows is not None:
             loaded = stopped(loaded.loader, rows)
         answer = self._of_quantised(inspection, loaded) or verdict(inspection, loaded)
+        since = inspection.family.since if self.name == "transformers" else ""
+        ran = (since,) if since and answer.outcome is not Outcome.ERROR else self.ran
         return Prediction(
             name=self.name,
             version=self.version,
             outcome=answer.outcome,
             detail=answer.detail,
             measured=bool(self.ran),
-            basis=basis(self.ran, self.every or self.ran, self.asked),
+            basis=basis(ran, (*(self.every or self.ran), *ran), self.asked),
             cited=self.cited,
             tensors=answer.tensors,
             dropped=answer.dropped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.architectures import compose
+from tieconv.architectures import compose, unexplained
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.files.cautions import BLOCKING, way_out
 from tieconv.checkpoint.files.dtypes import FLOATS
@@ -103,6 +103,16 @@ def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
 
 def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     family = inspection.family
+    names = unexplained(inspection)
+    if names:
+        refuse(
+            f"{shown(names[0])} may be part of the output head or the input embedding, in a form that tieconv does not "
+            "know",
+            f"load the model with the program that wrote it, and store plain tensors first; {inspect_hint(inspection)} "
+            "lists what tieconv knows",
+            "tie.unexplained",
+            source=shown(inspection.checkpoint.source),
+        )
     if family.trusted:
         return
     known = inspection.config.architectures

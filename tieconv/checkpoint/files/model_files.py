@@ -116,6 +116,10 @@ _NATIVE = r"(.*/)?consolidated[^/]*\.safetensors"
 """The weight files of Mistral's own tools, beside a `params.json`; vLLM looks for them in every folder."""
 
 
+_SENTENCE_TRANSFORMERS = frozenset({"modules.json", "config_sentence_transformers.json"})
+"""Files that sentence-transformers writes beside the weights."""
+
+
 @record
 class Checkpoint(_Tensors):
     """Everything known about a model without reading tensor bytes.
@@ -185,6 +189,14 @@ class Checkpoint(_Tensors):
     def config_values(self) -> Mapping[str, object]:
         """The config's content; empty if there is no config."""
         return self.config.value if self.config else {}
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether it is a model of sentence-transformers, whose programs use no output head."""
+        names = {name.rpartition("/")[2] for name in self.companions if name.count("/") < 2}
+        inner = re.search(r"(?:^|/)\d+_Transformer/*$", self.source) is not None
+        pooled = any(re.match(r"\d+_Pooling/", name) for name in self.companions)
+        return inner or pooled or not _SENTENCE_TRANSFORMERS.isdisjoint(names)
 
     @property
     def quantisation_values(self) -> Mapping[str, object]:

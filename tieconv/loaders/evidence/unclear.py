@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tieconv.architectures import unexplained
 from tieconv.architectures.flag_levels import text_config
 from tieconv.checkpoint.family import Family, Knowledge, Tying
 from tieconv.checkpoint.files.cautions import BLOCKING
@@ -44,6 +45,9 @@ def unclear_class(inspection: Inspection) -> Refusal | None:
         return unknown("the architecture has no output head by design")
     if family.knowledge is not Knowledge.TABLE:
         return unknown(f"tieconv has no measurement of {_class_name(family)}")
+    names = unexplained(inspection)
+    if names:
+        return unknown(f"{shown(names[0])} may be part of the head or the embedding, in a form that tieconv does not know")
     if family.pieces:
         return unknown("the file stores the input embedding as several tensors")
     if _halves_separate(inspection):
@@ -78,16 +82,22 @@ def known_pair(
     if kind is not None and pair is not None:
         return kind, pair
     if model_type is None:
-        subject = _class_name(family)
-    elif family.model_type:
+        return unmeasured(inspection, loader)
+    if family.model_type:
         subject = f"models of type {shown(family.model_type)}"
     else:
         subject = "a config without a model type"
     return unknown(f"tieconv has no measurement of {loader} for {subject}")
 
 
+def unmeasured(inspection: Inspection, loader: str) -> Refusal:
+    """Return the refusal of a claim about a class that tieconv did not load with ``loader``."""
+    return unknown(f"tieconv has no measurement of {loader} for {_class_name(inspection.family)}")
+
+
 def _class_name(family: Family) -> str:
-    return shown(family.architecture) or "a config without a class"
+    kind = f" with model_type {shown(family.model_type)}" if family.since and family.model_type else ""
+    return f"{shown(family.architecture)}{kind}" if family.architecture else "a config without a class"
 
 
 def _halves_separate(inspection: Inspection) -> bool:

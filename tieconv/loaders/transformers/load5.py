@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from tieconv.architectures.class_table import newer
 from tieconv.architectures.flag_levels import FLAG, cannot_build
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
@@ -58,6 +59,9 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
 
 def load_50(inspection: Inspection) -> Loaded:
     """Return the model in transformers 5.0 to 5.3, which never tie two stored tensors and accept a flag of null."""
+    if inspection.family.since:
+        sentence = f"tieconv measured {shown(inspection.family.architecture)} with transformers {inspection.family.since}"
+        return stopped("transformers 5", unknown(sentence))
     if inspection.family.text_class in release_tables.names(RELEASE_50, "not loaded"):
         kind = shown(inspection.family.text_class)
         sentence = f"transformers 5.0 did not load the small model of {kind} in our tests"
@@ -151,6 +155,10 @@ def load_dtype(inspection: Inspection) -> str | None:
 
 def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> Iterator[Refusal]:
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
+    kind = inspection.config.model_type
+    if kind and not inspection.family.trusted and kind not in newer()["known"]:
+        if "auto_map" not in inspection.checkpoint.config_values and inspection.checkpoint.adapter is None:
+            yield Refusal(Cause.CLASS, f"transformers {newer()['transformers']} has no model of type {shown(kind)}")
     files = by_name(inspection)
     if files is not None:
         yield files

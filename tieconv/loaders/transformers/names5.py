@@ -44,7 +44,10 @@ def mistakable(family: Family, stored: Collection[str]) -> tuple[str, str] | Non
     missing = [name for name in names if located[name] is None]
     for name in stored if missing else ():
         tail = name.split(".")[-2:]
-        if name in known or not parts.issuperset(name.split(".")):
+        steps_of = name.split(".")
+        # It adds and removes each part at most once, so a part three times in a row stays.
+        thrice = any(a == b == c for a, b, c in zip(steps_of, steps_of[1:], steps_of[2:], strict=False))
+        if name in known or thrice or not parts.issuperset(steps_of):
             continue
         alike = next((lost for lost in missing if tail in _tails(lost, memory.get(lost, lost))), None)
         if alike is not None:
