@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import tieconv
 from tests.checks.fixtures.model import (
     BART,
     BERT,
@@ -33,6 +36,10 @@ from tests.checks.fixtures.model import (
 from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.finding import Finding
+from tieconv.cli import main
+from tieconv.errors import RefusedError
+from tieconv.loaders.load import TRANSFORMERS_5, load
+from tieconv.loaders.loaded import Cause
 
 NESTED = {NESTED_EMBED: matrix()}
 OWN_HEAD = {**NESTED, NESTED_HEAD: matrix(seed=1)}
@@ -213,3 +220,83 @@ def test_changed_rows_are_named(tmp_path: Path) -> None:
     changed = with_row(with_row(with_row(matrix(), 2), 5), 6)
     (finding,) = findings(tmp_path, flagged(LLAMA, True), llama(head=changed))
     assert "in rows 2, 5–6 of 8, by at most 0.5" in finding.message
+
+
+PARTS = {
+    "SpQR": ("lm_head.dense_weights", "lm_head.row_offsets"),
+    "MXFP4 with other names": ("lm_head_blocks", "lm_head_scales"),
+    "HQQ": ("lm_head.W_q_packed", "lm_head.meta"),
+    "an unknown suffix": ("lm_head.weight_q3",),
+    "another name of the table": ("output.weight",),
+}
+
+
+def test_parts_that_tieconv_does_not_understand(tmp_path: Path) -> None:
+    """They block every rule that calls the head missing, every write, and every prediction."""
+    for case, names in PARTS.items():
+        for tied in (True, False):
+            stored = {name: matrix(seed=1) for name in names}
+            folder = save(tmp_path / f"{case}-{tied}", flagged(LLAMA, tied), {**llama(), **stored})
+            before = {path.name: path.read_bytes() for path in folder.iterdir()}
+            evidence = api.inspect(folder)
+            codes = [(finding.rule, str(finding.level)) for finding in evidence.findings]
+            assert codes == [("TIE012", "warning")], (case, tied, codes)
+            assert evidence.config.effect.startswith("Unknown: "), case
+            verbs = {
+                "retie": tieconv.plan_retie,
+                "untie": tieconv.plan_untie,
+                "set-tie": partial(tieconv.plan_set_tie, "auto"),
+            }
+            for verb, plan in verbs.items():
+                with pytest.raises(RefusedError) as refused:
+                    plan(folder)
+                assert refused.value.code == "tie.unexplained", (case, verb)
+            assert load(evidence, TRANSFORMERS_5).refused(Cause.UNKNOWN), case
+            assert CliRunner().invoke(main, ["check", str(folder), "--fix"]).exit_code == 1, case
+            assert before == {path.name: path.read_bytes() for path in folder.iterdir()}, case
+
+
+def test_near_misses_of_unknown_parts(tmp_path: Path) -> None:
+    """A head of a draft layer, a bias, and the parts of a norm in the head's module of a BERT say nothing."""
+    for name in ("mtp.layers.0.lm_head.weight", "model.layers.61.shared_head.head.weight", "talker.lm_head.weight"):
+        assert findings(tmp_path / name, flagged(LLAMA, True), {**llama(), name: matrix(seed=1)}) == (), name
+
+
+def test_what_check_says_about_an_unknown_class(tmp_path: Path) -> None:
+    """It warns where the config says untied and no head is found; a model that stores all of its tables passes."""
+    head = matrix(seed=1)
+    cases = {
+        "untied, no head": (flagged(REMOTE, False), llama(), "TIE012 warning"),
+        "untied, own head": (flagged(REMOTE, False), llama(head=head), "TIE012 note"),
+        "no flag, own head": (REMOTE, llama(head=head), "TIE012 note"),
+        "no flag, no head": (REMOTE, llama(), "TIE012 note"),
+        "tied, no head": (flagged(REMOTE, True), llama(), "TIE012 note"),
+        "no head by its name": (
+            flagged({**REMOTE, "architectures": ["AcmeForSequenceClassification"]}, False),
+            llama(),
+            "TIE012 note",
+        ),
+        "a model type of another family": (
+            flagged({**LLAMA, "model_type": "gpt2"}, True),
+            llama(head=head),
+            "TIE001 warning, TIE012 warning",
+        ),
+        "a model type of no release": (flagged({**LLAMA, "model_type": "acme"}, False), llama(), "TIE012 warning"),
+    }
+    for case, (config, tensors, expected) in cases.items():
+        found = findings(tmp_path / case, config, tensors)
+        assert ", ".join(sorted(f"{finding.rule} {finding.level}" for finding in found)) == expected, case
+        assert not any(finding.remedy and finding.remedy.safe for finding in found), case
+
+
+def test_an_embedder_needs_no_head(tmp_path: Path) -> None:
+    """Beside the files of sentence-transformers a missing head is a note without a command, in every class."""
+    beside = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
+    for name in beside:
+        for config, tensors in ((flagged(LLAMA, False), llama()), (flagged(GEMMA3, False), NESTED)):
+            folder = save(tmp_path / f"{name}-{config['model_type']}".replace("/", "-"), config, tensors)
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("{}")
+            (finding,) = api.inspect(folder).findings
+            assert (finding.rule, str(finding.level), finding.remedy) == ("TIE003", "note", None), name
+            assert CliRunner().invoke(main, ["check", str(folder)]).exit_code == 0, name

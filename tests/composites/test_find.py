@@ -99,3 +99,22 @@ def test_a_part_whose_embedding_has_another_name_never_ties() -> None:
     """The class names the embedding that it ties; transformers 5 cannot build it tied where that is missing."""
     family = find({"architectures": [LLAVA], "text_config": {"model_type": "gpt_neox"}})
     assert family.tying is Tying.NEVER and "E" in family.truth
+
+
+def test_a_part_keeps_the_names_that_its_type_stores() -> None:
+    """Some text models store their embedding under another name, and so does a class around them."""
+    internvl, idefics = "InternVLForConditionalGeneration", "Idefics3ForConditionalGeneration"
+    cases = {
+        (LLAVA, "deepseek_v4"): "language_model.model.embed.weight",
+        (internvl, "inkling2_text"): "language_model.model.embed.weight",
+        (idefics, "deepseek_v4"): "model.text_model.embed.weight",
+        (internvl, "tipsv2_text_model"): "language_model.model.token_embedding.weight",
+    }
+    for (architecture, model_type), stored in cases.items():
+        family = find({"architectures": [architecture], "text_config": {"model_type": model_type}})
+        assert family.input_embedding == stored, (architecture, model_type)
+        assert dict(family.renames)[stored].endswith(compose.table.composites()["bodies"][model_type])
+        assert all(stored == group.canonical for group in family.groups), (architecture, model_type)
+    for model_type in ("molmo2_text", "marian", "paligemma", "of_no_release"):
+        family = find({"architectures": [LLAVA], "text_config": {"model_type": model_type}})
+        assert family.knowledge is not Knowledge.TABLE, model_type

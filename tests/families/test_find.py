@@ -268,3 +268,32 @@ def test_find_is_fast_and_imports_no_model_library() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(result.stdout) < patient(0.05)
+
+
+def test_a_class_counts_for_its_own_model_types() -> None:
+    """An auto class goes by the model type, so a row counts only for types that were measured or have equal facts."""
+    llama = ("model.embed_tokens.weight", "lm_head.weight")
+    exaone = ("transformer.wte.weight", "lm_head.weight")
+    cases: dict[tuple[str, object], tuple[bool, tuple[str, str] | None]] = {
+        ("LlamaForCausalLM", "llama"): (True, llama),
+        ("LlamaForCausalLM", None): (True, llama),
+        ("LlamaForCausalLM", "exaone"): (True, exaone),
+        ("LlamaForCausalLM", "internlm3"): (True, llama),
+        ("Glm4MoeForCausalLM", "sarvam_moe"): (True, ("model.word_embeddings.weight", "lm_head.weight")),
+        ("LlamaForCausalLM", "mistral"): (True, llama),  # other class, equal facts
+        ("GPT2LMHeadModel", "gpt-sw3"): (True, ("transformer.wte.weight", "lm_head.weight")),
+        ("OmniASRForConditionalGeneration", "omniasr"): (True, None),
+        ("LlamaForCausalLM", "gpt2"): (False, None),
+        ("LlamaForCausalLM", "gemma"): (False, None),  # another default of the flag
+        ("LlamaForCausalLM", "of_no_release"): (False, None),
+        ("GPT2LMHeadModel", "exaone"): (False, None),
+        ("MistralForCausalLM", "exaone"): (False, None),  # Mistral's facts are Llama's, but not those of exaone
+        ("LlavaForConditionalGeneration", "llava_next"): (False, None),
+    }
+    for (architecture, model_type), (known, names) in cases.items():
+        config = {"architectures": [architecture], "model_type": model_type}
+        family = find({key: value for key, value in config.items() if value is not None})
+        case = f"{architecture} of {model_type}"
+        assert (family.knowledge is Knowledge.TABLE) is known, case
+        assert names is None or (family.input_embedding, family.output_head) == names, case
+        assert bool(family.since) is (model_type in ("exaone", "internlm3", "sarvam_moe", "omniasr")), case

@@ -39,6 +39,7 @@ NOTED = {
     "phi_3_mini": {"COD001"},
     "chatglm3_6b": {"TIE012"},
     "internlm2_7b": {"TIE012"},
+    "kimi_k2": {"TIE012"},  # its model_type is that of its own code, not of the class
     "mimo_7b": {"TIE012"},
     "phi_4_multimodal": {"TIE012"},
 }
@@ -143,7 +144,9 @@ def test_transformers_5_agrees(name: str, shipped: Path) -> None:
     model = kind.from_pretrained(shipped / name, config=config, ignore_mismatched_sizes=True)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert tied is (name in TIED)
-    assert evidence.consumers[0].outcome == ("tied" if tied else "untied")
+    # An auto class goes by the model type, and needs the model's own code for that of Kimi-K2.
+    expected = "unknown" if name == "kimi_k2" else "tied" if tied else "untied"
+    assert evidence.consumers[0].outcome == expected
 
 
 @pytest.mark.parametrize("name", HEADLESS)

@@ -18,8 +18,8 @@ Keys of a class record (``data/transformers5.json``):
 Keys of a model_type record (``data/transformers4.json``): ``default`` and ``level`` of the flag, ``means``.
 The record with the empty name is the header of its file.
 
-``data/newer.json`` adds what a newer release of transformers has: its own classes, and as ``Class[=type]`` each class
-that its auto mappings build from the config of another family. Such a class may store other names.
+``data/newer.json`` adds the classes of a newer release of transformers. A record ``Class[=type]`` is a class that an
+auto mapping builds from the config of another family. Such a class may store other names.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def newer() -> Mapping[str, Any]:
 def described(name: str, model_type: str) -> Mapping[str, Any] | None:
     """Return the record of a class for configs of ``model_type``, or ``None`` if the table describes no such model.
 
-    An auto class builds the class that its mapping lists for the type, whatever class the config names. So a record
-    counts for its own type, for a type that was measured with the class, and for one whose own class has equal facts.
+    An auto class builds the class that its mapping lists for the type, whatever class the config names. A record
+    counts for its own type, and for a type that was measured with the class. It also counts if the type's class has
+    equal facts.
     """
     own = record(5, name)
     if own is None or not model_type or own["type"] in (model_type, newer()["aliases"].get(model_type)):
@@ -58,7 +59,8 @@ def described(name: str, model_type: str) -> Mapping[str, Any] | None:
     measured = _record("newer", f"{name}[={model_type}]")
     if measured is not None:
         return measured
-    other = record(5, main_class(model_type) or "")
+    main = main_class(model_type)
+    other = described(main, model_type) if main is not None and main != name else None
     alike = other is not None and composite(name) is None and {**other, "type": ""} == {**own, "type": ""}
     return {**own, "type": model_type} if alike else None
 

@@ -81,8 +81,8 @@ def known_names(family: Family, *roles: Role) -> list[str]:
 def unexplained(inspection: Inspection) -> tuple[str, ...]:
     """Return the stored names that may hold the absent head or embedding in a form that tieconv does not know.
 
-    Formats of quantised matrices are one cause (SpQR, MXFP4 with other names), and other names of a table another. While
-    there are such names, no rule calls the tensor missing and no plan writes one.
+    One cause is a format of quantised matrices (SpQR, MXFP4 with other names), another is a table with another name.
+    Then no rule calls the tensor missing, and no plan writes one.
     """
     checkpoint, family = inspection.checkpoint, inspection.family
     if checkpoint.graphs or checkpoint.format == "gguf" or checkpoint.adapter is not None:
@@ -114,7 +114,7 @@ def _parts(family: Family, head: str, names: Collection[str]) -> tuple[str, ...]
 
 
 _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})
-"""Modules with heads of their own beside the model's."""
+"""Modules that have a separate head beside the model's."""
 
 
 def _is_outside_layers(name: str) -> bool:

@@ -55,7 +55,14 @@ def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
     checkpoint, source = inspection.checkpoint, _source(inspection)
     blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     known = inspection.family.knowledge is Knowledge.TABLE and not inspection.family.unflippable
-    if source is None or blocked or unexplained(inspection) or not known or checkpoint.config is None or not flag_is_storage(inspection):
+    if (
+        source is None
+        or blocked
+        or unexplained(inspection)
+        or not known
+        or checkpoint.config is None
+        or not flag_is_storage(inspection)
+    ):
         return None
     return _over_formats(checkpoint, verb, source, safe=False)
 

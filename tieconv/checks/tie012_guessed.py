@@ -1,8 +1,8 @@
 """The architecture is unknown, so tieconv guesses the tie.
 
 ## What it does
-Reports a class in the config that tieconv has no measurement of. It also reports a class whose `model_type` belongs to
-another family, since transformers then builds another class or uses other names.
+Reports a class in the config that tieconv has no measurement of. It also reports a class with the `model_type` of
+another family. transformers then builds another class or uses other names.
 
 It is a warning if the answer may be wrong for this file:
 
@@ -49,9 +49,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     family, named = inspection.family, inspection.config.architectures
     parts = unexplained(inspection)
     if parts:
-        maybe = "may be the output head or the input embedding" if len(parts) == 1 else "may be parts of the output head"
+        maybe = (
+            "may be the output head or the input embedding" if len(parts) == 1 else "may be parts of the output head"
+        )
         yield RULE.finding(
-            f"{evidence.listed(parts)} {maybe}, in a form that tieconv does not know. "
+            f"{evidence.listed(parts)} {maybe}, and tieconv does not know {evidence.verb(parts, 'its', 'their')} form. "
             "tieconv cannot predict how a loader reads this model, and commands that write refuse it.",
             parts,
         )
@@ -75,7 +77,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     tied = named and len(names) == 2 and any(declared)
     headless = any(map(is_headless, named)) or inspection.checkpoint.is_embedder
     lost = named and untied and family.output_head is None and not headless
-    missing = " The config says untied, and no tensor looks like an output head. A loader may fill it with random values."
+    missing = (
+        " The config says untied, and no tensor looks like an output head. A loader may fill it with random values."
+    )
     guess = evidence.clause(names, "is a guess", "are guesses")
     yield RULE.finding(
         f"{subject}. {guess} from the names{_shared(inspection)}.{names_known}{missing * bool(lost)}",

@@ -31,7 +31,7 @@ def effect(inspection: Inspection) -> str:
         return "Unknown: the config says that the output head is quantised, but no codes are stored for it."
     names = unexplained(inspection)
     if names:
-        return f"Unknown: {shown(names[0])} may be part of the head or the embedding, in a form that tieconv does not know."
+        return f"Unknown: {shown(names[0])} may be part of the head or embedding, and tieconv does not know its form."
     if family.knowledge is not Knowledge.TABLE:
         lacks = family.output_head is None and inspection.config.declared and not inspection.config.effective
         return "Unknown: the config says untied, and tieconv found no output head." if lacks else why

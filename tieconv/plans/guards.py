@@ -106,10 +106,8 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     names = unexplained(inspection)
     if names:
         refuse(
-            f"{shown(names[0])} may be part of the output head or the input embedding, in a form that tieconv does not "
-            "know",
-            f"load the model with the program that wrote it, and store plain tensors first; {inspect_hint(inspection)} "
-            "lists what tieconv knows",
+            f"{shown(names[0])} may be part of the output head or input embedding, and tieconv does not know its form",
+            "work on the checkpoint before it was quantised or renamed",
             "tie.unexplained",
             source=shown(inspection.checkpoint.source),
         )

@@ -47,7 +47,7 @@ def unclear_class(inspection: Inspection) -> Refusal | None:
         return unknown(f"tieconv has no measurement of {_class_name(family)}")
     names = unexplained(inspection)
     if names:
-        return unknown(f"{shown(names[0])} may be part of the head or the embedding, in a form that tieconv does not know")
+        return unknown(f"{shown(names[0])} may be part of the head or embedding, and tieconv does not know its form")
     if family.pieces:
         return unknown("the file stores the input embedding as several tensors")
     if _halves_separate(inspection):
@@ -83,10 +83,7 @@ def known_pair(
         return kind, pair
     if model_type is None:
         return unmeasured(inspection, loader)
-    if family.model_type:
-        subject = f"models of type {shown(family.model_type)}"
-    else:
-        subject = "a config without a model type"
+    subject = f"models of type {shown(family.model_type)}" if family.model_type else "a config without a model type"
     return unknown(f"tieconv has no measurement of {loader} for {subject}")
 
 

@@ -60,7 +60,7 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
 def load_50(inspection: Inspection) -> Loaded:
     """Return the model in transformers 5.0 to 5.3, which never tie two stored tensors and accept a flag of null."""
     if inspection.family.since:
-        sentence = f"tieconv measured {shown(inspection.family.architecture)} with transformers {inspection.family.since}"
+        sentence = f"tieconv measured this class and model type only with transformers {inspection.family.since}"
         return stopped("transformers 5", unknown(sentence))
     if inspection.family.text_class in release_tables.names(RELEASE_50, "not loaded"):
         kind = shown(inspection.family.text_class)
@@ -155,10 +155,9 @@ def load_dtype(inspection: Inspection) -> str | None:
 
 def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> Iterator[Refusal]:
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
-    kind = inspection.config.model_type
-    if kind and not inspection.family.trusted and kind not in newer()["known"]:
-        if "auto_map" not in inspection.checkpoint.config_values and inspection.checkpoint.adapter is None:
-            yield Refusal(Cause.CLASS, f"transformers {newer()['transformers']} has no model of type {shown(kind)}")
+    kind, config = inspection.config.model_type, inspection.checkpoint.config_values
+    if kind and not inspection.family.trusted and kind not in newer()["known"] and "auto_map" not in config:
+        yield Refusal(Cause.CLASS, f"transformers {newer()['transformers']} has no model of type {shown(kind)}")
     files = by_name(inspection)
     if files is not None:
         yield files
