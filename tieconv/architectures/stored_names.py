@@ -123,12 +123,14 @@ def _is_outside_layers(name: str) -> bool:
 
 def _table(inspection: Inspection, kind: str, partner: str) -> tuple[str, ...]:
     """Return the table with the partner's shape whose name is that of a head (``heads``) or embedding (``inputs``)."""
-    from tieconv.architectures.guess import best  # most models store what their class names
-
     family, tensors = inspection.family, inspection.checkpoint.tensors
     known = {locate(family, name, tensors) for name in known_names(family)}
     shape = tensors[partner].shape
     alike = {name: shape for name, record in tensors.items() if record.shape == shape and name not in known}
     alike = {name: shape for name in alike if _is_outside_layers(name)}
-    name = best(alike, kind, None, shape) if len(shape) == 2 else None
+    if not alike or len(shape) != 2:
+        return ()
+    from tieconv.architectures.guess import best  # most models have no other matrix of this shape
+
+    name = best(alike, kind, None, shape)
     return (name,) if name is not None else ()
