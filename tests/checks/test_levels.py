@@ -284,9 +284,9 @@ def test_what_check_says_about_an_unknown_class(tmp_path: Path) -> None:
         "a model type of no release": (flagged({**LLAMA, "model_type": "acme"}, False), llama(), "TIE012 warning"),
     }
     for case, (config, tensors, expected) in cases.items():
-        found = findings(tmp_path / case, config, tensors)
-        assert ", ".join(sorted(f"{finding.rule} {finding.level}" for finding in found)) == expected, case
-        assert not any(finding.remedy and finding.remedy.safe for finding in found), case
+        reported = findings(tmp_path / case, config, tensors)
+        assert ", ".join(sorted(f"{finding.rule} {finding.level}" for finding in reported)) == expected, case
+        assert not any(finding.remedy and finding.remedy.safe for finding in reported), case
 
 
 def test_an_embedder_needs_no_head(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ from tieconv.package_data import data_text
 
 def record(version: int, name: str) -> Mapping[str, Any] | None:
     """Return one record of the table of transformers 4 or 5, or ``None``. Newer releases of 5 add classes."""
-    found = _record(f"transformers{version}", name)
-    return _record("newer", name) if found is None and version != 4 else found
+    row = _record(f"transformers{version}", name)
+    return _record("newer", name) if row is None and version != 4 else row
 
 
-def newer() -> Mapping[str, Any]:
+def newer_release() -> Mapping[str, Any]:
     """Return the header of the newer release: model types and their aliases."""
     header = _record("newer", "")
     assert header is not None
@@ -54,7 +54,7 @@ def described(name: str, model_type: str) -> Mapping[str, Any] | None:
     equal facts.
     """
     own = record(5, name)
-    if own is None or not model_type or own["type"] in (model_type, newer()["aliases"].get(model_type)):
+    if own is None or not model_type or own["type"] in (model_type, newer_release()["aliases"].get(model_type)):
         return own
     measured = _record("newer", f"{name}[={model_type}]")
     if measured is not None:
@@ -107,7 +107,7 @@ def main_class(model_type: str) -> str | None:
     """Return the most likely class for a config of this type without a class."""
     header = record(5, "")
     assert header is not None
-    name: str | None = header["types"].get(model_type) or newer()["types"].get(model_type)
+    name: str | None = header["types"].get(model_type) or newer_release()["types"].get(model_type)
     return name
 
 
@@ -125,7 +125,7 @@ def load(architecture: str, model_type: str = "") -> Family | None:
 def since(name: str, model_type: str) -> str:
     """Return the newer release that the record was measured with; empty for those of the table itself."""
     added = {name, f"{name}[={model_type}]"}
-    return str(newer()["transformers"]) if any(_record("newer", key) for key in added) else ""
+    return str(newer_release()["transformers"]) if any(_record("newer", key) for key in added) else ""
 
 
 def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) -> Family:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.architectures.class_table import newer
+from tieconv.architectures.class_table import newer_release
 from tieconv.architectures.flag_levels import FLAG, cannot_build
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
@@ -156,8 +156,8 @@ def load_dtype(inspection: Inspection) -> str | None:
 def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> Iterator[Refusal]:
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
     kind, config = inspection.config.model_type, inspection.checkpoint.config_values
-    if kind and not inspection.family.trusted and kind not in newer()["known"] and "auto_map" not in config:
-        yield Refusal(Cause.CLASS, f"transformers {newer()['transformers']} has no model of type {shown(kind)}")
+    if kind and not inspection.family.trusted and kind not in newer_release()["known"] and "auto_map" not in config:
+        yield Refusal(Cause.CLASS, f"transformers {newer_release()['transformers']} has no model of type {shown(kind)}")
     files = by_name(inspection)
     if files is not None:
         yield files
