@@ -60,8 +60,8 @@ def described(name: str, model_type: str) -> Mapping[str, Any] | None:
     if measured is not None:
         return measured
     main = main_class(model_type)
-    other = described(main, model_type) if main is not None and main != name else None
-    alike = other is not None and composite(name) is None and {**other, "type": ""} == {**own, "type": ""}
+    of_main = described(main, model_type) if main is not None and main != name else None
+    alike = of_main is not None and composite(name) is None and {**of_main, "type": ""} == {**own, "type": ""}
     return {**own, "type": model_type} if alike else None
 
 
