@@ -70,7 +70,7 @@ def apart_note(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, 
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
     fact = f"{says}, but the stored {shown(member.name)} has other values ({difference_clause(member)})"
-    ignores = ", transformers 4 ignores it" if discarded else ""
+    ignores = ", transformers 4 ignores it only while it reads the config as tied" if discarded else ""
     text = f"{fact}. It stays as stored: transformers 5 uses it{ignores}"
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 
