@@ -7,6 +7,7 @@ file, or why it refuses it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -117,6 +118,40 @@ def _torch(path: str) -> dict[str, list[object]]:
     return found
 
 
+def _dcp(path: str) -> dict[str, list[object]]:
+    """Read the metadata as `FileSystemReader` does, and plan the load of every tensor; chunks stay unread.
+
+    torch unpickles without an allow-list, so here only the names that tieconv allows are imported.
+    """
+    import pickle
+    from types import SimpleNamespace
+
+    from torch.distributed.checkpoint import FileSystemReader, filesystem
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+
+    from tieconv.formats.dcp.pickle import ALLOWED
+
+    class Restricted(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> object:
+            if f"{module}.{name}" not in ALLOWED:
+                raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+            return super().find_class(module, name)
+
+    filesystem.pickle = SimpleNamespace(load=lambda file: Restricted(file).load())  # type: ignore[attr-defined]
+    reader = FileSystemReader(Path(path).parent)
+    metadata = reader.read_metadata()
+    sizes = [getattr(entry, "size", ()) for entry in metadata.state_dict_metadata.values()]
+    if any(math.prod(size) > 1 << 22 for size in sizes):
+        raise MemoryError
+    metadata.planner_data = None  # a load into a model does not use it
+    planner = _EmptyStateDictLoadPlanner()
+    planner.set_up_planner({}, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    for item in planner.create_local_plan().items:
+        reader.storage_data[item.storage_index].relative_path  # noqa: B018
+    return {}
+
+
 def _gguf(path: str) -> dict[str, list[object]]:
     import gguf
 
@@ -153,12 +188,13 @@ def _json(path: str) -> dict[str, list[object]]:
 
 
 READERS: dict[str, Callable[[str], dict[str, list[object]]]] = {
-    "safetensors": _safetensors, "torch": _torch, "gguf": _gguf, "onnx": _onnx, "json": _json,
+    "safetensors": _safetensors, "torch": _torch, "dcp": _dcp, "gguf": _gguf, "onnx": _onnx, "json": _json,
 }  # fmt: skip
 
 
 NEEDED = {
-    "safetensors": ("safetensors", "numpy"), "torch": ("torch",), "gguf": ("gguf",), "onnx": ("onnx", "onnxruntime"),
+    "safetensors": ("safetensors", "numpy"), "torch": ("torch",), "dcp": ("torch.distributed.checkpoint",),
+    "gguf": ("gguf",), "onnx": ("onnx", "onnxruntime"),
 }  # fmt: skip
 
 

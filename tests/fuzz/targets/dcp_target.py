@@ -1,6 +1,6 @@
 """Torch's distributed checkpoints: the pickle of their metadata, opcode by opcode, and the chunks of two ranks.
 
-No reference reader: torch's own unpickles without an allow-list, which would run what a damaged pickle names.
+The reference is torch's reader of metadata and its planner, with an unpickler that imports only allowed names.
 `bases/dcp.metadata` and `bases/dcp-N.distcp` are a table in chunks of rows, a head in chunks of columns, an optimizer's
 state and a counter, each chunk by `torch.save` of torch 2.13.
 """
@@ -39,4 +39,4 @@ def make(rng: random.Random) -> Case:
         del files["__0_0.distcp"]
     if rng.random() < 0.4:
         files["config.json"] = config()
-    return Case("dcp", files, ".")
+    return Case("dcp", files, ".", "dcp", (".metadata",))

@@ -80,10 +80,12 @@ def records(rng: random.Random, pickle_bytes: bytes) -> list[Entry]:
     second = first if rng.random() < 0.5 else numbers(32, 4)
     named = (
         ("data.pkl", pickle_bytes),
+        *([(".format_version", b"1"), (".storage_alignment", b"64")] if rng.random() < 0.4 else ()),
         ("byteorder", b"little"),
         ("data/0", first),
         ("data/1", second),
         ("version", b"3\n"),
+        *([(".data/serialization_id", b"0123456789")] if rng.random() < 0.2 else ()),
     )
     return [_entry(f"archive/{name}", data) for name, data in named]
 
@@ -137,7 +139,13 @@ def _spoil(rng: random.Random, entries: list[Entry]) -> None:
             (b"FB\x04\0ZZZZ", struct.pack("<HHQQ", 1, 16, len(one.data), len(one.data)), rng.randbytes(7))
         )
     else:
-        contents = {"version": (b"2", b"4", b"", b"10\n"), "byteorder": (b"big", b"", b"x")}
+        contents = {
+            "version": (b"2", b"4", b"", b"10\n", b" 3", b"3\0", b"+3", b"-3", b"x"),
+            "byteorder": (b"big", b"", b"x", b"little\n", b" little", b"little\0"),
+            ".storage_alignment": (b"", b"x", b"64\0", b"64\n", b"6_4", b"0", b"-1", b"0x40", b"\xff", b"9" * 40),
+            ".format_version": (b"", b"x", b"\xff"),
+            "serialization_id": (b"", b"x", b"\xff"),
+        }
         one.data = rng.choice(contents.get(one.name.rpartition("/")[2], (b"", one.data * 2, one.data[:-1])))
         _honest(one)
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch.pickle.machine import run
 from tieconv.formats.torch.pickle.machine_state import Truncated
-from tieconv.formats.torch.pickle.values import Global, Globals, Instance, PickleProblem, refuse
+from tieconv.formats.torch.pickle.values import Global, Globals, Instance, Pairs, PickleProblem, describe, refuse
 from tieconv.text import shown
 
 LIMIT = 100_000_000
@@ -57,7 +57,40 @@ _NAMES = (
     "builtins.list",
     "builtins.frozenset",
 )
-ALLOWED: Globals = {name: Global(name, partial(Instance, name), instances=True) for name in _NAMES}
+_LAYOUTS = frozenset(
+    f"torch.{name}"
+    for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
+)
+_FORMATS = range(3)
+"""The numbers of `_MEM_FORMAT_ENCODING`."""
+_STATELESS = frozenset({"torch.Size", "torch.device", "torch.serialization._get_layout"})
+"""What has no attributes that BUILD could set."""
+
+
+class _Checked(Instance):
+    """An object of the metadata. Refuses arguments and states that torch refuses."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, arguments: tuple[object, ...]) -> None:
+        super().__init__(name, arguments)
+        first = arguments[0] if len(arguments) == 1 else None
+        if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
+            refuse("names an unknown layout of a tensor", "pickle.arguments")
+        if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
+            refuse("names an unknown memory format", "pickle.arguments")
+
+    def build(self, state: object) -> None:
+        if self.name.endswith(".TensorProperties"):
+            encoding = state[3] if isinstance(state, tuple) and len(state) == 5 else None
+            if not isinstance(encoding, Instance) or not encoding.name.endswith("._MEM_FORMAT_ENCODING"):
+                refuse("has a tensor without a memory format", "pickle.build")
+        elif self.name in _STATELESS or not isinstance(state, Pairs):
+            refuse(f"sets attributes of {describe(self)} to {describe(state)}", "pickle.build")
+        self.state = state
+
+
+ALLOWED: Globals = {name: Global(name, partial(_Checked, name), instances=True) for name in _NAMES}
 """The globals that `torch.distributed.checkpoint.save` writes for models, optimizers and counters."""
 
 

@@ -7,17 +7,6 @@ from __future__ import annotations
 
 from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.protobuf import BYTES, VARINT, Field, Wire, signed
-from tieconv.formats.onnx.shapes import (
-    ATTRIBUTE,
-    FUNCTION,
-    GRAPH,
-    MODEL,
-    NODE,
-    TENSOR,
-    VALUE,
-    check,
-    check_field,
-)
 
 MAX_DEPTH = 64
 """The most levels of subgraphs."""
@@ -75,7 +64,8 @@ def _function(wire: Wire, start: int, end: int, model: Model) -> None:
         elif number in (4, 5):
             (body.inputs if number == 4 else body.outputs).append(wire.text(value, stop))
         elif number == 9:
-            body.opsets.add(_opset(wire, value, stop)[0])
+            domain, opset = _opset(wire, value, stop)
+            body.opsets[domain] = opset
         else:
             check_field(wire, value, stop, FUNCTION.get(number))
     body.name = ":".join((names[10], names[1], names[13]))
@@ -182,7 +172,7 @@ _STRINGS = {"value_string": 4, "value_strings": 9}
 
 
 def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tensor], depth: int) -> None:
-    name, numbers, graphs, typed = "", [], [], False
+    name, numbers, graphs, type_ = "", [], [], 0
     fields: list[Field] = []
     for field_ in wire.fields(start, end):
         fields.append(field_)
@@ -190,7 +180,7 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
         if number == 1 and kind == BYTES:
             name = wire.text(value, stop)
         elif number == 20 and kind == VARINT:
-            typed = True
+            type_ = value
         elif number == 21 and kind == BYTES:
             node.parameters |= stop > value
         elif number in (3, 8):
@@ -213,8 +203,7 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
         node.equation = texts[-1] if texts else ""
     if name in _NUMBERS or name in _STRINGS:
         node.constant = _listed(name, fields, (start, end), len(numbers))
-    if not typed:
-        node.untyped += (name,)
+    node.types[name] = type_
     for position, graph in enumerate(graphs):
         node.graphs[name if not position else f"{name}.{position}"] = graph
 
@@ -263,3 +252,38 @@ def _entry(wire: Wire, start: int, end: int) -> tuple[str, str]:
         if number in texts and kind == BYTES:
             texts[number] = wire.text(value, stop)
     return texts[1], texts[2]
+
+
+# --- messages that tieconv does not use. Their encoding is checked, as protobuf's parsers do.
+
+Message = dict[int, "Message"]
+_MAX_DEPTH = 64
+
+_ENTRY: Message = {}
+_DIMENSIONS: Message = {1: {}}
+_TYPE: Message = {1: {2: _DIMENSIONS}, 8: {2: _DIMENSIONS}, 7: {}}
+_TYPE |= {4: {1: _TYPE}, 5: {2: _TYPE}, 9: {1: _TYPE}}
+VALUE: Message = {2: _TYPE, 4: _ENTRY}
+_SHARDING: Message = {3: {2: {}}, 4: {1: {}}}
+TENSOR: Message = {3: {}, 16: _ENTRY}
+NODE: Message = {9: _ENTRY, 10: {2: _SHARDING}}
+ATTRIBUTE: Message = {14: _TYPE, 15: _TYPE}
+GRAPH: Message = {13: VALUE, 14: {2: _ENTRY}, 16: _ENTRY}
+FUNCTION: Message = {12: VALUE, 14: _ENTRY}
+MODEL: Message = {14: _ENTRY, 26: {}}
+
+
+def check_field(wire: Wire, start: int, end: int, message: Message | None) -> None:
+    """Refuse a field that is not a well-formed ``message``. ``None`` means that the field holds no message."""
+    if message is not None:
+        check(wire, start, end, message)
+
+
+def check(wire: Wire, start: int, end: int, message: Message, depth: int = 0) -> None:
+    """Refuse the message between two offsets unless it and its inner messages are well-formed."""
+    if depth > _MAX_DEPTH:
+        wire.refuse(f"nests more than {_MAX_DEPTH} messages", "nesting")
+    for number, kind, value, stop in wire.fields(start, end):
+        inner = message.get(number)
+        if inner is not None and kind == BYTES:
+            check(wire, value, stop, inner, depth + 1)

@@ -35,8 +35,8 @@ class Tensor:
 class Node:
     """A node: its inputs, outputs, integer attributes and subgraphs.
 
-    ``untyped`` has the names of attributes without a type. ``constant`` is the value of a Constant node, and
-    ``equation`` that of an Einsum. ``sparse`` is the number of sparse tensors. ``parameters`` is true if the caller of
+    ``types`` has the type number of each attribute, 0 for one without a type. ``constant`` is the value of a Constant
+    node, and ``equation`` that of an Einsum. ``sparse`` is the number of sparse tensors. ``parameters`` is true if the caller of
     a function sets an attribute.
     """
 
@@ -48,7 +48,7 @@ class Node:
     outputs: list[str] = field(default_factory=list)
     integers: dict[str, list[int]] = field(default_factory=dict)
     graphs: dict[str, Graph] = field(default_factory=dict)
-    untyped: tuple[str, ...] = ()
+    types: dict[str, int] = field(default_factory=dict)
     constant: Tensor | None = None
     sparse: int = 0
     equation: str = ""
@@ -69,7 +69,7 @@ class Graph:
     """A graph. Sparse initializers are counted, not read.
 
     ``elements`` has the name, element type and presence of a shape for each input and output. ``opsets`` has the
-    operator sets that a function imports.
+    operator sets that a function imports, with their versions.
     """
 
     name: str = ""
@@ -80,7 +80,7 @@ class Graph:
     sparse: int = 0
     sparse_names: list[str] = field(default_factory=list)
     elements: list[tuple[str, int | None, bool]] = field(default_factory=list)
-    opsets: set[str] = field(default_factory=set)
+    opsets: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -1,22 +1,27 @@
 """Predict what `onnx.checker` and ONNX Runtime refuse in a graph's structure, without importing either.
 
-Source: `onnx/checker.cc` of onnx 1.23 and `core/graph/graph.cc` of ONNX Runtime 1.32. The definitions of operators
-(number of inputs, attributes, types) are not checked.
+Source: `onnx/checker.cc` of onnx 1.23 and `core/graph/graph.cc` of ONNX Runtime 1.32. Operators of ai.onnx and
+ai.onnx.ml are checked against `data/onnx_operators.json`: names, numbers of inputs and outputs, and attributes. Types
+and shapes of computed values are not inferred. Operators of other domains are not known.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import islice
+from typing import Any
 
 from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.message_reader import STRING
 from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx.order import order_fault
 from tieconv.formats.onnx.protobuf import BYTES
 from tieconv.formats.onnx.tensor import TYPES
-from tieconv.text import shown
+from tieconv.package_data import data_text
+from tieconv.text import count, shown
 
 MAX_LISTED = 4
 """The most faults of one file that are reported."""
@@ -56,12 +61,25 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
     for tensor in model.tensors:
         yield from _of_tensor(tensor)
     yield from _of_main(model.graph, model)
+    names = frozenset(function.name.rpartition(":")[0] for function in model.functions)
     typed = model.ir_version >= _TYPED
-    yield from _of_graph(model.graph, [], model.opsets.keys(), typed=typed)
+    yield from _of_graph(model.graph, [], _Imports(model.opsets, names, typed))
     for name in _repeated(function.name for function in model.functions):
         yield CHECKER, f"two functions have the name {shown(name)}"
     for function in model.functions:
-        yield from _of_graph(function, [], function.opsets, typed=typed)
+        yield from _of_graph(function, [], _Imports(function.opsets, names, typed))
+
+
+@record
+class _Imports:
+    """What the nodes of a graph may use: operator sets by domain, and the functions of the model as ``domain:name``.
+
+    ``typed`` is whether attributes must have a type.
+    """
+
+    opsets: Mapping[str, int]
+    functions: frozenset[str]
+    typed: bool
 
 
 def _of_model(model: Model) -> Iterator[Fault]:
@@ -102,7 +120,7 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} has no elements but holds values"
 
 
-def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str], *, typed: bool) -> Iterator[Fault]:
+def _of_graph(graph: Graph, outer: list[set[str]], imports: _Imports) -> Iterator[Fault]:
     for name in _repeated(graph.inputs):
         yield CHECKER, f"two inputs have the name {shown(name)}"
     if any(not tensor.name for tensor in graph.initializers):
@@ -113,7 +131,7 @@ def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str], *, typed:
     for name, element, _ in graph.elements if outer else ():  # the main graph is checked in `_of_main`
         if element is not None and element not in TYPES and element != STRING:
             yield SESSION, f"the input or output {shown(name) or '(empty)'} has the undefined element type {element}"
-    yield from _of_nodes(graph, [*outer, made], imported, typed=typed)
+    yield from _of_nodes(graph, [*outer, made], imports)
     yield from _of_outputs(graph, [*outer, made])
 
 
@@ -139,33 +157,81 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
                 )
 
 
-def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str], *, typed: bool) -> Iterator[Fault]:
+def _of_nodes(graph: Graph, scopes: list[set[str]], imports: _Imports) -> Iterator[Fault]:
     made = scopes[-1]
     for index, node in enumerate(graph.nodes):
-        yield from _of_node(node, index, imported)
-        for name in node.untyped if typed else ():
+        yield from _of_node(node, index, imports)
+        for name in [name for name, type_ in node.types.items() if not type_] if imports.typed else ():
             yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
         for name in node.inputs:
             if name and not any(name in scope for scope in scopes):
-                yield CHECKER, order_fault(graph, index, name)
+                yield CHECKER, _order_fault(graph, index, name)
         for inner in node.graphs.values():
-            yield from _of_graph(inner, scopes, imported, typed=typed)
+            yield from _of_graph(inner, scopes, imports)
         for name in node.outputs:
             if name and name in made:
                 yield CHECKER, f"{label(node, index)} has the output {shown(name)}, a name that another value has"
             made.add(name)
 
 
-def _of_node(node: Node, index: int, imported: Set[str]) -> Iterator[Fault]:
+def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
     if not node.operator:
         yield CHECKER, f"node {index} has no operator"
     elif not node.inputs and not node.outputs:
         yield CHECKER, f"{label(node, index)} has neither an input nor an output"
-    if imported and node.domain not in imported and not (not node.domain and STANDARD & imported):
+    domain = "" if node.domain in STANDARD else node.domain
+    names = {domain} if domain else STANDARD
+    opset = next((version for name, version in imports.opsets.items() if name in names), 0)
+    if imports.opsets and not opset:
         yield (
             CHECKER,
             f"{label(node, index)} uses the opset of {shown(node.domain) or 'ai.onnx'}, which is not imported",
         )
+    if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
+        for why in _of_operator(node, domain, opset):
+            yield SESSION, f"{label(node, index)} {why}"
+
+
+@cache
+def _operators() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the operators by domain, name and version, as `fixtures/onnx_operators.py` documents them."""
+    operators: dict[str, dict[str, dict[str, Any]]] = json.loads(data_text("tieconv.formats", "onnx_operators.json"))
+    return operators
+
+
+def _of_operator(node: Node, domain: str, opset: int) -> Iterator[str]:
+    """Yield how a node breaks the definition of its operator in this opset."""
+    versions = _operators()[domain].get(node.operator, {})
+    since = max((int(version) for version in versions if int(version) <= opset), default=None)
+    if since is None:
+        if opset:
+            yield f"uses an operator that the opset {opset} of {domain or 'ai.onnx'} does not have"
+        return
+    if versions[str(since)] is None:
+        yield f"uses an operator that the opset {opset} of {domain or 'ai.onnx'} no longer has"
+        return
+    fewest, inputs, fewest_outputs, outputs, attributes = versions[str(since)]
+    yield from _of_values(node.inputs, inputs, fewest, "input")
+    yield from _of_values(node.outputs, outputs, fewest_outputs, "output")
+    for name, type_ in attributes.items():
+        if type_ < 0 and name not in node.types:
+            yield f"has no attribute {name}, which is required"
+        elif node.types.get(name) and node.types[name] != abs(type_):
+            yield f"has the attribute {name} of another type"
+    for name in node.types:
+        if name not in attributes and not name.startswith("__"):  # names of a runtime's own
+            yield f"has the attribute {shown(name) or '(empty)'}, which its operator does not have"
+
+
+def _of_values(names: list[str], letters: str, fewest: int, noun: str) -> Iterator[str]:
+    """Yield what is wrong with a node's inputs or outputs; ``letters`` is ``s``, ``o`` or ``v`` for each."""
+    if len(names) < fewest:
+        yield f"has {count(len(names), noun)}, fewer than {fewest}"
+    elif len(names) > len(letters) and not letters.endswith("v"):
+        yield f"has {count(len(names), noun)}, more than {len(letters)}"
+    for place, (name, letter) in enumerate(zip(names, letters, strict=False)):
+        if not name and letter == "s":
+            yield f"leaves {noun} {place} empty, which is required"
 
 
 def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
@@ -184,3 +250,35 @@ def label(node: Node, index: int) -> str:
 
 
 STANDARD = {"", "ai.onnx"}
+
+
+def _order_fault(graph: Graph, index: int, name: str) -> str:
+    """Return the fault of the node at ``index``, which reads ``name`` before another node computes it."""
+    node = graph.nodes[index]
+    subject = label(node, index)
+    if name in node.outputs:
+        return f"{subject} reads {shown(name)}, its own output"
+    maker = next((at for at, candidate in enumerate(graph.nodes) if name in candidate.outputs), None)
+    if maker is None:
+        return f"{subject} reads {shown(name)}, which is not an input, an initializer or the output of a node"
+    if _reaches(graph.nodes, index, maker):
+        return f"{subject} reads {shown(name)}, which depends on its own output: the nodes form a cycle"
+    return f"{subject} reads {shown(name)} before node {maker:,} computes it: the nodes are not in topological order"
+
+
+def _reaches(nodes: list[Node], start: int, goal: int) -> bool:
+    """Return whether the node ``goal`` depends on the node ``start``."""
+    readers: dict[str, list[int]] = {}
+    for at, node in enumerate(nodes):
+        for name in node.inputs:
+            readers.setdefault(name, []).append(at)
+    pending, seen = [start], {start}
+    while pending:
+        for name in nodes[pending.pop()].outputs:
+            for reader in readers.get(name, ()):
+                if reader == goal:
+                    return True
+                if reader not in seen:
+                    seen.add(reader)
+                    pending.append(reader)
+    return False

@@ -148,9 +148,26 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
             "torch.version",
             "save it again with a released torch",
         )
-    order = torch_zip.content(pread, entries["byteorder"], 64).strip() if "byteorder" in entries else b"little"
-    if order != b"little":
-        refuse("is not little-endian", "torch.byte-order")
+    for name in ("byteorder", ".storage_alignment", ".data/serialization_id"):
+        if name in entries:
+            _check_text(name, torch_zip.content(pread, entries[name], 64))
+
+
+def _check_text(name: str, data: bytes) -> None:
+    """Refuse a record that `torch.load` cannot parse. It strips no white space from a byte order."""
+    words = shown(data.decode("latin-1")) or "empty"
+    if name == "byteorder" and data != b"little":
+        refuse(f"is not little-endian: its record byteorder is {words}", "torch.byte-order")
+    try:
+        if name == ".storage_alignment":
+            int(data)
+        data.decode("utf-8")
+    except ValueError:
+        parsed = False
+    else:
+        parsed = True
+    if not parsed:
+        refuse(f"has the record {name}, which torch.load cannot parse: {words}", "torch.record")
 
 
 def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:

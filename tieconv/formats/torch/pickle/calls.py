@@ -79,7 +79,7 @@ def _build(machine: Machine) -> None:
     if isinstance(target, Opaque):
         return
     if isinstance(target, Instance):
-        target.state = state
+        target.build(state)
         return
     if not isinstance(target, Pairs) or not isinstance(state, Pairs) or target.state is not None:
         refuse(f"sets attributes of {describe(target)} to {describe(state)}", "pickle.build", HINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from tieconv.formats.torch.pickle.machine_state import PROTOCOLS, Machine, Opcodes
+from tieconv.formats.torch.pickle.machine_state import PROTOCOLS, Machine, Opcodes, Truncated
 from tieconv.formats.torch.pickle.values import refuse
 
 _U32 = struct.Struct("<I").unpack_from
@@ -72,8 +72,9 @@ def _protocol(machine: Machine) -> None:
 
 
 def _frame(machine: Machine) -> None:
-    """Skip the length in the opcode `FRAME`, which is a hint for readers of streams."""
-    machine.number(8)
+    """Skip the length in the opcode `FRAME`. Python's unpickler fetches so many bytes at once."""
+    if machine.number(8) > len(machine.data) - machine.position:
+        raise Truncated
 
 
 MEMO: Opcodes = {

@@ -90,6 +90,10 @@ class Instance:
         self.items: list[tuple[object, object]] = []
         self.state: object = None
 
+    def build(self, state: object) -> None:
+        """Set the state, as the opcode BUILD does."""
+        self.state = state
+
     def fields(self) -> dict[str, object]:
         """Return the attributes of a dataclass."""
         items = self.state.items if isinstance(self.state, Pairs) else []
