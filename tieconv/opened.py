@@ -61,10 +61,12 @@ def inspected(
     chosen: tuple[Consumer, ...] = (),
     *,
     bare: bool = False,
+    base: str | None = None,
 ) -> Inspection:
     """Return the evidence about an open model, with findings and predictions for the ``chosen`` loaders.
 
-    With ``bare``, the tensors of a training checkpoint get the names of the model.
+    With ``bare``, the tensors of a training checkpoint get the names of the model. ``base`` is the base model of an
+    adapter.
     """
     listing, files, revision = model
     checkpoint = read_checkpoint(listing, files)
@@ -74,7 +76,7 @@ def inspected(
     if revision:
         checkpoint = replace(checkpoint, revision=revision)
     evidence = _with_base(
-        inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head)
+        inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head), base
     )
     if sizes_disagree(evidence):
         evidence = with_tokenizer(evidence, files)
@@ -139,19 +141,32 @@ def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
     return replace(evidence, tokenizer_rows=max(stops))
 
 
-def _with_base(evidence: Inspection) -> Inspection:
-    """Return the evidence about an adapter, with that of its base model if a local directory has its name."""
+def _with_base(evidence: Inspection, base: str | None) -> Inspection:
+    """Return the evidence about an adapter, with that of its base model: ``base``, or a directory inside MODEL.
+
+    The path in the adapter's config is never followed out of the model directory: a file could name any other model.
+    """
     adapter = evidence.checkpoint.adapter
-    # Only a model directory is opened: the file could name any other path, even a whole disk.
-    if adapter is None or not adapter.base or not os.path.isfile(os.path.join(adapter.base, "config.json")):
+    if adapter is None:
+        if base is not None:
+            raise RefusedError(f"{shown(evidence.checkpoint.source)} is not an adapter, so it has no base model", "")
+        return evidence
+    root = os.path.realpath(evidence.checkpoint.root)
+    named = base or adapter.base
+    if base is None and (not named or not os.path.realpath(named).startswith(f"{root}{os.sep}")):
+        return evidence
+    # Only a model directory is opened, not a whole disk.
+    if base is None and not os.path.isfile(os.path.join(named, "config.json")):
         return evidence
     try:
-        listing = locate(adapter.base)
+        listing = locate(named)
         with open_files(listing.root) as files:
-            base = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
+            found = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
     except UnreadableError:
+        if base is not None:
+            raise
         return evidence
-    return replace(evidence, base=base)
+    return replace(evidence, base=found)
 
 
 def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool = True) -> str | Path:

@@ -27,6 +27,7 @@ def inspect(
     tick: Tick | None = None,
     ties_only: bool = False,
     bare: bool = False,
+    base: str | Path | None = None,
 ) -> Inspection:
     """Report what MODEL stores, what it ties, what its config declares, and findings with the next command.
 
@@ -35,6 +36,8 @@ def inspect(
     ``ties_only`` it skips shards without a tied name: counts cover the other shards, and findings only ties and biases.
 
     With ``bare`` the tensors of a training checkpoint have the model's names, without the training program's prefixes.
+
+    ``base`` is the base model of an adapter: the path in the adapter's config is read only inside MODEL.
 
     MODEL may also be a `torch.nn.Module`. The report then says which parameters are one object. It also says which
     names `save_pretrained` would write and leave out. The findings are about the file that it would write.
@@ -49,7 +52,7 @@ def inspect(
     with opened(str(path), tick) as model:
         if ties_only:
             return narrowly(model, Depth(depth), embed, head)
-        return inspected(model, Depth(depth), embed, head, chosen, bare=bare)
+        return inspected(model, Depth(depth), embed, head, chosen, bare=bare, base=None if base is None else str(base))
 
 
 def inspect_in_memory(

@@ -124,6 +124,8 @@ def parity(
     inputs: str | Path | None = None,
     length: int = 0,
     batch: int = 0,
+    timeout: float | None = None,
+    max_memory: int | None = None,
 ) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
@@ -135,12 +137,40 @@ def parity(
     perplexity. A missing provider gives the verdict ``not_run``.
     ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
     ``batch`` add a sequence of so many tokens, and so many rows.
+    A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
+    most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
+    with the size of the graph and the model. A graph that exceeds one gives `NotRunError`.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
     _check_provider(provider)
     _check_choice("reference", reference, ("auto", "float64", "float32"))
     _check_choice("reference_device", reference_device, ("cpu", "cuda"))
+    if text is not None and not quantised:
+        raise ValueError("text needs quantised=True")
+    if quantised and (inputs or length or batch):
+        raise ValueError("inputs, length and batch need quantised=False")
+    from tieconv.onnx.session.child import limited, limits_for
+
+    words = None if text is None else str(text)
+    wanted = str(inputs) if inputs else "", length, batch
+    return limited(
+        lambda: _measured(str(onnx), model, provider, reference, reference_device, quantised, words, wanted),
+        lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory),
+        str(onnx),
+    )
+
+
+def _measured(
+    onnx: str,
+    model: str | Path,
+    provider: str,
+    reference: str,
+    reference_device: str,
+    quantised: bool,
+    text: str | None,
+    wanted: tuple[str, int, int],
+) -> Parity:
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
@@ -149,26 +179,29 @@ def parity(
     from tieconv.onnx.parity.requested.wishes import Wishes
     from tieconv.onnx.parity.validate import run_parity
 
-    if text is not None and not quantised:
-        raise ValueError("text needs quantised=True")
-    if quantised and (inputs or length or batch):
-        raise ValueError("inputs, length and batch need quantised=False")
-    _check_graph(str(onnx))  # first, because the user may have left out MODEL
+    _check_graph(onnx)  # first, because the user may have left out MODEL
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
-    if quantised and os.path.isdir(graph_file(str(onnx))):
-        again = command("parity", str(onnx), path_word(str(model)))
+    if quantised and os.path.isdir(graph_file(onnx)):
+        again = command("parity", onnx, path_word(str(model)))
         one_graph = command("export", str(model), "-o", "OUT", "--quantise", "int8")
         raise RefusedError(
-            f"{shown(str(onnx))}: --quantised measures one graph, not an encoder and a decoder",
+            f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder",
             f"measure the float pair: {again}; quantise the model as one graph: {one_graph}",
             "parity.quantised",
         )
     if quantised:
-        words = None if text is None else str(text)
-        return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device)
-    wishes = Wishes(str(inputs) if inputs else "", length, batch)
-    return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
+        return run_quantised_parity(onnx, evidence, provider, reference, text, reference_device)
+    return run_parity(onnx, evidence, provider, reference, Wishes(*wanted), reference_device)
+
+
+def _stored(path: str | Path) -> int:
+    """Return the bytes of the files in the directory of a graph or a model; none for a remote model."""
+    folder = str(path) if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    if not os.path.lexists(path):
+        return 1 << 30
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.is_file())
 
 
 def _check_graph(onnx: str) -> None:

@@ -122,7 +122,7 @@ def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
     assert {EMBED, HEAD} <= written(tmp_path / "out").keys()
 
 
-@pytest.mark.parametrize("folder", [".", "huggingface", "hf_assets", "..", "../huggingface"])
+@pytest.mark.parametrize("folder", [".", "huggingface", "hf_assets"])
 def test_config_beside(folder: str, tmp_path: Path) -> None:
     """The config may be where trainers put it; the plan says where."""
     source = save(tmp_path / "run" / "step-1", llama(tied=True), config=folder)
@@ -132,6 +132,17 @@ def test_config_beside(folder: str, tmp_path: Path) -> None:
     name = "config.json" if folder == "." else f"{folder}/config.json"
     assert api.inspect(source).checkpoint.config.name == name
     assert any(folder in note for note in plan.plan.notes) or folder == "."
+
+
+@pytest.mark.parametrize("folder", ["..", "../huggingface"])
+def test_config_outside(folder: str, tmp_path: Path) -> None:
+    """A config of the parent directory may be of another model: it is not read, and the plan says what to do."""
+    source = save(tmp_path / "run" / "step-1", llama(tied=True), config=folder)
+    assert api.inspect(source).checkpoint.config is None
+    assert any(
+        "copy its config.json into the checkpoint" in note
+        for note in api.plan_convert("safetensors", source).plan.notes
+    )
 
 
 def refused(path: Path, **options: Any) -> TieconvError:

@@ -32,6 +32,7 @@ from tieconv.cli.streams import document, show
 @click.option(
     "--ties-only", is_flag=True, help="Skip shards without a tied name. Saves requests for large models on the Hub."
 )
+@click.option("--base", type=click.Path(), metavar="DIR", help="The base model of an adapter.")
 @json_option
 @common_options
 def command(
@@ -42,6 +43,7 @@ def command(
     every: bool,
     spec: str | None,
     ties_only: bool,
+    base: str | None,
     as_json: bool,
 ) -> None:
     """Show what MODEL stores, what is tied, and what to run next.
@@ -53,9 +55,11 @@ def command(
         raise click.UsageError(
             "--ties-only cannot be used with --consumers or --for, because a loader reads every shard"
         )
+    if ties_only and base is not None:
+        raise click.UsageError("--base cannot be used with --ties-only")
     with headers_bar(model) as tick:
         inspection = inspect(
-            model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only
+            model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only, base=base
         )
     if as_json:
         document(str(inspection))

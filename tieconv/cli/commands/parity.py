@@ -59,6 +59,18 @@ from tieconv.text import shown
 )
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Also run a sequence of N tokens.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Also run a batch of N rows.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    metavar="SECONDS",
+    help="The most seconds of one run of the graph. Default: 30 s, more for a large model.",
+)
+@click.option(
+    "--max-memory",
+    type=click.FloatRange(0.1),
+    metavar="GB",
+    help="The most memory of the measurement. Default: 4 GB, more for a large model.",
+)
 @click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
 @json_option
 @common_options
@@ -74,6 +86,8 @@ def command(
     inputs: str | None,
     length: int | None,
     batch: int | None,
+    timeout: float | None,
+    max_memory: float | None,
     html: str | None,
     as_json: bool,
 ) -> None:
@@ -98,6 +112,8 @@ def command(
         inputs=inputs,
         length=length or 0,
         batch=batch or 0,
+        timeout=timeout,
+        max_memory=None if max_memory is None else int(max_memory * 1e9),
     )
     if as_json:
         document(str(report))

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
+from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.files.chunks import ChunkTable
 from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.checkpoint.files.interface import Files
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.dcp.chunk_metadata import StoredChunks, read_metadata
-from tieconv.formats.dcp.config_beside import find_config
 from tieconv.formats.dcp.coverage import overlaps
 from tieconv.formats.dcp.names import METADATA, SUFFIX, TENSORS
 from tieconv.formats.dcp.safetensors_shards import is_sharded_safetensors, read_shards
 from tieconv.formats.dcp.training_state import is_training_state
+from tieconv.formats.documents import CONFIG, read_config
 from tieconv.text import command, shown
 
 
@@ -53,7 +54,7 @@ def _checkpoint(
     weights = tuple(
         WeightFile(name, listing.entries[name], 0, () if number else records, None) for number, name in enumerate(names)
     )
-    config, cautions = find_config(listing, files)
+    config, cautions = _find_config(listing, files)
     used = {*names, *([metadata] if metadata else []), *([config.name] if config else [])}
     return Checkpoint(
         source=listing.source,
@@ -70,6 +71,19 @@ def _checkpoint(
         headers_only=hasattr(files, "client") or not readable,
         table=table,
     )
+
+
+FOLDERS = ("huggingface", "hf_assets", ".hf_metadata")
+"""Directories with the config and the tokenizer, as verl, torchtitan and NeMo Automodel write them."""
+
+
+def _find_config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caution, ...]]:
+    """Return the first config inside the checkpoint, and its cautions. Nothing outside the checkpoint is opened."""
+    if CONFIG in listing.top:
+        return read_config(files)
+    inside = (f"{folder}/{CONFIG}" for folder in FOLDERS)
+    name = next((name for name in inside if name in listing.entries), None)
+    return (None, ()) if name is None else read_config(files, name)
 
 
 def _table(tensors: Iterable[StoredChunks], source: str) -> tuple[ChunkTable, tuple[TensorRecord, ...]]:

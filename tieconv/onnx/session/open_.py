@@ -12,6 +12,7 @@ import numpy as np
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.session.child import session_call
 from tieconv.onnx.session.diagnosis import UNKNOWN, diagnose, failed_while_run, no_such_device
 from tieconv.onnx.session.placement import check_placement
 from tieconv.onnx.session.provider import CPU, CUDA, Choice, choose, device_id, runtime, versions
@@ -81,7 +82,8 @@ class Session:
             binding.bind_output(name, *(("cpu", 0) if name == host else (self.device, device_id(self.use.requested))))
         try:
             binding.synchronize_inputs()
-            self.inner.run_with_iobinding(binding)
+            with session_call("a run"):
+                self.inner.run_with_iobinding(binding)
             binding.synchronize_outputs()
         except Exception as error:
             cause = (
@@ -200,7 +202,8 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
         # onnxruntime's fallback would print to stdout and continue on another provider.
-        return ort.InferenceSession(model.path, options, providers=providers, enable_fallback=0)
+        with session_call("the start of a session"):
+            return ort.InferenceSession(model.path, options, providers=providers, enable_fallback=0)
     except Exception as error:
         # Each status of the runtime has a separate exception class, made in C++.
         if out_of_memory(error):

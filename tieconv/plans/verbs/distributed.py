@@ -82,7 +82,8 @@ def left_out(checkpoint: Checkpoint) -> Iterator[str]:
         first = shown(next(iter(table.outside)))
         yield f"convert leaves out {count(len(table.outside), 'tensor')} beside the model, such as {first}"
     if checkpoint.config is None:
-        yield "no config.json belongs to the checkpoint, so convert keeps the stored names and every tensor"
+        yield "the checkpoint holds no config.json, so convert keeps the stored names and every tensor"
+        yield "to convert the model, copy its config.json into the checkpoint first"
     elif checkpoint.config.name != _CONFIG:
         folder = os.path.dirname(checkpoint.config.name)
         yield f"the config is that of {shown(folder)}; copy the tokenizer from there"

@@ -22,6 +22,7 @@ from tieconv.onnx.parity.vocabulary.first_nodes import FirstNodes, after_lookup,
 from tieconv.onnx.parity.weights.candidate_search import STORED, TensorSearch, bits_of
 from tieconv.onnx.parity.weights.folds import folds
 from tieconv.onnx.parity.weights.packed_weights import Rows
+from tieconv.onnx.session.child import session_call
 from tieconv.onnx.session.open_ import ELEMENTS, Session, open_session
 from tieconv.reference import Batch
 from tieconv.sources.local.files import open_files
@@ -134,7 +135,8 @@ def _outputs(
     feeds = graph.feeds(batch, 0) | graph.no_past(batch) | rows
     wanted = {value.name for value in session.inner.get_inputs()}
     names = [value.name for value in session.inner.get_outputs()]
-    values = session.inner.run_with_ort_values(names, {name: feeds[name] for name in wanted})
+    with session_call("a run"):
+        values = session.inner.run_with_ort_values(names, {name: feeds[name] for name in wanted})
     return {name: as_tensor(value) for name, value in zip(names, values, strict=True)}
 
 

@@ -1,0 +1,242 @@
+"""Measure in a child process that a limit of time or memory, or Ctrl-C, ends at once.
+
+A session of ONNX Runtime holds the interpreter while a graph runs, so no signal handler runs and no deadline counts. A
+graph decides how long that takes and how much memory it needs: a loop may never end, a constant may have any shape. The
+child is a fork, made before torch and ONNX Runtime are imported, so it costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.value_type import record
+from tieconv.errors import NotRunError, TieconvError
+from tieconv.formats.onnx.message_reader import read_model
+from tieconv.formats.onnx.messages import Graph, Node
+from tieconv.formats.onnx.protobuf import Wire
+from tieconv.formats.onnx.validity import label
+from tieconv.sources.local.files import open_files
+from tieconv.text import shown
+from tieconv.text import size as bytes_text
+
+Result = TypeVar("Result")
+_TICK = 0.1
+"""Seconds between two looks at the child."""
+_WAITS = 10
+"""A call may wait this many times as long as it may compute: other programs may use the processors."""
+_PARENT_DEATH = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
+_status: int | None = None
+"""In the child, where it writes when a call of the session starts and ends."""
+
+
+@record
+class Limits:
+    """What one call of a session may take: seconds of computing on every processor, and bytes of the whole child."""
+
+    seconds: float
+    memory: int
+
+
+def limits_for(stored: int, seconds: float | None = None, memory: int | None = None) -> Limits:
+    """Return the limits for graphs and checkpoints of ``stored`` bytes; what the user gave comes first.
+
+    A float64 reference takes four times the bytes of a bf16 checkpoint, and a session several copies of its weights. A
+    call of a session reads each weight a few times: a gigabyte takes seconds.
+    """
+    return Limits(
+        30 + 120 * stored / (1 << 30) if seconds is None else seconds,
+        (4 << 30) + 24 * stored if memory is None else memory,
+    )
+
+
+@contextmanager
+def session_call(name: str) -> Iterator[None]:
+    """Mark a call of a session, which the parent limits. ``name`` is what the call does. Costs two writes to a pipe."""
+    if _status is None:
+        yield
+        return
+    os.write(_status, f"{name}\n".encode())
+    try:
+        yield
+    finally:
+        os.write(_status, b"\n")
+
+
+def limited(work: Callable[[], Result], limits: Callable[[], Limits], graph: str) -> Result:
+    """Return what ``work`` returns, or raise what it raises, from a child process with these limits.
+
+    Raises `NotRunError` if the graph exceeds a limit, or if the child ends unexpectedly. Runs ``work`` in this process
+    if a fork is not safe: beside other threads, after torch or ONNX Runtime were imported, and under a debugger.
+    """
+    threaded = threading.active_count() > 1 or "torch" in sys.modules or "onnxruntime" in sys.modules
+    if sys.platform != "linux" or threaded or sys.gettrace() or sys.getprofile():
+        return work()
+    folder = tempfile.mkdtemp(prefix="tieconv-child-")
+    status, result = os.pipe(), os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.close(status[0])
+        os.close(result[0])
+        _serve(work, status[1], result[1], folder, parent)
+    os.close(status[1])
+    os.close(result[1])
+    try:
+        answer = _watch(child, status[0], result[0], limits(), graph)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+        os.close(status[0])
+        os.close(result[0])
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed child left
+    succeeded, value = pickle.loads(answer)  # noqa: S301 - written by our own fork
+    if not succeeded:
+        raise value
+    made: Result = value
+    return made
+
+
+def _serve(work: Callable[[], Any], status: int, result: int, folder: str, parent: int) -> NoReturn:
+    """Run ``work`` and write its result: the life of the child."""
+    global _status
+    code = 1
+    try:
+        with suppress(OSError, AttributeError):  # the child must not outlive a parent that is killed
+            ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the child
+        tempfile.tempdir, _status = folder, status
+        try:
+            answer = pickle.dumps((True, work()))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            answer = pickle.dumps((False, error))
+        with os.fdopen(result, "wb") as file:
+            file.write(answer)
+        sys.stderr.flush()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _watch(child: int, status: int, result: int, limits: Limits, graph: str) -> bytes:
+    """Return the child's answer. Raises `NotRunError` at a limit. A Ctrl-C raises here at once."""
+    os.set_blocking(status, False)
+    answer: list[bytes] = []
+    call, started, computed = "", 0.0, 0.0
+    while True:
+        if select.select([result], [], [], _TICK)[0]:
+            data = os.read(result, 1 << 16)
+            if not data:
+                return _whole(b"".join(answer), child, call, graph)
+            answer.append(data)
+            continue
+        with suppress(BlockingIOError):
+            marks = os.read(status, 1 << 16)
+            if marks:  # a call has started or ended since the last look
+                call, started, computed = marks.decode().split("\n")[-2], time.monotonic(), _cpu(child)
+        if _memory(child) > limits.memory:
+            raise NotRunError(
+                f"{shown(graph)}: {call or 'the measurement'} takes more than {bytes_text(limits.memory)} of memory"
+                f"{_suspect(graph, _LARGE)}",
+                "allow more with --max-memory, if you trust the graph",
+                "session.limit-memory",
+            )
+        waited = time.monotonic() - started
+        spent = max((_cpu(child) - computed) / _processors(), waited / _WAITS)
+        if call and waited > limits.seconds and spent > limits.seconds:
+            raise NotRunError(
+                f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s{_suspect(graph, _LOOPS)}",
+                "allow more with --timeout, if you trust the graph",
+                "session.limit-time",
+            )
+
+
+def _whole(answer: bytes, child: int, call: str, graph: str) -> bytes:
+    """Return the answer of a child that has ended. Raises `NotRunError` without one."""
+    if answer.endswith(b"."):  # the last opcode of a pickle
+        return answer
+    _, code = os.waitpid(child, 0)
+    how = f"by signal {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else f"with code {os.waitstatus_to_exitcode(code)}"
+    raise NotRunError(
+        f"{shown(graph)}: the process of the session ended {how} during {call or 'the measurement'}",
+        "run it again; if memory is short, use a larger machine",
+        "session.ended",
+    )
+
+
+_LOOPS = frozenset({"Loop", "Scan"})
+_LARGE = _LOOPS | {"ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot"}
+"""Operators whose output can be of any size, whatever the size of the inputs."""
+
+
+def _suspect(path: str, operators: frozenset[str]) -> str:
+    """Return a clause that names the first node with one of these operators; empty without one."""
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else [os.path.basename(path)]
+    root = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    for name in names:
+        if not name.endswith(".onnx"):
+            continue
+        try:
+            with open_files(os.path.abspath(root)) as files:
+                pread = partial(_pread, files, name)
+                model = read_model(Wire(pread, files.state(name).size, name, "ONNX graph"))
+        except TieconvError:
+            continue
+        for node, index in _nodes(model.graph):
+            if node.standard in operators:
+                named = f"the node {shown(node.name, 100)} ({node.standard})" if node.name else label(node, index)
+                return f"; {named} decides how much it computes"
+    return ""
+
+
+def _pread(files: Files, name: str, count: int, offset: int) -> bytes:
+    return files.pread(name, count, offset)
+
+
+def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
+    for index, node in enumerate(graph.nodes):
+        yield node, index
+        for inner in node.graphs.values():
+            yield from _nodes(inner)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu(process: int) -> float:
+    """Return the seconds that a process has computed."""
+    fields = _proc(process, "stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+def _memory(process: int) -> int:
+    """Return the bytes of anonymous memory of a process; the pages of files that it maps do not count."""
+    fields = _proc(process, "statm").split()
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 2 else 0
+
+
+def _proc(process: int, name: str) -> str:
+    try:
+        with open(f"/proc/{process}/{name}", encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
