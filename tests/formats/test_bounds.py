@@ -105,3 +105,35 @@ def test_a_header_of_small_things(text: str, tmp_path: Path) -> None:
     assert code in ("safetensors.entry", "json.too-large")
     assert memory < 256
     assert seconds < 5
+
+
+def test_many_tiny_tensors_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that would take more than 300 MiB refuses before it writes; a large model has no such limit."""
+    from tieconv import api
+    from tieconv.errors import TieconvError
+    from tieconv.plans import guards
+    from tieconv.plans.verbs import convert
+
+    monkeypatch.setattr(guards, "MANY", 3)
+    monkeypatch.setattr(guards.guard_many, "__defaults__", (3,))
+    monkeypatch.setattr(convert, "MANY_FOR_TORCH", 1)
+    for side, refused in ((1, True), (4096, False)):
+        folder = tmp_path / str(side)
+        folder.mkdir()
+        entries = {
+            f"t{i}": {"dtype": "U8", "shape": [side], "data_offsets": [i * side, (i + 1) * side]} for i in range(4)
+        }
+        header = json.dumps(entries).encode()
+        data = len(header).to_bytes(8, "little") + header + bytes(4 * side)
+        (folder / "model.safetensors").write_bytes(data)
+        for name, plan in {
+            "dedup": lambda path=folder: api.plan_dedup(path),
+            "safetensors": lambda path=folder: api.plan_convert("safetensors", path),
+            "torch": lambda path=folder: api.plan_convert("torch", path),
+        }.items():
+            try:
+                plan()
+                code = ""
+            except TieconvError as error:
+                code = error.code
+            assert (code == "plan.many-tensors") == refused, (name, side, code)

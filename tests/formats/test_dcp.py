@@ -186,3 +186,24 @@ def test_diff_of_a_model_with_itself(saved: Path) -> None:
     """Every byte is compared, whatever the chunks are."""
     result = CliRunner().invoke(main, ["diff", str(saved), str(saved)])
     assert (result.exit_code, result.stderr) == (0, ""), result.output
+
+
+def test_layouts_and_memory_formats(folder: Path) -> None:
+    """What torch refuses in a tensor's properties, tieconv refuses: unknown layouts, formats, and a cut frame."""
+    whole = (folder / ".metadata").read_bytes()
+    encoding = whole.index(b"_MEM_FORMAT_ENCODING")
+    number = whole.index(b"K\x00\x85", encoding) + 1
+    damaged = {
+        "memory format": whole[:number] + b"\x07" + whole[number + 1 :],
+        "layout": whole.replace(b"torch.strided", b"torch.strange"),
+        "frame": whole[:3] + (len(whole) + 1).to_bytes(8, "little") + whole[11:],
+    }
+    assert whole[2:3] == b"\x95"
+    for case, data in damaged.items():
+        assert data != whole, case
+        (folder / ".metadata").write_bytes(data)
+        with pytest.raises(Exception, match=r"."):
+            pickle.loads(data)
+        assert code(folder) == "dcp.malformed", case
+    (folder / ".metadata").write_bytes(whole)
+    api.inspect(folder)

@@ -76,13 +76,27 @@ def test_class_of_an_absent_base_is_named(tmp_path: Path) -> None:
 
 def test_base_that_ties_by_default(tmp_path: Path) -> None:
     """The base's own class decides where its config says nothing."""
-    base = save(tmp_path / "base", GEMMA, {EMBED: matrix()})
+    base = save(tmp_path / "model" / "base", GEMMA, {EMBED: matrix()})
     assert rules(save_adapter(tmp_path / "model", LORA, base)) == ["PEF001 error"]
+
+
+def test_base_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path in an adapter's config is not followed out of its directory; the user may name the base model."""
+    base = save(tmp_path / "base", GEMMA, {EMBED: matrix()})
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    (tmp_path / "model" / "link").symlink_to(base)
+    for path in (base, Path("../base"), tmp_path / "model" / ".." / "base", tmp_path / "model" / "link"):
+        folder = save_adapter(tmp_path / "model", LORA, path)
+        assert api.inspect(folder).base is None, path
+    inspection = api.inspect(folder, base=base)
+    assert inspection.base is not None
+    assert [str(finding.level) for finding in inspection.findings] == ["error"]
 
 
 def test_base_that_cannot_be_read(tmp_path: Path) -> None:
     """A damaged base is not this model's fault; a directory without a config, such as `/`, is not even listed."""
-    base = save(tmp_path / "base", flagged(GEMMA, True), {EMBED: matrix()})
+    base = save(tmp_path / "one" / "base", flagged(GEMMA, True), {EMBED: matrix()})
     (base / "model.safetensors").write_bytes(b"damaged")
     assert rules(save_adapter(tmp_path / "one", LORA, base)) == ["PEF001 warning"]
     for absent in (tmp_path / "two", Path("/")):

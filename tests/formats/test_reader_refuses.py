@@ -216,3 +216,141 @@ def test_a_good_graph(tmp_path: Path) -> None:
 def test_newest_versions() -> None:
     """A newer ONNX release asks for a look at what its runtime reads."""
     assert (onnx.IR_VERSION, onnx.defs.onnx_opset_version()) <= (NEWEST_IR, NEWEST_OPSET)
+
+
+# -- records that torch.load parses
+
+RECORDS = {
+    "byteorder": (b"little", b"little\n", b" little", b"", b"little\0"),
+    ".storage_alignment": (b"64", b"", b"x", b"64\0", b"64\n", b" 64", b"6_4", b"0x40", b"\xff"),
+    ".data/serialization_id": (b"12", b"", b"\xff"),
+    "version": (b"3\n", b"3", b"x", b"", b"-3"),
+}
+
+
+def test_records_of_an_archive(tmp_path: Path) -> None:
+    """tieconv is silent about no record that `torch.load` refuses, and takes the usual ones."""
+    weights = [("data.pkl", pickled(state(text("weight") + tensor()))), ("data/0", bytes(16))]
+    usual = {"byteorder": b"little", "version": b"3\n"}
+    path = tmp_path / "pytorch_model.bin"
+    for record, values in RECORDS.items():
+        for value in values:
+            path.write_bytes(archive([*weights, *(usual | {record: value}).items()]))
+            refusal = ""
+            try:
+                torch.load(path, weights_only=True)
+            except Exception as error:
+                refusal = str(error)
+            try:
+                silent = not reported(path)
+            except TieconvError:
+                silent = False
+            assert not (silent and refusal), (record, value, refusal)
+            assert silent or value != values[0], (record, value)
+
+
+# -- graphs against the definitions of their operators
+
+
+def test_operators_of_this_runtime() -> None:
+    """The table is that of the installed ONNX Runtime."""
+    from fixtures.onnx_operators import TABLE
+    from fixtures.onnx_operators import text as table
+
+    assert TABLE.read_text() == table()
+
+
+def node(operator: str, inputs: list[str], outputs: list[str], **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs, outputs, **attributes)
+
+
+BROKEN = {
+    "required input is empty": [gather(), node("MatMul", ["x", ""], ["out"])],
+    "unknown operator": [gather(), node("Nagate", ["x"], ["out"])],
+    "operator of a later opset": [gather(), node("RMSNormalization", ["x", "embed"], ["out"])],
+    "deprecated operator": [gather(), node("Upsample", ["x", "embed"], ["out"])],
+    "too few inputs": [gather(), node("Add", ["x"], ["out"])],
+    "too many inputs": [gather(), node("Neg", ["x", "x"], ["out"])],
+    "too many outputs": [gather(), node("Neg", ["x"], ["out", "more"])],
+    "empty output": [gather(), node("Neg", ["x"], ["out"]), node("Neg", ["x"], [""])],
+    "unknown attribute": [gather(), node("Neg", ["x"], ["out"], to=1)],
+    "no required attribute": [gather(), node("Cast", ["x"], ["out"])],
+    "attribute of another type": [gather(), node("Cast", ["x"], ["out"], to=1.5)],
+}
+"""What onnx's checker or a session of ONNX Runtime refuses, and the nodes of a graph with it."""
+HEALTHY = {
+    "optional input left empty": [gather(), node("Clip", ["x", "", "c"], ["out"])],
+    "variadic": [gather(), node("Concat", ["x", "x", "x"], ["out"], axis=0)],
+    "operator of the runtime's optimiser": [
+        gather(),
+        node("SimplifiedLayerNormalization", ["x", "row"], ["out"], axis=-1),
+    ],
+    "contributed operator": [
+        gather(),
+        node("FusedMatMul", ["x", "square"], ["out"], domain="com.microsoft", alpha=0.5),
+    ],
+}
+
+
+def with_constants(nodes: list[onnx.NodeProto], opset: int) -> onnx.ModelProto:
+    model = graph(nodes, opset=opset)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    for constant, shape in (("c", ()), ("row", (4,)), ("square", (4, 4))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, "<f4"), constant))
+    return model
+
+
+def opens(path: Path) -> bool:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+
+
+def test_operators(tmp_path: Path) -> None:
+    """Broken nodes are errors and stop every command that writes; healthy nodes of several opsets are silent."""
+    path = tmp_path / "model.onnx"
+    for case, nodes in BROKEN.items():
+        path.write_bytes(with_constants(nodes, 17).SerializeToString())
+        assert not opens(path), case
+        assert reported(path), case
+        for plan in (api.plan_graph_dedup, api.plan_graph_untie):
+            with pytest.raises(RefusedError):
+                plan(path)
+    for case, nodes in HEALTHY.items():
+        for opset in (13, 17, 21):
+            path.write_bytes(with_constants(nodes, opset).SerializeToString())
+            assert opens(path), (case, opset)
+            assert not reported(path), (case, opset)
+
+
+def test_custom_domains_are_not_known(tmp_path: Path) -> None:
+    """tieconv makes no claim about an operator of another domain, and a function of the model may have any name."""
+    path = tmp_path / "model.onnx"
+    model = graph([gather(), node("Anything", ["x"], ["out"], domain="my.domain")])
+    model.opset_import.append(helper.make_opsetid("my.domain", 1))
+    path.write_bytes(model.SerializeToString())
+    assert not reported(path)
+    api.plan_graph_dedup(path)
+
+
+def test_types_that_no_session_takes(tmp_path: Path) -> None:
+    """What only type inference finds stops the commands that write, also if there is nothing to change."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(graph([gather(), node("Add", ["x", "input_ids"], ["out"])]).SerializeToString())
+    assert not opens(path)
+    for plan in (api.plan_graph_dedup, api.plan_graph_untie):
+        with pytest.raises(RefusedError) as caught:
+            plan(path)
+        assert caught.value.code == "session.load"
+
+
+def test_healthy_fixtures_are_silent() -> None:
+    """No graph that an exporter wrote is reported."""
+    paths = sorted((Path(__file__).parents[2] / "fixtures").rglob("*.onnx"))
+    assert len(paths) > 10
+    for path in paths:
+        assert not reported(path), path

@@ -68,9 +68,10 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
 
 
 def _readable(path: str | Path) -> Listing:
-    """Return the listing of a path if `inspect` can read it. Raises `RefusedError` for a graph that ONNX refuses."""
+    """Return the listing of a readable path. Raises `RefusedError` for a graph that no session opens."""
     from tieconv.checkpoint.files.cautions import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
+    from tieconv.onnx.write.session_proof import check_opens
     from tieconv.sources.local.files import open_files
 
     listing = locate(str(path))
@@ -79,4 +80,6 @@ def _readable(path: str | Path) -> Listing:
     for caution in checkpoint.cautions:
         if caution.code == REFUSED_BY_READER:
             raise RefusedError(f"nothing is written: {caution.message}", "export the model again", REFUSED_BY_READER)
+    for graph in checkpoint.graphs:
+        check_opens(listing.root, graph.file)
     return listing

@@ -8,7 +8,7 @@ from tieconv.architectures import compose, unexplained
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.files.cautions import BLOCKING, way_out
 from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.model_files import Layout
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.errors import RefusedError
@@ -189,4 +189,24 @@ def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:
             "give the model's directory instead of the file",
             "config.beside",
             source=shown(inspection.checkpoint.source),
+        )
+
+
+MANY = 200_000
+"""The most tensors of a small model that a command writes: 500,000 tensors of one byte take 460 MB of memory."""
+MANY_FOR_TORCH = 70_000
+"""The same for a torch file: 500,000 tensors of one byte take 1,500 MB."""
+_SMALL = 2048
+"""A model whose tensors have fewer bytes on average is small. Those of language models have a thousand times more."""
+
+
+def guard_many(checkpoint: Checkpoint, most: int = MANY) -> None:
+    """Refuse to write a small model with more than ``most`` tensors, whose plan would take more than 300 MiB."""
+    number = len(checkpoint.tensors)
+    if number > most and sum(record.nbytes for record in checkpoint.tensors.values()) < _SMALL * number:
+        refuse(
+            f"{shown(checkpoint.source)} has {number:,} tiny tensors, and to write more than {most:,} would take over "
+            "300 MiB of memory",
+            "tieconv inspect and check read the model; join the tensors, or leave out what is not a weight",
+            "plan.many-tensors",
         )

@@ -11,6 +11,7 @@ from tieconv.api.evidence import inspect
 from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.opened import on_disk, proved
+from tieconv.plans.guards import guard_many
 from tieconv.plans.other_formats import alone, dropping
 from tieconv.sources import is_remote
 
@@ -49,6 +50,7 @@ def planned_write(
     evidence = (
         proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head, bare=bare)
     )
+    guard_many(evidence.checkpoint)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:

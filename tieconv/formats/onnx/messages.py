@@ -36,8 +36,8 @@ class Node:
     """A node: its inputs, outputs, integer attributes and subgraphs.
 
     ``types`` has the type number of each attribute, 0 for one without a type. ``constant`` is the value of a Constant
-    node, and ``equation`` that of an Einsum. ``sparse`` is the number of sparse tensors. ``parameters`` is true if the caller of
-    a function sets an attribute.
+    node, and ``equation`` that of an Einsum. ``sparse`` is the number of sparse tensors. ``parameters`` is
+    true if the caller of a function sets an attribute.
     """
 
     operator: str = ""

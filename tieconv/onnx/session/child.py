@@ -182,29 +182,28 @@ def _whole(answer: bytes, child: int, call: str, graph: str) -> bytes:
     )
 
 
-_LOOPS = frozenset({"Loop", "Scan"})
-_LARGE = _LOOPS | {"ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot"}
+_LOOPS = ("Loop", "Scan")
+_LARGE = (*_LOOPS, "ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "OneHot")
 """Operators whose output can be of any size, whatever the size of the inputs."""
+_NAMED = 3
 
 
-def _suspect(path: str, operators: frozenset[str]) -> str:
-    """Return a clause that names the first node with one of these operators; empty without one."""
-    names = sorted(os.listdir(path)) if os.path.isdir(path) else [os.path.basename(path)]
-    root = path if os.path.isdir(path) else os.path.dirname(path) or "."
-    for name in names:
+def _suspect(path: str, operators: tuple[str, ...]) -> str:
+    """Return a clause that names the first nodes with these operators; empty without one."""
+    root, file = (path, "") if os.path.isdir(path) else os.path.split(path)
+    found: list[tuple[int, str]] = []
+    for name in [file] if file else sorted(os.listdir(root)):
         if not name.endswith(".onnx"):
             continue
-        try:
-            with open_files(os.path.abspath(root)) as files:
-                pread = partial(_pread, files, name)
-                model = read_model(Wire(pread, files.state(name).size, name, "ONNX graph"))
-        except TieconvError:
-            continue
-        for node, index in _nodes(model.graph):
-            if node.standard in operators:
-                named = f"the node {shown(node.name, 100)} ({node.standard})" if node.name else label(node, index)
-                return f"; {named} decides how much it computes"
-    return ""
+        with suppress(TieconvError), open_files(os.path.abspath(root or ".")) as files:
+            model = read_model(Wire(partial(_pread, files, name), files.state(name).size, name, "ONNX graph"))
+            found += [
+                (operators.index(node.standard), f"{shown(node.name, 100) or label(node, index)} ({node.standard})")
+                for node, index in _nodes(model.graph)
+                if node.standard in operators
+            ]
+    listed = ", ".join(text for _, text in sorted(found, key=lambda pair: pair[0])[:_NAMED])
+    return f"; look at {listed}" if listed else ""
 
 
 def _pread(files: Files, name: str, count: int, offset: int) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.write_plan.graph import SessionProof, SessionRuns, SharedMatrix
-from tieconv.errors import VerificationError
+from tieconv.errors import RefusedError, VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, read_graph
@@ -96,7 +96,24 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
     return "" if to.exists() else "onnxruntime did not write an optimized model"
 
 
-def _check_source(source: Path, name: str, why_not: str) -> None:
+def check_opens(root: str, name: str) -> None:
+    """Raise `RefusedError` for a graph that no session of the installed ONNX Runtime opens.
+
+    A missing kernel says nothing about the graph, since another provider may have it. Nor does an operator of a domain
+    that the runtime does not know, or a lack of memory.
+    """
+    why = _refusal(Path(root, name)) if has_onnxruntime() else ""
+    unknown = ("NOT_IMPLEMENTED", "is not a registered function/op", "llocate memory", "bad allocation")
+    if why and not any(words in why for words in unknown):
+        raise RefusedError(
+            f"nothing is written: onnxruntime cannot open {shown(name)}: {shown(why, 300)}",
+            "export the graph again",
+            "session.load",
+        )
+
+
+def _refusal(graph: Path) -> str:
+    """Return why no session opens a graph without optimizations; empty if one does."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -104,10 +121,15 @@ def _check_source(source: Path, name: str, why_not: str) -> None:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001 - the source could not run either
-        return
-    raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
+        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _check_source(source: Path, name: str, why_not: str) -> None:
+    if not _refusal(source):  # the written graph alone is at fault
+        raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
 
 
 def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[dict[str, int], list[str]]:

@@ -16,7 +16,8 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.write_plan.operation import DropTensor, LinkFile, Operation
 from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
 from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
-from tieconv.plans.guards import guard_layout, refuse
+from tieconv.formats.limits import MAX_TENSORS
+from tieconv.plans.guards import MANY_FOR_TORCH, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import judged
 from tieconv.plans.meaning.described import described
 from tieconv.plans.verbs import distributed
@@ -49,6 +50,8 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
         inspection = distributed.convertible(inspection, to)
     guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
     checkpoint = inspection.checkpoint
+    if to is Format.TORCH:
+        guard_many(checkpoint, MANY_FOR_TORCH)
     dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
     shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
     if checkpoint.table:
@@ -58,6 +61,14 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     groups = [tensors] if whole else list(split_shards(tensors, max_shard_size)) or [[]]
     metadata, disagreeing = _metadata(checkpoint, to)
     weights = _weights(checkpoint, groups, to, metadata)
+    for file in weights if to is Format.TORCH else ():
+        if len(file.tensors) > MAX_TENSORS // 2:
+            refuse(
+                f"{shown(file.name)} would hold {len(file.tensors):,} tensors, and tieconv reads at most "
+                f"{MAX_TENSORS // 2:,} storages of a torch file",
+                "write smaller files with --max-shard-size",
+                "plan.many-storages",
+            )
     texts = (
         *distributed.config_text(checkpoint),
         *(() if len(weights) == 1 else (_index(checkpoint, weights, to),)),

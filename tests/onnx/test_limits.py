@@ -1,0 +1,159 @@
+"""A graph that computes for ever, or needs any amount of memory, ends `parity` with one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.session import child
+
+ROOT = Path(__file__).parents[2]
+GRAPH = ROOT / "fixtures" / "exported" / "optimum-llama" / "model.onnx"
+MODEL = ROOT / "fixtures" / "models" / "llama-tied"
+
+
+def hostile(folder: Path, kind: str) -> Path:
+    """An exported graph whose logits wait for an endless loop, or for the sum of a constant of 9.6 GB."""
+    model = onnx.load(GRAPH)
+    graph = model.graph
+    (logits,) = [value.name for value in graph.output if value.name == "logits"]
+    for node in graph.node:
+        node.output[:] = ["before" if name == logits else name for name in node.output]
+    if kind == "loop":
+        scalars = [helper.make_tensor_value_info("i", TensorProto.INT64, [])]
+        scalars.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+        value = helper.make_tensor_value_info("v", TensorProto.FLOAT, None)
+        outputs = [helper.make_tensor_value_info("c2", TensorProto.BOOL, [])]
+        outputs.append(helper.make_tensor_value_info("v2", TensorProto.FLOAT, None))
+        nodes = [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Identity", ["v"], ["v2"])]
+        body = helper.make_graph(nodes, "body", [*scalars, value], outputs)
+        graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        graph.node.append(helper.make_node("Loop", ["", "yes", "before"], [logits], name="endless", body=body))
+    else:
+        graph.initializer.append(numpy_helper.from_array(np.array([60000, 40000], "i8"), "big"))
+        graph.node.append(helper.make_node("ConstantOfShape", ["big"], ["huge"], name="huge_constant"))
+        graph.node.append(helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0))
+        graph.node.append(helper.make_node("Add", ["before", "sum"], [logits]))
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def parity(path: Path, *words: str) -> subprocess.Popen[str]:
+    """The command in a process group of its own, with the default handlers of signals."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tieconv", "parity", str(path), str(MODEL), *words],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What the command printed as errors; no process of its group is left."""
+    try:
+        _, errors = process.communicate(timeout=600)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            left = True
+        except ProcessLookupError:
+            left = False
+    assert not left
+    return errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words", "sentence"),
+    [("loop", ("--timeout", "3"), "does not end within 3 s"), ("huge", ("--max-memory", "3"), "of memory")],
+)
+def test_hostile_graphs(kind: str, words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    process = parity(hostile(tmp_path, kind), *words)
+    errors = ended(process)
+    assert process.returncode == 2 and sentence in errors, errors
+    assert ("endless (Loop)" if kind == "loop" else "huge_constant (ConstantOfShape)") in errors
+
+
+def limits() -> child.Limits:
+    return child.Limits(1.0, 1 << 40)
+
+
+SCRIPT = """
+import os, sys, time
+from tieconv.onnx.session import child
+def work():
+    with child.session_call("a run"):
+        print(os.getpid(), flush=True)
+        while True:
+            WAIT
+child.limited(work, lambda: child.Limits(SECONDS, 1 << 40), "none.onnx")
+"""
+
+
+def script(wait: str, seconds: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("WAIT", wait).replace("SECONDS", seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )  # fmt: skip
+
+
+def gone(number: int) -> bool:
+    """Whether a process has ended; waits for the kernel."""
+    for _ in range(600):
+        try:
+            with open(f"/proc/{number}/stat", encoding="ascii") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the child and its limits need Linux")
+def test_signals_and_limits() -> None:
+    """A limit, Ctrl-C, SIGTERM and SIGKILL of the command each end the child, and none is left."""
+    for how in ("limit", signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process = script("pass", "0.2" if how == "limit" else "1e9")
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        if how != "limit":
+            process.send_signal(how)
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode, how
+        assert gone(number), how
+        if how == "limit":
+            assert "a run does not end within 0 s" in errors
+
+
+def test_results_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the work returns or raises is as without a child; a child that dies is one sentence."""
+    monkeypatch.setattr(child.threading, "active_count", lambda: 1)
+    for module in ("torch", "onnxruntime"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    if sys.gettrace() or sys.getprofile() or sys.platform != "linux":
+        return
+    here = os.getpid()
+    assert child.limited(lambda: (os.getpid(), {"a": 1})[1], limits, "g") == {"a": 1}
+    assert child.limited(os.getpid, limits, "g") != here
+
+    def fails() -> None:
+        raise UnreadableError("why", "what next", "some.code")
+
+    with pytest.raises(UnreadableError) as caught:
+        child.limited(fails, limits, "g")
+    assert (caught.value.message, caught.value.command_hint, caught.value.code) == ("why", "what next", "some.code")
+    with pytest.raises(NotRunError, match="ended by signal 9"):
+        child.limited(lambda: os.kill(os.getpid(), signal.SIGKILL), limits, "g")
