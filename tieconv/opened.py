@@ -161,12 +161,12 @@ def _with_base(evidence: Inspection, base: str | None) -> Inspection:
     try:
         listing = locate(named)
         with open_files(listing.root) as files:
-            found = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
+            evidence_of_base = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
     except UnreadableError:
         if base is not None:
             raise
         return evidence
-    return replace(evidence, base=found)
+    return replace(evidence, base=evidence_of_base)
 
 
 def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool = True) -> str | Path:

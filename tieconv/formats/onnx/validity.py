@@ -229,9 +229,9 @@ def _of_values(names: list[str], letters: str, fewest: int, noun: str) -> Iterat
         yield f"has {count(len(names), noun)}, fewer than {fewest}"
     elif len(names) > len(letters) and not letters.endswith("v"):
         yield f"has {count(len(names), noun)}, more than {len(letters)}"
-    for place, (name, letter) in enumerate(zip(names, letters, strict=False)):
+    for number, (name, letter) in enumerate(zip(names, letters, strict=False)):
         if not name and letter == "s":
-            yield f"leaves {noun} {place} empty, which is required"
+            yield f"leaves {noun} {number} empty, which is required"
 
 
 def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:

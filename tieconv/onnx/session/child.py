@@ -174,9 +174,11 @@ def _whole(answer: bytes, child: int, call: str, graph: str) -> bytes:
     if answer.endswith(b"."):  # the last opcode of a pickle
         return answer
     _, code = os.waitpid(child, 0)
-    how = f"by signal {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else f"with code {os.waitstatus_to_exitcode(code)}"
+    ending = (
+        f"by signal {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else f"with code {os.waitstatus_to_exitcode(code)}"
+    )
     raise NotRunError(
-        f"{shown(graph)}: the process of the session ended {how} during {call or 'the measurement'}",
+        f"{shown(graph)}: the process of the session ended {ending} during {call or 'the measurement'}",
         "run it again; if memory is short, use a larger machine",
         "session.ended",
     )
@@ -191,18 +193,18 @@ _NAMED = 3
 def _suspect(path: str, operators: tuple[str, ...]) -> str:
     """Return a clause that names the first nodes with these operators; empty without one."""
     root, file = (path, "") if os.path.isdir(path) else os.path.split(path)
-    found: list[tuple[int, str]] = []
+    suspects: list[tuple[int, str]] = []
     for name in [file] if file else sorted(os.listdir(root)):
         if not name.endswith(".onnx"):
             continue
         with suppress(TieconvError), open_files(os.path.abspath(root or ".")) as files:
             model = read_model(Wire(partial(_pread, files, name), files.state(name).size, name, "ONNX graph"))
-            found += [
+            suspects += [
                 (operators.index(node.standard), f"{shown(node.name, 100) or label(node, index)} ({node.standard})")
                 for node, index in _nodes(model.graph)
                 if node.standard in operators
             ]
-    listed = ", ".join(text for _, text in sorted(found, key=lambda pair: pair[0])[:_NAMED])
+    listed = ", ".join(text for _, text in sorted(suspects, key=lambda pair: pair[0])[:_NAMED])
     return f"; look at {listed}" if listed else ""
 
 
