@@ -200,6 +200,7 @@ def test_what_has_no_kernel_is_not_run(workshop: Workshop) -> None:
     assert "placement" not in row
 
 
+@pytest.mark.slow
 def test_faults_are_planted_into_our_own_export(workshop: Workshop) -> None:
     """The shared head of a Gemm takes the fault too, and the row says by which gates it was caught."""
     row = fault_row(workshop, "cpu", "llama", "fp32", "two head rows swapped")
@@ -219,6 +220,7 @@ def test_a_model_that_fails_is_a_row(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_memory_of_a_form(workshop: Workshop, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is free before the session, with it and behind a run, beside what is stored, which is the matrix once in
     every form. The readings are given: what a process that has done other things before holds, may fall.
@@ -232,6 +234,7 @@ def test_memory_of_a_form(workshop: Workshop, form: str, monkeypatch: pytest.Mon
     assert row["beyond_stored"] == round(((30 << 20) - row["stored"]) / row["matrix"], 3)
 
 
+@pytest.mark.slow
 def test_a_reading_of_the_host_falls_with_what_is_held() -> None:
     """Half a gigabyte, far more than what a collection or the kernel may give back meanwhile."""
     gc.collect()
@@ -240,6 +243,7 @@ def test_a_reading_of_the_host_falls_with_what_is_held() -> None:
     assert before - memory._free("cpu") > len(held) // 2
 
 
+@pytest.mark.slow
 def test_latency_is_interleaved(workshop: Workshop) -> None:
     """One row for each form and torch at each length, every one of the same passes."""
     found = list(latency_rows(workshop, "cpu", "fp32"))
@@ -309,6 +313,7 @@ def test_a_run_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found["seconds"] < 30
 
 
+@pytest.mark.slow
 def test_refusals(workshop: Workshop) -> None:
     """Without a GPU the command ends with 2 and the next command; auto says what ran."""
     row = refusal_row(workshop, "cpu", CASES[0])

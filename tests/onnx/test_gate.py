@@ -86,7 +86,7 @@ CHANGES = [
     ("mistral-48", "float32", masks.window(48, 1 << 20), LOGITS | {"steps_rms_ratio"}),
 ]
 
-FAST = {"bert-gelu", "bert-head_rows_swapped", "llama-caches_swapped", "gpt2-mask_dropped", "t5-blind_to_trailing"}
+FAST = {"bert-gelu", "bert-head_rows_swapped", "gpt2-head_rows_swapped", "t5-blind_to_trailing"}
 """One for each gate and each kind of graph."""
 
 

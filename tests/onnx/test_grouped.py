@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from fixtures import exporters
 from tests.onnx.graphs import open_cache
+from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.onnx.parity.batches.batch_shapes import cells, stepped
@@ -85,7 +86,7 @@ def rope(graph: onnx.GraphProto) -> None:
         tables[name].CopyFrom(numpy_helper.from_array(made(angle * 1.01).astype("f4"), name))
 
 
-@pytest.mark.parametrize("fault", [ignore_mask, epsilon, rope])
+@pytest.mark.parametrize("fault", fast_only([ignore_mask, epsilon, rope], [ignore_mask]))
 def test_faults_fail(tmp_path: Path, fault: Callable[[onnx.GraphProto], None]) -> None:
     """Padding counted as tokens, another epsilon, other rotations: each fails by its logits."""
     report = parity(changed(QWEN, fault, tmp_path))
@@ -136,6 +137,7 @@ def whole(graph: onnx.GraphProto) -> None:
         attribute.i = 0
 
 
+@pytest.mark.slow
 def test_a_window_over_a_whole_cache(tmp_path: Path) -> None:
     """A window of attention alone makes no windowed cache: it grows from nothing and takes padding."""
     path = changed(GEMMA, whole, tmp_path)

@@ -16,11 +16,14 @@ from fixtures import exporters
 from tests.cli.run import run
 from tests.onnx.sessions import same_bits, session
 from tests.onnx.stored import copies, tensors
+from tests.slow import fast_only
 from tieconv import api
 
 ALL = sorted(path.parent for path in exporters.HERE.rglob("*.onnx"))
 FOLDERS = [folder for folder in ALL if "int4" not in folder.name]
 INT4 = [folder for folder in ALL if "int4" in folder.name]
+UNTIED = ("optimum-t5", "mobius-gpt2", "merged-llama", "genai-gemma2")
+"""Those that every run unties, and shares in each form."""
 V, H = 88, 32
 BATCH, SEQUENCE, ENCODED, WINDOW = 2, 3, 5, 32
 DUPLICATED = {"mobius-gemma", "mobius-gpt2", "mobius-opt", "optimum-bart"}
@@ -102,8 +105,15 @@ def test_inspect(folder: Path) -> None:
         assert states == ["canonical"] and [latent["extra"] for latent in graph["latent"]] == [True]
 
 
-@pytest.mark.parametrize("form", ["gemm", "fused", "transpose"])
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    ("folder", "form"),
+    [
+        pytest.param(folder, form, id=f"{folder.name}-{form}", marks=() if form in each_run else pytest.mark.slow)
+        for folder in FOLDERS
+        for form in ("gemm", "fused", "transpose")
+        for each_run in [("gemm", "fused", "transpose") if folder.name in UNTIED else ("gemm",)]
+    ],
+)
 def test_dedup(tmp_path: Path, folder: Path, form: str) -> None:
     """Stored once, held once (twice as a Transpose, as the plan says), proved; every output has the bits it had."""
     source, out = graph_of(folder), tmp_path / "out" / graph_of(folder).name
@@ -136,7 +146,13 @@ def test_int4(tmp_path: Path, folder: Path) -> None:
     assert not api.plan_graph_dedup(out).plan.matrices
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(folder, id=folder.name, marks=() if folder.name in UNTIED else pytest.mark.slow)
+        for folder in FOLDERS
+    ],
+)
 def test_untie(tmp_path: Path, folder: Path) -> None:
     """A head of its own after dedup, and still the same bits."""
     source, out = graph_of(folder), tmp_path / "twice" / graph_of(folder).name
@@ -163,7 +179,7 @@ def every_node(path: Path) -> list[onnx.NodeProto]:
     return [node for graph in (main, *branches) for node in graph.node]
 
 
-@pytest.mark.parametrize("name", exporters.COMPARED)
+@pytest.mark.parametrize("name", fast_only(exporters.COMPARED, ["optimum-bert", "mobius-gpt2"]))
 def test_parity(name: str) -> None:
     """Healthy graphs of other exporters pass: every weight found, split too, and no more error than torch's own."""
     pytest.importorskip("torch")

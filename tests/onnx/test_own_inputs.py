@@ -151,6 +151,13 @@ def test_a_fault_that_only_the_users_inputs_reach(exported, tmp_path: Path) -> N
     assert {case["group"] for case in told["cases"] if case["ratio"] > 5} == {"own inputs"}
     assert [(case["batch"], case["sequence"], case["past"]) for case in told["cases"][:2]] == [(12, 6, 0), (12, 1, 5)]
     assert "own inputs" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_fault_that_only_more_rows_reach(exported, tmp_path: Path) -> None:
+    """The same with a number of rows."""
+    made = exported("llama")
+    graph = faults.plant(made.graph, masks.one_row(9), tmp_path / "model.onnx")
     told = json.loads(run("parity --provider cpu --json", graph, made.model, "--batch", "12").stdout)
     assert {case["batch"] for case in told["cases"] if case["ratio"] > 5} == {12}
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fixtures import exporters
 from tests.onnx.test_grouped import failing
+from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
@@ -55,7 +56,9 @@ def norm_of(branch: str) -> Callable[[onnx.GraphProto], None]:
     return change
 
 
-@pytest.mark.parametrize(("branch", "past"), [("then_branch", True), ("else_branch", False)])
+@pytest.mark.parametrize(
+    ("branch", "past"), fast_only([("then_branch", True), ("else_branch", False)], ["else_branch"])
+)
 def test_a_fault_in_one_branch_fails(tmp_path: Path, branch: str, past: bool) -> None:
     """First tokens run one branch, those after a past the other: each shape sees its own branch's fault alone."""
     report = parity(changed(LLAMA, norm_of(branch), tmp_path / "model.onnx"), "merged-llama")

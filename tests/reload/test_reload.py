@@ -58,6 +58,7 @@ def test_the_record_is_whole() -> None:
     assert header["unbuildable"] == zoo.UNBUILDABLE
 
 
+@pytest.mark.slow
 def test_what_ties_by_the_flag_alone_is_exact() -> None:
     """A class that the table says to tie by a flag about storage is refused by no verb, in no layout."""
     plain = VERBS[: VERBS.index("convert back") + 1]

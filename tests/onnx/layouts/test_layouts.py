@@ -100,7 +100,8 @@ def test_the_renamed_graph_is_measured(traced: Traced, tmp_path: Path, layout: s
     assert found["session"][0]["copies"] == {"lm_head.weight": 1}
     graph = PATHS[layout][0]
     assert json.loads((out / "parity.json").read_text())["graph"] == graph
-    assert ok("parity", out / graph, made.model, "--provider", "cpu").exit_code == 0
+    if layout != "optimum":  # half of the time of the only one that is not slow
+        assert ok("parity", out / graph, made.model, "--provider", "cpu").exit_code == 0
 
 
 def test_genai_config(traced: Traced, tmp_path: Path) -> None:
