@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,12 @@ def _run(words: list[str], output: Path, report: Path) -> None:
         failures = Failures()
         code = int(pytest.main(words, plugins=[failures]))
         report.write_text(json.dumps(failures.names), encoding="utf-8")
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 

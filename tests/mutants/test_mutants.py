@@ -157,3 +157,16 @@ def test_failing_tests_are_no_measure(small: scratch.Scratch) -> None:
     (small.root / "tests" / "test_one.py").write_text("def test_one():\n    assert False\n")
     with pytest.raises(SystemExit, match="the tests of checks fail without any change"):
         small.enter("checks", ("tests/test_one.py",))
+
+
+def test_a_run_that_does_not_start_notices_nothing(small: scratch.Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that was loaded before pytest is no failure, and an option that pytest lacks ends the whole run."""
+    pytest.importorskip("anyio")
+    monkeypatch.setattr(scratch, "LIBRARIES", ("anyio",))
+    (small.root / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    small.enter("checks", ("tests/test_one.py",))
+    assert not small.notices(changes()["(value <= LIMIT)"])
+    monkeypatch.setattr(scratch, "WORDS", ("--no-such-option",))
+    small.passing.clear()
+    with pytest.raises(SystemExit, match="pytest does not run tests/test_one"):
+        small.notices(changes()["(value <= LIMIT)"])
