@@ -199,6 +199,7 @@ def test_what_is_likely_wrong_is_said(exported, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_likely_wrong_where_it_passed(exported, tmp_path: Path) -> None:
     """In fp16 an epsilon drowns in rounding: the graph passes, and no reason stands against the verdict."""
     made = exported("llama", "float16")

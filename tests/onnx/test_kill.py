@@ -41,6 +41,8 @@ CASES = [
     for file in ("", "model.onnx")
     if not file or how == "-o"  # of a lone graph in place, see test_in_place
 ]
+CUT = {("dedup", "--overwrite"), ("untie", "--in-place")}
+"""The cases whose power is cut in every run."""
 EXPORTS = [Case("export", tied, how) for how in ("-o", "--overwrite")]
 
 
@@ -103,7 +105,14 @@ def test_killed_exports(case: Case, tmp_path: Path, exporter: Zygote) -> None:
 
 
 @needs_strace
-@pytest.mark.parametrize("case", [case for case in CASES if not case.file], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if (case.verb, case.how) in CUT else pytest.mark.slow)
+        for case in CASES
+        if not case.file
+    ],
+)
 def test_every_image_of_a_power_cut(case: Case, tmp_path: Path, zygote: Zygote) -> None:
     """Every image that keeps the names so far and only synced bytes: OUT is absent, old or whole."""
     found = judge(GraphStage(case, tmp_path, zygote))

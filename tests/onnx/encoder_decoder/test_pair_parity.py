@@ -125,6 +125,7 @@ def failed(report: Parity) -> set[str]:
     return {gate.name for gate in report.gates if not gate.passed}
 
 
+@pytest.mark.slow
 def test_a_healthy_pair_passes(pairs: Pairs) -> None:
     """One report for both graphs: weights, single passes, steps over padding of every kind, free runs, every id."""
     made = pairs("t5")
