@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -62,14 +62,17 @@ def inspected(
     *,
     bare: bool = False,
     base: str | None = None,
+    accept: Callable[[Checkpoint], None] | None = None,
 ) -> Inspection:
     """Return the evidence about an open model, with findings and predictions for the ``chosen`` loaders.
 
     With ``bare``, the tensors of a training checkpoint get the names of the model. ``base`` is the base model of an
-    adapter.
+    adapter. ``accept`` may refuse the model before a tensor is compared.
     """
     listing, files, revision = model
     checkpoint = read_checkpoint(listing, files)
+    if accept is not None:
+        accept(checkpoint)
     if bare and checkpoint.table:
         checkpoint = with_bare_names(checkpoint, embed)
         embed, head = bare_name(checkpoint, embed), bare_name(checkpoint, head)

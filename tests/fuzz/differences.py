@@ -22,13 +22,10 @@ class Listed:
 LISTED: tuple[Listed, ...] = (
     Listed(
         "onnx",
-        r"is not a registered function/op|No schema registered",
-        "tieconv knows the definitions of operators of ai.onnx and ai.onnx.ml alone",
-    ),
-    Listed(
-        "onnx",
-        r"session: .*(Type Error|TypeInferenceError|ShapeInferenceError|NOT_IMPLEMENTED)",
-        "tieconv infers no types and shapes of computed values; dedup and untie open a session before they write",
+        r"session: .*(Type Error|TypeInferenceError|ShapeInferenceError|NOT_IMPLEMENTED)"
+        r"|is not a registered function/op|No schema registered",
+        "tieconv infers no types and shapes of computed values, and knows no operators of other domains; dedup and "
+        "untie open a session before they write",
     ),
 )
 COUNTED = frozenset({"safetensors", "torch", "gguf"})

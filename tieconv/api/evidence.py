@@ -9,10 +9,12 @@ from tieconv.live import is_module
 from tieconv.opened import inspected, narrowly, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch.nn import Module
 
+    from tieconv.checkpoint.files.model_files import Checkpoint
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.ranged.ranged_files import Tick
 
@@ -28,6 +30,7 @@ def inspect(
     ties_only: bool = False,
     bare: bool = False,
     base: str | Path | None = None,
+    accept: Callable[[Checkpoint], None] | None = None,
 ) -> Inspection:
     """Report what MODEL stores, what it ties, what its config declares, and findings with the next command.
 
@@ -36,6 +39,8 @@ def inspect(
     ``ties_only`` it skips shards without a tied name: counts cover the other shards, and findings only ties and biases.
 
     With ``bare`` the tensors of a training checkpoint have the model's names, without the training program's prefixes.
+
+    ``accept`` may refuse the model before a tensor is compared.
 
     ``base`` is the base model of an adapter: the path in the adapter's config is read only inside MODEL.
 
@@ -52,7 +57,8 @@ def inspect(
     with opened(str(path), tick) as model:
         if ties_only:
             return narrowly(model, Depth(depth), embed, head)
-        return inspected(model, Depth(depth), embed, head, chosen, bare=bare, base=None if base is None else str(base))
+        named = None if base is None else str(base)
+        return inspected(model, Depth(depth), embed, head, chosen, bare=bare, base=named, accept=accept)
 
 
 def inspect_in_memory(

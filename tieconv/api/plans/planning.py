@@ -48,9 +48,10 @@ def planned_write(
     if far and fetch:
         return local_write()
     evidence = (
-        proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head, bare=bare)
+        proved(str(path), depth, embed, head)
+        if far
+        else inspect(path, depth=depth, embed=embed, head=head, bare=bare, accept=guard_many)
     )
-    guard_many(evidence.checkpoint)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:

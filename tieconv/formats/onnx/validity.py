@@ -68,6 +68,7 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
         yield CHECKER, f"two functions have the name {shown(name)}"
     for function in model.functions:
         yield from _of_graph(function, [], _Imports(function.opsets, names, typed))
+        yield from _of_function(function, model)
 
 
 @record
@@ -190,6 +191,26 @@ def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
     if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
         for why in _of_operator(node, domain, opset):
             yield SESSION, f"{label(node, index)} {why}"
+
+
+def _of_function(function: Graph, model: Model) -> Iterator[Fault]:
+    """Yield each node of a function whose operator has another definition in the opset of the model."""
+    for index, node in enumerate(function.nodes):
+        own, outer = _since(node, function.opsets), _since(node, model.opsets)
+        if own != outer and None not in (own, outer):
+            yield CHECKER, f"{label(node, index)} of a function has another definition in the opset of the model"
+
+
+def _since(node: Node, opsets: Mapping[str, int]) -> int | None:
+    """Return the first opset with the definition of a node's operator, 0 without one; ``None`` if it is not known."""
+    domain = "" if node.domain in STANDARD else node.domain
+    opset = next(
+        (version for name, version in opsets.items() if name == node.domain or (name in STANDARD and not domain)), 0
+    )
+    if domain not in _operators() or not opset:
+        return None
+    versions = _operators()[domain].get(node.operator, {})
+    return max((int(version) for version in versions if int(version) <= opset), default=0)
 
 
 @cache
