@@ -181,7 +181,7 @@ def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
     elif not node.inputs and not node.outputs:
         yield CHECKER, f"{label(node, index)} has neither an input nor an output"
     domain = "" if node.domain in STANDARD else node.domain
-    names = {domain} if domain else STANDARD
+    names = STANDARD if not node.domain else {node.domain}  # a node of "ai.onnx" needs an import with this spelling
     opset = next((version for name, version in imports.opsets.items() if name in names), 0)
     if imports.opsets and not opset:
         yield (

@@ -13,6 +13,7 @@ import pickle
 import select
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import prod
 from typing import Any, NoReturn, TypeVar
 
 from tieconv.checkpoint.files.interface import Files
@@ -188,23 +190,28 @@ _LOOPS = ("Loop", "Scan")
 _LARGE = (*_LOOPS, "ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "OneHot")
 """Operators whose output can be of any size, whatever the size of the inputs."""
 _NAMED = 3
+_INT64, _SHAPE = 7, 512
+"""The element type of shapes, and the most bytes of one. The node with the largest constant shape is named first."""
 
 
 def _suspect(path: str, operators: tuple[str, ...]) -> str:
-    """Return a clause that names the first nodes with these operators; empty without one."""
+    """Return a clause that names nodes with these operators; empty without one."""
     root, file = (path, "") if os.path.isdir(path) else os.path.split(path)
-    suspects: list[tuple[int, str]] = []
+    suspects: list[tuple[int, int, str]] = []
     for name in [file] if file else sorted(os.listdir(root)):
         if not name.endswith(".onnx"):
             continue
         with suppress(TieconvError), open_files(os.path.abspath(root or ".")) as files:
             model = read_model(Wire(partial(_pread, files, name), files.state(name).size, name, "ONNX graph"))
-            suspects += [
-                (operators.index(node.standard), f"{shown(node.name, 100) or label(node, index)} ({node.standard})")
-                for node, index in _nodes(model.graph)
-                if node.standard in operators
-            ]
-    listed = ", ".join(text for _, text in sorted(suspects, key=lambda pair: pair[0])[:_NAMED])
+            sides = {tensor.name: tensor.raw for tensor in model.graph.initializers if tensor.kind == _INT64}
+            for node, index in _nodes(model.graph):
+                if node.standard in operators:
+                    spans = [span for each in node.inputs if (span := sides.get(each)) and span[1] - span[0] <= _SHAPE]
+                    raw = b"".join(files.pread(name, end - start, start) for start, end in spans)
+                    elements = prod(abs(side) for (side,) in struct.iter_unpack("<q", raw[: len(raw) // 8 * 8]))
+                    text = f"{shown(node.name, 100) or label(node, index)} ({node.standard})"
+                    suspects.append((-elements, operators.index(node.standard), text))
+    listed = ", ".join(text for *_, text in sorted(suspects)[:_NAMED])
     return f"; look at {listed}" if listed else ""
 
 
