@@ -21,6 +21,7 @@ from tests.checks.fixtures.model import (
 )
 from tieconv import api
 from tieconv.checkpoint.prediction import Prediction
+from tieconv.errors import RefusedError
 from tieconv.loaders import release_tables
 
 EMBED = "model.embed_tokens.weight"
@@ -188,3 +189,88 @@ def test_every_file_has_its_required_keys() -> None:
         files = release_tables.by_type(tables, "required keys")
         assert len(files) > count and {"llama", "qwen3", "gemma3"} <= files.keys()
         assert set(release_tables.by_type(tables, "same file").values()) <= files.keys()
+
+
+def codes(name: str, seed: int) -> Tensors:
+    """Return a matrix of 4-bit codes as MLX stores it, with groups of 32."""
+    words = matrix(seed=seed).view("<u4")
+    scales = matrix(8, 1, seed=seed)
+    return {f"{name}.weight": words, f"{name}.scales": scales, f"{name}.biases": scales}
+
+
+def test_codes_follow_the_class(tmp_path: Path) -> None:
+    """A class ties its codes as it ties floats. Each state was run with mlx-lm 0.32.2."""
+    settings: Config = {"quantization": {"bits": 4, "group_size": 32}}
+    body, embedding, head = {"model.norm.weight": vector()}, codes("model.embed_tokens", 1), codes("lm_head", 2)
+    one, both = {**body, **embedding}, {**body, **embedding, **head}
+    llama_like = config("LlamaForCausalLM", "llama") | settings
+    cohere = config("CohereForCausalLM", "cohere") | settings
+    gemma = config("Gemma3ForCausalLM", "gemma3_text", head_dim=1) | settings
+    cases = {
+        "llama, tied": (llama_like | {"tie_word_embeddings": True}, one, "tied"),
+        "llama, untied": (llama_like | {"tie_word_embeddings": False}, both, "untied"),
+        "llama, tied, both": (llama_like | {"tie_word_embeddings": True}, both, "error"),
+        "llama, untied, no head": (llama_like | {"tie_word_embeddings": False}, one, "error"),
+        "cohere, always tied": (cohere | {"tie_word_embeddings": False}, one, "tied"),
+        "cohere, a head": (cohere | {"tie_word_embeddings": False}, both, "error"),
+        "gemma 3, a head": (gemma | {"tie_word_embeddings": True}, both, "untied"),
+        "gemma 3, no head": (gemma | {"tie_word_embeddings": False}, one, "tied"),
+    }
+    for case, (values, tensors, outcome) in cases.items():
+        sized = {**values, "hidden_size": 32}
+        assert str(predicted(tmp_path / case, sized, tensors).outcome) == outcome, case
+
+
+QWEN25: Config = {
+    **config("Qwen2_5_VLForConditionalGeneration", "qwen2_vl", tie_word_embeddings=True),
+    "model_type": "qwen2_5_vl",
+    "quantization": {"bits": 4, "group_size": 32},
+}
+
+
+def of_mlx(tied: bool, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Return a Qwen2.5-VL as mlx-vlm writes it: every name of the language model below ``language_model.``."""
+    keys = release_tables.by_type("mlx-lm-0.32", "required keys")["qwen2_vl"]
+    text = dict.fromkeys(keys, 1) | {"model_type": "qwen2_5_vl_text", "vocab_size": 8, "hidden_size": 32}
+    values = QWEN25 | text | {"model_type": "qwen2_5_vl", "tie_word_embeddings": tied}
+    return values | {"text_config": text | {"tie_word_embeddings": tied}}, {
+        "language_model.model.norm.weight": vector(),
+        **tensors,
+    }
+
+
+def test_names_of_mlx_vlm(tmp_path: Path) -> None:
+    """They are judged by the loaders that know them: transformers does not decide, and nothing is missing."""
+    embedding, head = codes("language_model.model.embed_tokens", 1), codes("language_model.lm_head", 2)
+    for tied, tensors in ((True, embedding), (False, embedding | head)):
+        folder = save(tmp_path / str(tied), *of_mlx(tied, tensors))
+        inspection = api.inspect(folder, consumers="transformers,mlx-lm==0.32")
+        assert [finding.rule for finding in inspection.findings if finding.level != "note"] == [], tied
+        assert inspection.config.effective is tied
+        answers = {consumer.name: str(consumer.outcome) for consumer in inspection.consumers}
+        assert answers["transformers"] == "unknown", tied
+    untied = api.plan_untie(tmp_path / "True").execute(tmp_path / "out").output
+    assert set(codes("language_model.lm_head", 1)) <= api.inspect(untied).checkpoint.tensors.keys()
+
+
+def test_verbs_for_files_of_mlx(tmp_path: Path) -> None:
+    """A result that mlx-lm refuses is refused, and codes under two names are the same function as one tied module."""
+    cohere = config("CohereForCausalLM", "cohere", hidden_size=4)
+    folder = save(tmp_path / "cohere", cohere | {"tie_word_embeddings": True}, llama())
+    (folder / "model.safetensors").write_bytes(weights(llama(), {"format": "mlx"}))
+    with pytest.raises(RefusedError, match=r"mlx-lm 0\.32 would not load the result"):
+        api.plan_untie(folder)
+    values = config("LlamaForCausalLM", "llama", hidden_size=32, tie_word_embeddings=True)
+    tied = save(
+        tmp_path / "tied",
+        values | {"quantization": {"bits": 4, "group_size": 32}},
+        {"model.norm.weight": vector(), **codes("model.embed_tokens", 1)},
+    )
+    other = save(
+        tmp_path / "other",
+        values | {"quantization": {"bits": 4, "group_size": 32}},
+        {"model.norm.weight": vector(), **codes("model.embed_tokens", 2)},
+    )
+    untied = api.plan_untie(tied).execute(tmp_path / "untied").output
+    assert api.diff(tied, untied).same_function
+    assert not api.diff(tied, other).same_function

@@ -105,6 +105,24 @@ def test_an_index_beside_stops_nobody_from_reading_one_file(tmp_path: Path) -> N
     assert [caution.code for caution in read(tmp_path / SINGLE).cautions] == ["layout.not-alone"]  # nothing that blocks
 
 
+def test_an_index_of_the_one_file(tmp_path: Path) -> None:
+    """mlx-lm writes one for every model. An index of another file, or of two files, leaves open which is the model."""
+    (tmp_path / SINGLE).write_bytes(weights())
+    names = list(read(tmp_path).tensors)
+    cases = {
+        "its file": (dict.fromkeys(names, SINGLE), []),
+        "a name too many": (dict.fromkeys([*names, "x"], SINGLE), ["index.absent-tensor"]),
+        "a name too few": ({"x": SINGLE}, ["index.absent-tensor", "index.extra-tensor"]),
+        "another file": (dict.fromkeys(names, "other.safetensors"), ["layout.ambiguous"]),
+        "two files": ({**dict.fromkeys(names, SINGLE), "x": "other.safetensors"}, ["layout.ambiguous"]),
+    }
+    for case, (entries, codes) in cases.items():
+        (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": entries}))
+        found = read(tmp_path)
+        assert [caution.code for caution in found.cautions] == codes, case
+        assert found.entry == SINGLE, case
+
+
 NAMES = st.sampled_from(
     [SINGLE, INDEX, "model-00001-of-00002.safetensors", "x.safetensors", "pytorch_model.bin", "training_args.bin",
      "pytorch_model.bin.index.json", "x.gguf", "x.pt", "x.pth", "__0_0.distcp", ".metadata", "adapter_config.json",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +67,13 @@ class TestBoth:
         assert refusal(function, path).code == "tie.quantised"
 
     def test_ambiguous_directories(self, function, tmp_path: Path) -> None:
-        """A single file beside an index: nobody knows which is meant."""
+        """A single file beside an index of another file: nobody knows which is meant."""
         path = save(tmp_path / "m", TIED, llama())
-        (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+        index = path / "model.safetensors.index.json"
+        index.write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
         assert refusal(function, path).code == "layout.ambiguous"
+        index.write_text('{"weight_map": {"a": "model.safetensors"}}')
+        assert refusal(function, path).code == "index.absent-tensor"
 
     def test_a_flag_written_twice(self, function, tmp_path: Path) -> None:
         """Readers disagree on a repeated key, so it is not edited."""
@@ -236,3 +241,83 @@ def test_two_formats_side_by_side(function, tmp_path: Path) -> None:
     findings = tieconv.inspect(path).findings
     assert [finding.rule for finding in findings] == ["IDX009"]
     assert "safetensors" in findings[0].message and "torch" in findings[0].message
+
+
+NAMES = {"embed": EMBED, "head": HEAD}
+MAMBA = {"d_model": 4, "n_layer": 1, "vocab_size": 8, "ssm_cfg": {}, "tie_embeddings": True}
+
+
+class TestOtherPrograms:
+    """A config that is not one of transformers gets no key that its loader does not know, and no name goes or comes."""
+
+    def test_keys_and_names(self, tmp_path: Path) -> None:
+        """lerobot, diffusers and timm have no tie flag at all."""
+        configs = {
+            "lerobot": {"type": "pi0", "dtype": "float32"},
+            "diffusers": {"_class_name": "UNet2DModel", "_diffusers_version": "0.40.0"},
+            "timm": {"architecture": "vit_tiny", "num_classes": 8, "pretrained_cfg": {}},
+        }
+        for program, config in configs.items():
+            one = save(tmp_path / program / "one", config, llama())
+            two = save(tmp_path / program / "two", config, llama(head=matrix()))
+            assert refusal(tieconv.plan_untie, one, **NAMES).code == "config.foreign", program
+            assert refusal(tieconv.plan_untie, one, keep_flag=True, **NAMES).code == "config.foreign", program
+            assert refusal(tieconv.plan_retie, two, **NAMES).code == "config.foreign", program
+            for plan in (partial(tieconv.plan_set_tie, "true"), partial(tieconv.plan_bias, "zero")):
+                assert refusal(plan, two, **NAMES).code == "config.foreign", program
+
+    def test_the_flag_of_mamba(self, tmp_path: Path) -> None:
+        """state-spaces' loader takes tie_embeddings, loads strictly, and wants both names."""
+        path = save(tmp_path / "m", MAMBA, llama(head=matrix()))
+        config = tieconv.inspect(path).config
+        assert (config.effective, config.why) == (True, "Tied: tie_embeddings is true.")
+        untied = tieconv.plan_untie(path, **NAMES).execute(tmp_path / "untied").output
+        tied = tieconv.plan_retie(untied, **NAMES).execute(tmp_path / "tied").output
+        for folder, flag in ((untied, False), (tied, True)):
+            inspection = tieconv.inspect(folder)
+            assert inspection.checkpoint.config_values == {**MAMBA, "tie_embeddings": flag}
+            assert {EMBED, HEAD} <= inspection.checkpoint.tensors.keys()
+
+    def test_the_flag_of_mistral(self, tmp_path: Path) -> None:
+        """params.json has tied_embeddings, and an absent key may be unknown to the loader."""
+        params = {"dim": 4, "n_layers": 1, "head_dim": 2, "hidden_dim": 8, "vocab_size": 8}
+        tensors = {"tok_embeddings.weight": matrix(), "output.weight": matrix(), "norm.weight": vector()}
+        names = {"embed": "tok_embeddings.weight", "head": "output.weight"}
+        for case, more, tied in (("absent", {}, False), ("false", {"tied_embeddings": False}, False)):
+            path = save(tmp_path / case, None, tensors)
+            (path / "model.safetensors").rename(path / "consolidated.safetensors")
+            (path / "params.json").write_text(json.dumps(params | more))
+            assert tieconv.inspect(path).config.effective is tied, case
+            if more:
+                output = tieconv.plan_set_tie("true", path, **names).execute(tmp_path / "out").output
+                assert json.loads((Path(output) / "params.json").read_text()) == params | {"tied_embeddings": True}
+            else:
+                assert refusal(partial(tieconv.plan_set_tie, "true"), path, **names).code == "config.foreign"
+            assert refusal(tieconv.plan_retie, path, **names).code == "config.foreign"
+
+    def test_litgpt(self, tmp_path: Path) -> None:
+        """It keeps the config.json that it downloaded, but reads model_config.yaml."""
+        path = save(tmp_path / "m", UNTIED, llama(head=matrix()))
+        tieconv.plan_convert("torch", path).execute(tmp_path / "lit")
+        (tmp_path / "lit" / "pytorch_model.bin").rename(tmp_path / "lit" / "lit_model.pth")
+        (tmp_path / "lit" / "model_config.yaml").write_text("name: tiny")
+        assert refusal(tieconv.plan_retie, tmp_path / "lit").code == "config.foreign"
+
+
+def test_a_head_at_another_place(tmp_path: Path) -> None:
+    """MLX names below language_model., but the head at the top: it is not missing, and no verb abandons it."""
+    config = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "tie_word_embeddings": False,
+        "text_config": {"model_type": "qwen2_5_vl_text", "vocab_size": 8, "tie_word_embeddings": False},
+        "quantization": {"bits": 4, "group_size": 32},
+    }
+    tensors = {"language_model.model.embed_tokens.weight": matrix(), "language_model.model.norm.weight": vector()}
+    path = save(tmp_path / "m", config, {**tensors, "lm_head.weight": matrix(seed=1)})
+    (finding,) = (each for each in tieconv.inspect(path).findings if each.level == "error")
+    assert "lm_head.weight is stored" in finding.message
+    assert "mlx-vlm" in finding.message
+    for function in (tieconv.plan_untie, tieconv.plan_retie):
+        assert refusal(function, path).code == "tie.stray-head"
+    assert refusal(partial(tieconv.plan_set_tie, "auto"), path).code == "tie.stray-head"

@@ -69,6 +69,29 @@ def renamed(family: Family, in_file: Callable[[str], str]) -> Family:
     )
 
 
+_MLX_START = "language_model."
+
+
+def mlx_named(family: Family, names: Collection[str]) -> Family:
+    """Return ``family`` with the names that mlx-lm and mlx-vlm give a composite, if ``names`` are those; else itself.
+
+    They put the language model of every composite below ``language_model.``: ``language_model.model.embed_tokens`` is
+    the embedding, and ``language_model.lm_head`` the head. Source: mlx-vlm 0.7, ``models/*/language.py``.
+    """
+    embedding, head = family.input_embedding, family.output_head
+    if embedding is None or head is None or locate(family, embedding, names) is not None:
+        return family
+    end = f".{'.'.join(embedding.split('.')[-2:])}"
+    stored = [name for name in names if name.startswith(_MLX_START) and name.endswith(end)]
+    if len(stored) != 1:
+        return family
+
+    def in_file(name: str) -> str:
+        return stored[0] if name.endswith(end) else _MLX_START + ".".join(name.split(".")[-2:])
+
+    return replace(renamed(family, in_file), mlx_names=True)
+
+
 def known_names(family: Family, *roles: Role) -> list[str]:
     """Return embedding, head, head biases, and the names of the tied groups; ``roles`` restricts the groups."""
     names = [family.input_embedding, family.output_head, *family.output_biases]

@@ -108,6 +108,7 @@ class Family:
     pieces: tuple[str, ...] = ()  # stored tensors whose rows together are the input embedding
     unlisted: bool = False  # no auto mapping of transformers has the class; not measured with transformers 4.48
     since: str = ""  # the release that the facts were measured with, if it is newer than the table's
+    mlx_names: bool = False  # mlx-lm or mlx-vlm named the tensors, so transformers does not find them
     convention: str = ""  # the public project that gives a guessed pair these names
 
     @property

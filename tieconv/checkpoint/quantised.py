@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import HEAD, Verdict
@@ -25,11 +25,67 @@ LEAVES = (*CODE_LEAVES, *SCALE_LEAVES)
 """Suffixes after a module's name in GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, MLX, torchao and quanto files."""
 
 
-def quantised_twin(name: str, stored: Collection[str]) -> str | None:
-    """Return the stored tensor that shows that the matrix ``name`` is quantised, else ``None``."""
-    module = name.removesuffix(".weight")
-    return next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)
+INERT_LEAVES = (
+    "input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "output_scale", "output_zero_point",
+)  # fmt: skip
+"""Ends of the names of settings for the activations, which leave the values of a matrix as they are."""
 
+_OF_THE_MODULE = ("bias", "weight")
+_BESIDE = ("_blocks", "_scales")
+"""Ends that MXFP4 puts behind the name of a parameter, as in GPT-OSS."""
+_INSIDE = (
+    "lora_",
+    "base_layer.",
+    "modules_to_save.",
+    "original_module.",
+    "_orig_mod.",
+    "module.",
+    "_fsdp",
+    "_checkpoint",
+)
+"""Starts of names inside a module that PEFT or a training wrapper put there: other rules report them."""
+
+
+def parts_of(module: str, stored: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the end and the name of each stored tensor of a module, except for its bias."""
+    start = f"{module}."
+    for name in stored:
+        if name.startswith(start):
+            end = name[len(start) :]
+            if end != "bias" and not end.startswith(_INSIDE):
+                yield end, name
+        elif name.startswith(module) and name[len(module) :] in _BESIDE:
+            yield name[len(module) :], name
+
+
+def quantised_twin(name: str, stored: Collection[str]) -> str | None:
+    """Return the stored tensor that shows that the matrix ``name`` has further parts, else ``None``.
+
+    The part may be of a quantiser that tieconv does not know: the tensor named ``name`` is not the whole matrix then.
+    """
+    module = name.removesuffix(".weight")
+    known = next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)
+    if known is not None:
+        return known
+    parts = parts_of(module, stored) if module != name else ()
+    return next((part for end, part in parts if end not in (*_OF_THE_MODULE, *INERT_LEAVES)), None)
+
+
+def stray_head(inspection: Inspection) -> tuple[str, ...]:
+    """Return the stored tensors of an ``lm_head`` outside the place where the class has its head, if it has none there.
+
+    Such a file may hold a head that no loader finds under this name, so nothing is missing for certain.
+    """
+    head, view, tables = inspection.family.output_head, inspection.head.output_head, inspection.quantised
+    if head is None or (view is not None and view.stored) or (tables is not None and tables.of(HEAD) is not None):
+        return ()
+    if head.startswith(_LM_HEAD) or inspection.checkpoint.format not in ("safetensors", "torch"):
+        return ()
+    played = {member.name for tie in inspection.ties for member in tie.members}
+    return tuple(name for name in inspection.checkpoint.tensors if name.startswith(_LM_HEAD) and name not in played)
+
+
+_LM_HEAD = "lm_head."
 
 LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})
 """Methods whose loaders build a quantised module where the config lists it, whatever is stored."""

@@ -34,7 +34,7 @@ from tieconv.checks.interface import Rule
 _WORDS = {
     PairState.EQUAL_VALUES: "only the dequantised values are equal",
     PairState.COPY: "one is a quantised copy of the other",
-    PairState.CALIBRATED_COPY: "one is a calibrated, quantised copy of the other",
+    PairState.CALIBRATED_COPY: "one is close to a quantised copy of the other",
     PairState.DIFFERENT: "the dequantised values differ",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from tieconv.architectures import unexplained
+from tieconv.architectures.own_flag import is_foreign
 from tieconv.architectures.wrappers import unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.files.cautions import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution
@@ -109,9 +110,9 @@ def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | No
     """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing, or two shards hold one tensor."""
     checkpoint = inspection.checkpoint
     repeated = any(evidence.cautions(inspection, "index.repeated"))
-    if checkpoint.layout is not Layout.SHARDED or checkpoint.format not in _INDEXED or checkpoint.special or repeated:
+    if checkpoint.format not in _INDEXED or checkpoint.special or repeated:
         return None
-    if checkpoint.index is None and not checkpoint.complete:
+    if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):
         return None
     return _command("reindex", checkpoint.source, *options, safe=safe)
 
@@ -183,7 +184,12 @@ def _is_equal(tie: Tie) -> bool:
 
 def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:
     source, names = _source(inspection), _names(inspection)
-    if source is None or names is None or not _may_be_planned(inspection):
+    if (
+        source is None
+        or names is None
+        or not _may_be_planned(inspection)
+        or is_foreign(inspection.checkpoint.config_values)
+    ):
         return None
     # What a guess says is for the user to confirm: `check --fix` never applies it.
     return _over_formats(inspection.checkpoint, verb, source, *names, *options, safe=safe and not names)

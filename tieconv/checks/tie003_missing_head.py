@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from tieconv.architectures import unexplained
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised import stray_head
 from tieconv.checkpoint.quantised_matrix import EMBEDDING
 from tieconv.checks import evidence, quantised_pairs, remedies
 from tieconv.checks.interface import Rule
@@ -67,6 +68,17 @@ def _beside_codes(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> Finding:
     if inspection.checkpoint.is_embedder:
         return RULE.finding(evidence.without_head(head), (head,), level=Level.NOTE)
+    stray = stray_head(inspection)
+    if stray:
+        looks = "mlx-vlm fails to load it: its class" if inspection.family.mlx_names else "The class"
+        return RULE.finding(
+            f"{evidence.clause(stray, 'is', 'are')} stored, but {evidence.listed([head])} is missing. "
+            f"{looks} has its head under that name.",
+            (head, *stray),
+            level=evidence.certain(inspection, Level.ERROR),
+        )
+    if inspection.family.mlx_names:
+        outcome = "mlx-lm and mlx-vlm fail to load the model"
     return RULE.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}. Run retie if the "
         f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",

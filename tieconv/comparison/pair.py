@@ -18,8 +18,8 @@ from tieconv.inspection.equality.compare_bytes import equal
 from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.inspection.view_reader import readable
-from tieconv.loaders.evidence.head_pair import in_file
-from tieconv.loaders.load import bias_unset, load, releases
+from tieconv.loaders.evidence.head_pair import head_pair, in_file
+from tieconv.loaders.load import MLX_LM, bias_unset, load, releases
 from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.sources.digest import same_hash
 from tieconv.text import shown
@@ -297,15 +297,30 @@ class View:
 def views(inspection: Inspection) -> tuple[View, ...]:
     """Return the model in transformers 5, and in transformers 4 if that has its class."""
     key = ParameterNames(inspection)
-    return tuple(_view(inspection, key, release) for release in releases(inspection))
+    return tuple(_view(inspection, key, load(inspection, release), release) for release in releases(inspection))
 
 
-def _view(inspection: Inspection, key: ParameterNames, release: str) -> View:
-    loaded = load(inspection, release)
+def _mlx_view(inspection: Inspection) -> View | None:
+    """Return a model of MLX in mlx-lm, ``None`` if another program wrote it or tieconv has no measurement of it."""
+    model = load(inspection, *MLX_LM) if inspection.checkpoint.mlx else None
+    if model is None or model.refused(Cause.UNKNOWN) is not None:
+        return None
+    view = _view(inspection, ParameterNames(inspection), model)
+    pair = head_pair(inspection)
+    if pair is not None and model.parameters and model.tied(pair.head, pair.embedding):
+        # A tied module is one: its codes, scales and biases.
+        for end in ("scales", "biases"):
+            part = inspection.checkpoint.tensors.get(f"{pair.embedding.removesuffix('weight')}{end}")
+            if part is not None:
+                view.sources[view.sources.names.of(f"{pair.head.removesuffix('weight')}{end}")] = Source(part)
+    return view
+
+
+def _view(inspection: Inspection, key: ParameterNames, loaded: Loaded, *releases: str) -> View:
     return View(
         loaded.loader.partition(".")[0],
         _sources(inspection, loaded, key),
-        bias_unset(inspection.family, release),
+        bool(releases) and bias_unset(inspection.family, *releases),
         _trouble(inspection, loaded, key),
         loaded.refused(Cause.NAMES) is not None,
         loaded.in_order,
@@ -360,7 +375,9 @@ def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
 
 def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:
     """Yield both models in each loader that loads at least one of them."""
-    pairs = zip(views(a), views(b), strict=False)
+    mlx = _mlx_view(a), _mlx_view(b)
+    in_mlx = ((mlx[0], mlx[1]),) if mlx[0] is not None and mlx[1] is not None else ()
+    pairs = in_mlx or zip(views(a), views(b), strict=False)
     return ((view_a, view_b) for view_a, view_b in pairs if not (view_a.refused and view_b.refused))
 
 

@@ -13,7 +13,7 @@ from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, L
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats.documents import CONFIG, HF_QUANT, read_config
+from tieconv.formats.documents import CONFIG, HF_QUANT, PARAMS, read_config
 from tieconv.formats.interface import prepare
 from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
 from tieconv.text import count, path_word, shown
@@ -87,7 +87,7 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
         require_regular(listing, files, name)
     stored = [entry for entry in listing.top if naming.is_weights(entry)]
     if naming.single in stored:
-        return _single(naming, listing, stored)
+        return _single(naming, listing, files, stored)
     indexes = [entry for entry in listing.top if naming.is_index(entry)]
     if naming.index in indexes or len(indexes) == 1:
         return _indexed(naming, listing, files, naming.index if naming.index in indexes else indexes[0])
@@ -109,9 +109,14 @@ def _name_one(listing: Listing, name: str) -> str:
     return f"give the path of one of them: {path_word(os.path.join(listing.source, name))}"
 
 
-def _single(naming: Naming, listing: Listing, stored: list[str]) -> WeightSet:
+def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -> WeightSet:
     if naming.index not in listing.top:
         return with_orphans(WeightSet(Layout.SINGLE, (naming.single,)), stored)
+    from tieconv.formats.indexed import read_one_file_index  # most models have no index
+
+    weight_set = read_one_file_index(naming, files)
+    if weight_set is not None:
+        return with_orphans(weight_set, stored)
     caution = Caution(
         "layout.ambiguous",
         f"the directory holds both {naming.single} and {naming.index}: transformers reads the single file, "
@@ -164,6 +169,9 @@ def _config(
 ) -> tuple[Document | None, Iterable[Caution]]:
     """Return the directory's config and cautions. Skip the config for one shard: it describes all shards."""
     require_regular(listing, files, CONFIG)
+    if CONFIG not in listing.top and PARAMS in listing.top and re.match(r"consolidated", weight_set.weights[0]):
+        require_regular(listing, files, PARAMS)
+        return read_config(files, PARAMS)
     if CONFIG not in listing.top:
         return None, ()
     if weight_set.layout is Layout.FILE and re.search(naming.shard, weight_set.weights[0]):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 HF_QUANT = "hf_quant_config.json"
 """The file in which ModelOpt describes the quantisation."""
+PARAMS = "params.json"
+"""The config of Mistral's and of Meta's own tools, beside weights that are named consolidated."""
 CONFIG_LIMIT = 16_000_000
 _REPEATED_SAID = 8
 

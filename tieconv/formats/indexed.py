@@ -31,6 +31,22 @@ def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> W
     return with_orphans(weight_set, filter(naming.is_weights, listing.top))
 
 
+def read_one_file_index(naming: Naming, files: Files) -> WeightSet | None:
+    """Return the single file with its index, or ``None`` if the index is unreadable or lists any other file.
+
+    mlx-lm and mlx-vlm write an index for a model of one file too. Such an index names no second model.
+    """
+    data = read_bytes(files, naming.index, index_format.LIMIT)
+    try:
+        value, weight_map = index_format.read_index(data, naming.index)
+    except UnreadableError:
+        return None
+    if set(weight_map.values()) != {naming.single}:
+        return None
+    index = Document(naming.index, data.decode("utf-8"), value)
+    return WeightSet(Layout.SINGLE, (naming.single,), index, weight_map)
+
+
 def _instead(listing: Listing, absent: str) -> str:
     """Return a second hint for a missing shard. A numbered shard has none, because reindex refuses there."""
     if re.search(r"-of-\d+\.\w+$", absent):

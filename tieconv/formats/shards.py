@@ -194,7 +194,7 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
     sets = _numbered_sets(stored)
     numbered = _numbered_set(listing, sets, entries)
     if numbered is None:
-        if not named - {naming.single}:
+        if not named or (naming.single in stored and not entries <= {naming.single}):
             _refuse_one_file(naming, listing, stored)
         return sorted(named), []
     stale: set[str] = set()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures import effective, gate
-from tieconv.architectures.own_flag import own_flag
+from tieconv.architectures.own_flag import foreign_flag, own_flag
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.inspection import ConfigView, Declared, State
 from tieconv.checkpoint.tie_group import Tie
@@ -22,6 +22,9 @@ _ABSENT = object()
 
 def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     """Return the declared flags (top level first) and the tying that transformers 5 derives from them."""
+    foreign = foreign_flag(config)
+    if foreign is not None:
+        return _foreign_view(config, *foreign)
     declared = tuple(_declared(config, family)) if config else ()
     levels = {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in declared}
     tied, why = effective(family, levels)
@@ -31,6 +34,15 @@ def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     if not config and not known:
         why = _NO_CONFIG
     return ConfigView(str(config.get("model_type", "")), names, declared, tied, why, known)
+
+
+def _foreign_view(config: Mapping[str, object], key: str, default: bool) -> ConfigView:
+    """Return what the config of another program says under its own ``key``."""
+    value = config.get(key, default)
+    tied = bool(value)
+    said = f"{key} is {str(tied).lower()}" if key in config else f"{key} is absent, which means {str(default).lower()}"
+    declared = (Declared(key, value if key in config else None, key in config),)
+    return ConfigView("", (), declared, tied, f"{'Tied' if tied else 'Untied'}: {said}.")
 
 
 _NO_CONFIG = "Unknown: no config names the model's class."
@@ -49,6 +61,8 @@ def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView
 
 def gated(config: ConfigView, family: Family) -> bool:
     """Return whether the config ties the groups that its flag decides."""
+    if not config.model_type and any(not entry.path.endswith(FLAG) for entry in config.declared):
+        return config.effective  # the flag of another program
     return gate(family, {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in config.declared})
 
 

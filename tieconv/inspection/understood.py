@@ -50,6 +50,10 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         from tieconv.architectures.name_prefix import in_training  # few models are training checkpoints
 
         family = in_training(family, shapes, checkpoint.table.starts)
+    elif checkpoint.mlx and family.knowledge is Knowledge.TABLE:
+        from tieconv.architectures.stored_names import mlx_named
+
+        family = mlx_named(family, shapes)
     return family, view_config(checkpoint.config_values, family)
 
 

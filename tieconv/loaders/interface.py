@@ -46,7 +46,8 @@ class Consumer:
         rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
         if rows is not None:
             loaded = stopped(loaded.loader, rows)
-        answer = self._of_quantised(inspection, loaded) or verdict(inspection, loaded)
+        reads = self.name == "mlx-lm" or not inspection.family.mlx_names
+        answer = (self._of_quantised(inspection, loaded) if reads else None) or verdict(inspection, loaded)
         since = inspection.family.since if self.name == "transformers" else ""
         ran = (since,) if since and answer.outcome is not Outcome.ERROR else self.ran
         return Prediction(

@@ -17,6 +17,9 @@ TRANSFORMERS_4 = "4.57"
 
 TRANSFORMERS_448 = "4.48"
 
+MLX_LM = ("0.32", "mlx-lm")
+"""The release of mlx-lm that plans and `diff` use for files of MLX."""
+
 _COUNTED = (TRANSFORMERS_5, TRANSFORMERS_4)
 
 
@@ -28,7 +31,7 @@ def load(inspection: Inspection, release: str, loader: str = TRANSFORMERS) -> Lo
         return load5.load_50(inspection)
     if loader == TRANSFORMERS:
         return load4.load(inspection, release)
-    from tieconv.loaders.registry import consumer  # plans ask about transformers only
+    from tieconv.loaders.registry import consumer  # most plans ask about transformers only
 
     return consumer(loader, release).load(inspection)
 

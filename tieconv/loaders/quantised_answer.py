@@ -14,7 +14,7 @@ from tieconv.checkpoint.quantised_matrix import (
 )
 from tieconv.checkpoint.quantised_matrix import Verdict as Choice
 from tieconv.loaders.evidence.head_pair import in_file
-from tieconv.loaders.evidence.quantised_cells import ABSENT, CELLS, FLOAT, QUANTISED, Cell, Tables
+from tieconv.loaders.evidence.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables
 from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.loaders.outcome import Verdict
 from tieconv.text import shown
@@ -35,12 +35,25 @@ def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Lo
     broken = next((fault for matrix in tables.matrices for fault in matrix.faults), None)
     if broken is not None:
         return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
+    if loader == MLX and all(matrix.scheme.startswith("MLX") for matrix in tables.matrices):
+        return _mlx_answer(loaded, names)
     cell = _cell(inspection, tables, loader)
     if cell is None:
         listed = " and ".join(shown(matrix.name) for matrix in tables.matrices)
         are = "is" if len(tables.matrices) == 1 else "are"
         return Verdict(Outcome.UNKNOWN, f"{listed} {are} quantised, and tieconv has no measurement of that", names)
     return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)
+
+
+def _mlx_answer(loaded: Loaded, names: tuple[str, ...]) -> Verdict:
+    """Return the answer of mlx-lm about its own codes: a module is quantised if its scales are stored."""
+    if loaded.refusals:
+        return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
+    if loaded.discarded:
+        return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
+    if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
+        return Verdict(Outcome.TIED, "one quantised matrix serves both", names)
+    return Verdict(Outcome.UNTIED, "each table is loaded as it is stored", names)
 
 
 def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict | None:

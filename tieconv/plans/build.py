@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from tieconv.architectures.own_flag import is_foreign
+from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.write_plan.operation import (
@@ -30,7 +32,7 @@ from tieconv.plans.base_prefix import give_prefix, needs_prefix
 from tieconv.plans.config import set_flag
 from tieconv.plans.edited_files import files_of, with_text
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard_lone_config
+from tieconv.plans.guards import guard_lone_config, refuse
 from tieconv.plans.meaning import Notes, judged
 from tieconv.plans.meaning.described import described
 from tieconv.text import count, shown
@@ -63,6 +65,7 @@ def build(
     """
     checkpoint = inspection.checkpoint
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
+    _guard_foreign(inspection, edits, text.name if text is not None else "")
     guard_lone_config(inspection, bool(changes))
     if tied is not None and checkpoint.config is None:
         promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
@@ -94,6 +97,28 @@ def build(
         after = described(inspection, plan)
     plan = judged(plan, inspection, after, notes, spared=spared, forced=forced)
     return replace(plan, notes=(*plan.notes, *_advice(inspection, tied, bool(changes))))
+
+
+def _guard_foreign(inspection: Inspection, edits: Edits, edited: str) -> None:
+    """Refuse a plan that changes a name in a model of another program than transformers: its loader may be strict.
+
+    ``edited`` is the name of the config that the plan changes; empty if it changes none.
+    """
+    checkpoint = inspection.checkpoint
+    lit = "model_config.yaml" in checkpoint.companions and checkpoint.files[0].name.startswith("lit_model")
+    if checkpoint.layout is Layout.FILE or not (lit or is_foreign(checkpoint.config_values)):
+        return
+    names, after = set(checkpoint.tensors), set(edits.after())
+    changed = next(iter(sorted(names ^ after)), "")
+    if changed or (lit and edited):
+        config = "model_config.yaml" if lit else shown(checkpoint.config.name if checkpoint.config else "")
+        result = f"the result would {'lack' if changed in names else 'have'} {shown(changed)}" if changed else ""
+        refuse(
+            f"the program that reads {config} is not transformers, and {result or 'it does not read ' + edited}",
+            "change the model with the program that wrote it",
+            "config.foreign",
+            source=shown(checkpoint.source),
+        )
 
 
 def _advice(inspection: Inspection, tied: bool | None, flag_changes: bool) -> Iterator[str]:

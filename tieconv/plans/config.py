@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, text_config
-from tieconv.architectures.own_flag import own_flag
+from tieconv.architectures.own_flag import is_foreign, own_flag
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.write_plan.operation import SetConfig
@@ -27,6 +27,17 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
     if document is None:
         return None, ()
     changes = (*_changes(inspection, tied), *_own(document.value, tied), *_derived(inspection, tied))
+    foreign = is_foreign(document.value)
+    if foreign and inspection.config.known and inspection.config.effective is tied:
+        changes = tuple(change for change in changes if change.present)
+    unknown = next((change.path for change in changes if not change.present), None)
+    if unknown is not None and foreign:
+        raise RefusedError(
+            f"{shown(document.name)} is not a config of transformers, and its loader may refuse the new key "
+            f"{shown(unknown)}",
+            "change the model with the program that wrote it",
+            "config.foreign",
+        )
     if changes and document.text.count(f'"{FLAG}"') > _flag_count(document.value):
         raise RefusedError(
             f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value",
@@ -43,7 +54,7 @@ def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
     for entry in inspection.config.declared:
         if entry.value is tied or not _may_change(inspection, entry.path):
             continue
-        if not entry.present and entry.path != FLAG and entry.path not in _governing(inspection):
+        if not entry.present and entry.path.endswith(f".{FLAG}") and entry.path not in _governing(inspection):
             continue
         yield SetConfig(entry.path, tied, entry.value, entry.present)
 

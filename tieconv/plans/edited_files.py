@@ -43,7 +43,9 @@ def _single(edits: Edits) -> Files:
     file = edits.checkpoint.files[0]
     changed = _rewrite(file, edits, edits.additions)
     weights = () if changed is None else (changed,)
-    return _assemble(edits, weights, (), removed=())
+    # mlx-lm writes an index for one file too.
+    texts = index_text(edits, weights, []) if edits.checkpoint.index is not None else ()
+    return _assemble(edits, weights, texts, removed=())
 
 
 def _sharded(edits: Edits) -> Files:

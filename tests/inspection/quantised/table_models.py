@@ -90,7 +90,8 @@ def model(folder: Path, make: Any, entries: dict[str, Any], tied: bool, pair: st
         parts = {"q": make(number), "f": {"weight": tensor(values)}, "0": {}}[form]
         tensors |= under(module, parts)
     settings = config(ROWS, WIDTH, tied, **entries) | {"architectures": [f"{kind}ForCausalLM"]}
-    return save(folder, settings | {"model_type": kind.lower()}, tensors)
+    sizes = {"intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
+    return save(folder, settings | sizes | {"model_type": kind.lower()}, tensors)
 
 
 def bitsandbytes(seed: int) -> Parts:

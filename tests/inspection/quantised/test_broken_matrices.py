@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.inspection.quantised.stored_models import Tensor, config, matrix, save, under
+import tieconv
+from tests.inspection.quantised.stored_models import Tensor, config, matrix, save, tensor, under
+from tests.inspection.quantised.table_models import model
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
+from tieconv.errors import RefusedError
 
 ROWS, COLUMNS = 64, 128
 Parts = dict[str, Tensor]
@@ -239,3 +243,34 @@ def _relation(folder: Path, entries: dict[str, object], parts: Parts) -> str:
     assert tables is not None
     assert tables.relation is not None
     return tables.relation.reason
+
+
+def test_parts_of_an_unknown_role(tmp_path: Path) -> None:
+    """One part that no scheme explains: nothing is broken, missing, equal or a copy, and no verb abandons the head."""
+    codes, half = np.zeros((32, 32), "|u1"), np.ones((32, 64), "<f2")
+    heads: dict[str, tuple[str, dict[str, np.ndarray]]] = {
+        "ModelOpt AWQ": (
+            "modelopt",
+            {"weight": codes, "weight_scale": half[:, :1], "pre_quant_scale": half[0]},
+        ),
+        "ModelOpt AWQ, folded": ("modelopt", {"weight": codes, "weight_scale": half[:, :1], "weight_scale_2": half[0]}),
+        "EETQ": ("eetq", {"weight": codes.astype("|i1"), "weight_scales": half[0]}),
+        "VPTQ": ("vptq", {"centroids.weight": half, "indices": codes, "weight_scale": half[0], "weight_bias": half[0]}),
+        "SpQR": ("spqr", {"dense_weights": codes, "row_offsets": codes, "col_vals": codes}),
+        "MXFP4 of other names": ("mxfp4", {"weight_blocks": codes, "weight_scales": codes}),
+        "HQQ's own file": ("hqq", {"W_q": codes, "meta.scale": half[0], "meta.zero": half[0], "meta.axis": half[0]}),
+        "a float with a part": ("", {"weight": half, "outlier_rows": half[0]}),
+    }
+    for case, (method, parts) in heads.items():
+        entries = {"quantization_config": {"quant_method": method}} if method else {}
+        stored_parts = {leaf: tensor(part) for leaf, part in parts.items()}
+        source = model(tmp_path / case, [stored_parts, stored_parts].__getitem__, entries, False, "fq")
+        inspection = tieconv.inspect(source)
+        assert inspection.quantised is not None, case
+        (head,) = inspection.quantised.matrices
+        assert (head.scheme, head.faults, head.reads) == ("", (), False), case
+        assert inspection.quantised.relation is None or str(inspection.quantised.relation.state) == "unread", case
+        assert [finding.rule for finding in inspection.findings if finding.level == "error"] == [], case
+        for plan in (tieconv.plan_retie, tieconv.plan_untie, partial(tieconv.plan_set_tie, "true")):
+            with pytest.raises(RefusedError):
+                plan(source)

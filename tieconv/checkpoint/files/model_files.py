@@ -174,10 +174,17 @@ class Checkpoint(_Tensors):
 
     @property
     def entry(self) -> str | None:
-        """The file that lists or holds the tensors: the index or the only weight file; ``None`` without an index."""
-        if self.index is not None:
-            return self.index.name
-        return None if self.layout is Layout.SHARDED or not self.files else self.files[0].name
+        """The file that loaders open: the index of shards, or the only weight file; ``None`` for shards without one."""
+        if self.layout is Layout.SHARDED:
+            return self.index.name if self.index is not None else None
+        return self.files[0].name if self.files else None
+
+    @property
+    def mlx(self) -> bool:
+        """Whether mlx-lm or mlx-vlm wrote the weights: their files say so, in safetensors' metadata or the config."""
+        stated = any((file.metadata or {}).get("format") == "mlx" for file in self.files)
+        settings = self.config_values.get("quantization")
+        return stated or (isinstance(settings, Mapping) and "bits" in settings)
 
     @property
     def complete(self) -> bool:

@@ -64,7 +64,7 @@ PAIR_WORDS = {
     PairState.EQUAL: "every part is equal",
     PairState.EQUAL_VALUES: "the parts differ, but all dequantised values are equal",
     PairState.COPY: "one is a quantised copy of the other",
-    PairState.CALIBRATED_COPY: "one is a calibrated, quantised copy of the other",
+    PairState.CALIBRATED_COPY: "one is close to a quantised copy of the other",
     PairState.DIFFERENT: "the dequantised values differ",
     PairState.UNREAD: "nothing is proved",
 }

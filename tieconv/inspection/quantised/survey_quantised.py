@@ -8,13 +8,14 @@ from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.quantised import parts_of
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairRelation, QuantisedMatrix, QuantisedTables
 from tieconv.inspection.blocks import read
 from tieconv.inspection.quantised.config_sizes import hidden_size, with_config_sizes
 from tieconv.inspection.quantised.pair_relation import Table, relate_tables
 from tieconv.inspection.quantised.quantisation_config import QuantisationSettings, quantisation_settings
 from tieconv.inspection.quantised.schemes.interface import StoredModule
-from tieconv.inspection.quantised.schemes.scheme_registry import PART_LEAVES, recognise
+from tieconv.inspection.quantised.schemes.scheme_registry import recognise
 from tieconv.inspection.view_reader import readable
 
 _SMALL = 4096
@@ -52,7 +53,7 @@ def _module(
     inspection: Inspection, name: str, role: str, settings: QuantisationSettings, content: Content
 ) -> StoredModule:
     tensors = inspection.checkpoint.tensors
-    parts = {leaf: tensors[f"{name}.{leaf}"] for leaf in PART_LEAVES if f"{name}.{leaf}" in tensors}
+    parts = {leaf: tensors[stored] for leaf, stored in parts_of(name, tensors)}
     choice = settings.choice(name, role)
     return StoredModule(name, role, parts, content, choice, settings.method, hidden_size(inspection))
 

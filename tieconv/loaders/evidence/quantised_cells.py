@@ -177,15 +177,14 @@ def _vllm() -> Iterator[Cell]:
 
 
 def _mlx() -> Iterator[Cell]:
+    """Yield what mlx-lm does with the codes of other programs. For its own, the model class decides."""
     received = "mlx-lm fails: a tied model has no parameters for the codes of the head"
-    yield Cell(MLX, (*_MLX, *_AWQ), Outcome.ERROR, received, True, (_FQ,))
-    both = (*_MLX, *_AWQ)
-    yield Cell(MLX, both, Outcome.ERROR, received, True, (_QQ,))
+    yield Cell(MLX, _AWQ, Outcome.ERROR, received, True, (_FQ, _QQ))
     yield Cell(MLX, _AWQ, Outcome.UNTIED, _OWN_CODES, False, (_FQ,))
-    yield Cell(MLX, both, Outcome.TIED, "one quantised matrix serves both", True, (_Q0,))
-    yield Cell(MLX, both, Outcome.DISCARDED, "mlx-lm drops the stored head without a message", True, (_QF,))
-    yield Cell(MLX, both, Outcome.ERROR, "mlx-lm fails: the head is not stored", False, (_Q0,))
-    yield Cell(MLX, both, Outcome.UNTIED, "each table is loaded as it is stored", False, (_FQ, _QF, _QQ))
+    yield Cell(MLX, _AWQ, Outcome.TIED, "one quantised matrix serves both", True, (_Q0,))
+    yield Cell(MLX, _AWQ, Outcome.DISCARDED, "mlx-lm drops the stored head without a message", True, (_QF,))
+    yield Cell(MLX, _AWQ, Outcome.ERROR, "mlx-lm fails: the head is not stored", False, (_Q0,))
+    yield Cell(MLX, _AWQ, Outcome.UNTIED, "each table is loaded as it is stored", False, (_QF, _QQ))
     yield Cell(MLX, (*_PACKED, *_AWQ), None, "mlx-lm looks for stored codes", None, (_FF, _F0))
     yield Cell(MLX, _PACKED, Outcome.ERROR, "mlx-lm does not read codes of compressed-tensors")
     yield Cell(MLX, _FLOAT8, Outcome.ERROR, "mlx-lm does not read the format float-quantized")

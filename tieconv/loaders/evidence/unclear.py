@@ -33,18 +33,23 @@ def unclear_files(inspection: Inspection, *clear: str) -> Refusal | None:
     blocking = next((caution for caution in checkpoint.cautions if caution.code in codes), None)
     if blocking is not None:
         return unknown(f"tieconv cannot tell which files are the model: {shown(blocking.message)}")
-    if checkpoint.config is None:
+    if checkpoint.config is None or checkpoint.config.name != "config.json":
         return Refusal(Cause.FILES, "there is no config.json next to the weights")
     return None
 
 
-def unclear_class(inspection: Inspection) -> Refusal | None:
-    """Return why tieconv cannot tell how the class uses its tensors, or ``None``."""
+def unclear_class(inspection: Inspection, *, codes: bool = False) -> Refusal | None:
+    """Return why tieconv cannot tell how the class uses its tensors, or ``None``.
+
+    ``codes`` says that the loader reads the names and the codes of MLX.
+    """
     family = inspection.family
     if family.tying is Tying.HEADLESS or (family.knowledge is Knowledge.TABLE and family.output_head is None):
         return unknown("the architecture has no output head by design")
     if family.knowledge is not Knowledge.TABLE:
         return unknown(f"tieconv has no measurement of {_class_name(family)}")
+    if family.mlx_names and not codes:
+        return unknown("mlx-lm or mlx-vlm named the tensors, and tieconv has no measurement of this loader for that")
     names = unexplained(inspection)
     if names:
         return unknown(f"{shown(names[0])} may be part of the head or embedding, and tieconv does not know its form")
@@ -52,7 +57,7 @@ def unclear_class(inspection: Inspection) -> Refusal | None:
         return unknown("the file stores the input embedding as several tensors")
     if _halves_separate(inspection):
         return unknown("share_encoder_decoder_embeddings is false, and tieconv has no measurement of that")
-    tables = (name for name in (family.input_embedding, family.output_head) if name)
+    tables = () if codes else (name for name in (family.input_embedding, family.output_head) if name)
     quantised = next((name for name in tables if _is_quantised(inspection, name)), None)
     if quantised is not None:
         return unknown(f"{shown(quantised)} is stored as quantised codes")

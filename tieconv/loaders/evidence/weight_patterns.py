@@ -23,12 +23,13 @@ def by_pattern(
     indexed: bool = False,
     prefers: bool = False,
     joined: bool = False,
+    codes: bool = False,
 ) -> Refusal | None:
     """Return why the loader does not reach the tensors, or may read other files; ``None`` if it reads these.
 
     ``indexed`` says that it skips files that an index of the usual name does not list. ``prefers`` says that it reads
     only the first of ``formats``, with the first of ``patterns``, if a directory has several. ``joined`` says that the
-    caller adds the tensors of the unused files (`with_unused_files`).
+    caller adds the tensors of the unused files (`with_unused_files`). ``codes`` says that it reads quantised tables.
     """
     settled = prefers and inspection.checkpoint.format == formats[0]
     patterns = patterns[:1] if settled else patterns
@@ -36,7 +37,7 @@ def by_pattern(
     if refusal is None and is_directory(inspection, formats):
         refusal = _matched(inspection, loader, patterns)
         refusal = refusal or _doubled(inspection, loader, patterns, indexed, joined=joined)
-    refusal = refusal or unclear_class(inspection) or wrong_format(inspection, loader, formats)
+    refusal = refusal or unclear_class(inspection, codes=codes) or wrong_format(inspection, loader, formats)
     return refusal or _prefixed_again(inspection, loader)
 
 

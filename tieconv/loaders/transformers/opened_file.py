@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint
+from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 
 NAMEABLE = (".safetensors", ".safetensors.index.json")
 """The suffixes that the config may use under `transformers_weights`."""
@@ -21,5 +21,6 @@ def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
 
 
 def stops_at_index(checkpoint: Checkpoint) -> bool:
-    """Return whether the index lacks the metadata that transformers reads."""
-    return checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict)
+    """Return whether the index lacks the metadata that transformers reads. It does not read that of one file."""
+    index = checkpoint.index if checkpoint.layout is Layout.SHARDED else None
+    return index is not None and not isinstance(index.value.get("metadata"), dict)

@@ -17,10 +17,11 @@ from dataclasses import replace
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.stored_order import same_order, type_may_change
-from tieconv.loaders.load import TRANSFORMERS_5, load, releases
+from tieconv.loaders.load import MLX_LM, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded
 from tieconv.plans.guards import again, refuse
 from tieconv.plans.meaning import change_sentences
@@ -51,6 +52,7 @@ def judged(
     seen = tuple(_views(before, after, plan, asked))
     if not forced:
         _refuse(before, seen, spared)
+        _refuse_in_mlx(before, after)
     types = type_may_change(before.checkpoint, after.checkpoint)
     computed = (*_notes(seen), *((change_sentences.first_type(types),) if types else ()))
     return replace(plan, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
@@ -108,6 +110,22 @@ def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]
             if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
                 sentence = change_sentences.lost(view.release, change.name, *change_sentences.ends(change))
                 refuse(sentence, hint, "meaning.lost")
+
+
+def _refuse_in_mlx(before: Inspection, after: Inspection) -> None:
+    """Refuse a plan for files of MLX if mlx-lm loads the model and would lose the head of the result, or refuse it."""
+    if not before.checkpoint.mlx:
+        return
+    from tieconv.loaders.registry import consumer  # few models are files of MLX
+
+    release, name = MLX_LM
+    was, comes = (consumer(name, release).predict(model) for model in (before, after))
+    if comes.outcome in _FAULTS and was.outcome not in (*_FAULTS, Outcome.UNKNOWN):
+        hint = f"see what each loader makes of the model: {again(before, 'inspect', '--consumers')}"
+        refuse(f"{name} {release} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
+
+
+_FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)
 
 
 def _notes(seen: tuple[_View, ...]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from tieconv.architectures.own_flag import is_foreign
 from tieconv.checkpoint.files.cautions import TRAINING
 from tieconv.checkpoint.files.model_files import WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.files.weight_file import TensorRecord
@@ -52,7 +53,9 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     checkpoint = inspection.checkpoint
     if to is Format.TORCH:
         guard_many(checkpoint, MANY_FOR_TORCH)
-    dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
+    # The strict loader of another program wants every name.
+    restores = to is Format.SAFETENSORS and not is_foreign(checkpoint.config_values)
+    dropped, notes = _aliases(inspection) if restores else ({}, ())
     shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
     if checkpoint.table:
         shape = partial(distributed.assembled, checkpoint.table)
@@ -71,7 +74,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
             )
     texts = (
         *distributed.config_text(checkpoint),
-        *(() if len(weights) == 1 else (_index(checkpoint, weights, to),)),
+        *((_index(checkpoint, weights, to),) if len(weights) > 1 else _one_file_index(checkpoint, weights)),
     )
     plan = _assemble(inspection, to, weights, texts, dropped)
     notes = (*_left_out(checkpoint), *notes, *disagreeing)
@@ -129,6 +132,12 @@ def _index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...], to: Forma
     entries = {tensor.name: file.name for file in weights for tensor in file.tensors}
     text = json.dumps({"metadata": metadata, "weight_map": entries}, indent=2, sort_keys=True) + "\n"
     return OutputText(f"{stem}{suffix}.index.json", text)
+
+
+def _one_file_index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) -> tuple[OutputText, ...]:
+    """Return the index of a model that stays one file: mlx-lm writes one."""
+    document = _document(checkpoint) if checkpoint.layout is Layout.SINGLE else None
+    return (document,) if document is not None and all(_stands(checkpoint, output) for output in weights) else ()
 
 
 def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:

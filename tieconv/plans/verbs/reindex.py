@@ -19,6 +19,7 @@ from tieconv.formats.index import DIGITS, LIMIT
 from tieconv.formats.json import lossless as spelled_json
 from tieconv.formats.json.lossless import Number
 from tieconv.formats.json.strict import loads
+from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
 from tieconv.plans import named_format
 from tieconv.plans.meaning import judged
@@ -77,8 +78,8 @@ def plan_reindex(
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
         notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
     )
-    if evidence is None or not old:
-        return plan  # no loader reads shards without an index
+    if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
+        return plan  # no loader reads shards without an index, or the names in the index of a single file
     before = _as_indexed(evidence, old)
     return judged(plan, before, described(before, plan), plan.notes)
 

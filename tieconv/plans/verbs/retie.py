@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NoReturn
 
+from tieconv.architectures.own_flag import loads_both
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
@@ -63,7 +64,8 @@ def plan_retie(
     exponent = _tied_exponent(inspection)
     notes: list[str | Note] = []
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
-    for tie in ties:
+    # state-spaces' Mamba loads strictly, and its saved models have both names.
+    for tie in () if loads_both(inspection.checkpoint.config_values) and all(map(_is_whole, ties)) else ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
     notes += biases.apply(edits, inspection, bias, tied=True)
     promises = Promises(True, tuple(_promise(edits, tie) for tie in still_stored(ties, edits)))
@@ -153,6 +155,11 @@ def _merge(
     elif source != canonical:
         edits.rename(source, canonical)
     return note
+
+
+def _is_whole(tie: Tie) -> bool:
+    """Return whether every name of a group is stored with equal bytes."""
+    return all(member.state in {*EQUAL, State.CANONICAL} for member in tie.members)
 
 
 def _because(member: Member, canonical: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn
 
+from tieconv.architectures.own_flag import is_foreign
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
@@ -176,7 +177,7 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
         member.name
         for tie in gated(inspection)
         for member in tie.stored_members
-        if member.state in (State.IDENTICAL, State.ALIASED)
+        if member.state in (State.IDENTICAL, State.ALIASED) and not is_foreign(inspection.checkpoint.config_values)
     ]
     return tuple(
         f"{shown(name)} stays stored although the model is tied: tieconv retie drops it" for name in copies[:1]

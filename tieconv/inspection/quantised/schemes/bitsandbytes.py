@@ -33,6 +33,7 @@ _ROLES = {
     "weight.nested_quant_map": NESTED_MAP,
     **dict.fromkeys(BNB_STATES, STATE),
     "SCB": SCALES,
+    "weight_format": STATE,
 }
 _LONGEST = 4096
 
@@ -130,6 +131,9 @@ def _eight_bit(module: StoredModule) -> QuantisedMatrix:
         faults.misfit("SCB", f"the matrix has {shape[0]:,} rows")
     block = (1, shape[1]) if shape else None
     uncomputed = "" if shape else "the codes are not a matrix"
+    layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
+    if not uncomputed and layout != b"\0":  # old releases also wrote the layouts of GPU kernels
+        uncomputed = "its weight_format is not that of rows"
     return described(
         module, EIGHT_BIT, _ROLES, faults, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
     )

@@ -25,7 +25,9 @@ _GROUP = 16
 def recognise(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix of a module with codes of 4 bits and `weight_scale_2`, or with FP8 codes of ModelOpt."""
     if module.dtype("weight") == "U8" and ("weight_scale_2" in module.tensors or module.method == "modelopt"):
-        return _nvfp4(module)
+        # Its AWQ stores integers of 4 bits in bytes too, with float scales.
+        absent = "weight_scale" not in module.tensors and module.choice.layout in ("", "NVFP4")
+        return _nvfp4(module) if absent or module.dtype("weight_scale") == "F8_E4M3" else None
     return _fp8(module) if module.dtype("weight") == "F8_E4M3" and module.method == "modelopt" else None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from tieconv.checkpoint.quantised import CODE_LEAVES, LEAVES, SCALE_LEAVES
+from tieconv.checkpoint.quantised import CODE_LEAVES, INERT_LEAVES, LEAVES, SCALE_LEAVES
 from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
 from tieconv.inspection.quantised.schemes import (
     bitsandbytes,
@@ -41,13 +42,17 @@ _CODE_TYPES = frozenset({"I8", "U8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4", "
 def recognise(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix if the module is quantised, else ``None``.
 
-    A module with some parts that no scheme recognises is a matrix that tieconv did not understand.
+    A module with a part that no scheme explains is a matrix that tieconv did not understand: nothing is claimed of it.
     """
-    for scheme in RECOGNISERS:
-        matrix = scheme(module)
-        if matrix is not None:
-            return matrix
-    return _without_codes(module) or _unknown(module)
+    matrix = next(filter(None, (scheme(module) for scheme in RECOGNISERS)), None)
+    explained = {part.name for part in matrix.parts} if matrix is not None else set()
+    known = (*PART_LEAVES, *INERT_LEAVES) if matrix is None else INERT_LEAVES
+    left = [leaf for leaf, stored in module.tensors.items() if leaf not in known and stored.name not in explained]
+    if left:
+        why = f"tieconv does not know what {listed([module.tensors[leaf].name for leaf in left], 2)} do"
+        why = why.removesuffix(" do") + " does" if len(left) == 1 else why
+        return _not_understood(module, why)
+    return matrix or _without_codes(module) or _unknown(module)
 
 
 def _without_codes(module: StoredModule) -> QuantisedMatrix | None:
@@ -68,10 +73,16 @@ def _unknown(module: StoredModule) -> QuantisedMatrix | None:
     coded = module.dtype("weight") in _CODE_TYPES
     if not leaves and not coded:
         return None
-    roles = {"weight": CODES, **dict.fromkeys(leaves, SCALES)}
     why = "its parts are of no scheme that tieconv knows"
+    matrix = _not_understood(module, why)
     if module.method and coded and not leaves:
         faults = faults_of(module)
         faults.missing(FaultKind.NO_SCALES, f"{listed([module.tensors['weight'].name], 1)} has no scales", ["weight"])
-        return described(module, "", roles, faults, bits=None, block=None, shape=None, uncomputed=why)
+        return replace(matrix, faults=tuple(faults.entries))
+    return matrix
+
+
+def _not_understood(module: StoredModule, why: str) -> QuantisedMatrix:
+    """Return the matrix without a scheme, a fault or a value."""
+    roles = {leaf: CODES if leaf in ("weight", *CODE_LEAVES) else SCALES for leaf in module.tensors}
     return described(module, "", roles, faults_of(module), bits=None, block=None, shape=None, uncomputed=why)

@@ -11,9 +11,10 @@ from functools import partial
 
 from tieconv.architectures.flag_levels import FLAG
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.loaders.engines.mlx_lm.model_config import TextModel, config_refused, text_model
 from tieconv.loaders.engines.mlx_lm.tensor_names import names_refused, other_spelling, shapes_refused
-from tieconv.loaders.evidence.head_pair import Pair, listed, stored_bias
+from tieconv.loaders.evidence.head_pair import Pair, in_file, listed, stored_bias
 from tieconv.loaders.evidence.pair_model import PairModel
 from tieconv.loaders.evidence.unclear import SAFETENSORS, known_pair
 from tieconv.loaders.evidence.weight_patterns import by_pattern, with_unused_files
@@ -23,11 +24,13 @@ from tieconv.text import shown
 
 _LOADER = "mlx-lm"
 _PATTERN = "model*.safetensors"
+_PARTS = ("scales", "biases")
 
 
 def load(inspection: Inspection, *, release: str) -> Loaded:
     """Return the head and the embedding in mlx-lm's model."""
-    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, prefers=True, joined=True)
+    codes = all(_is_mlx(inspection, name) for name in _quantised(inspection))
+    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, prefers=True, joined=True, codes=codes)
     if refusal is not None:
         return stopped(_LOADER, refusal)
     read = with_unused_files(inspection, _PATTERN)
@@ -47,6 +50,19 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     return model.tied(pair.embedding) if tied else model.untied()
 
 
+def _quantised(inspection: Inspection) -> list[str]:
+    """Return the file names of the tables that are stored as codes, quantised by any program."""
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    names = (in_file(inspection, name) for name in (family.input_embedding, family.output_head) if name)
+    return [name for name in names if quantised_twin(name, tensors) is not None]
+
+
+def _is_mlx(inspection: Inspection, name: str) -> bool:
+    """Return whether a table has codes of MLX: 32-bit words under the matrix's own name, beside their scales."""
+    tensors = inspection.checkpoint.tensors
+    return name in tensors and tensors[name].dtype == "U32" and f"{name.removesuffix('weight')}scales" in tensors
+
+
 def _is_tied(text: TextModel, kind: str, pair: Pair) -> bool | None:
     """Return whether the head is the embedding; ``None`` if the config lacks a flag that the model requires."""
     if kind == "if stored":
@@ -59,7 +75,7 @@ def _is_tied(text: TextModel, kind: str, pair: Pair) -> bool | None:
 
 
 def _head_refused(inspection: Inspection, kind: str, pair: Pair, tied: bool | None) -> Refusal | None:
-    bias = stored_bias(inspection)
+    bias, tensors = stored_bias(inspection), inspection.checkpoint.tensors
     if not pair.has_embedding:
         return other_spelling(inspection, pair) or missing([pair.embedding])
     if bias and "bias" not in kind:
@@ -70,6 +86,10 @@ def _head_refused(inspection: Inspection, kind: str, pair: Pair, tied: bool | No
         return Refusal(Cause.CONFIG, f"the config has no {FLAG}, and the model class requires it")
     if not pair.has_head and (not tied or "always" in kind):
         return missing([pair.head])
+    parts = tuple(part for end in _PARTS if (part := f"{pair.head.removesuffix('weight')}{end}") in tensors)
+    if tied and parts and "drops" in kind:
+        # sanitize drops only the tensor named .weight
+        return Refusal(Cause.NAMES, f"a tied model class has no parameter {listed(parts)}", parts)
     if tied and pair.has_head and not any(word in kind for word in ("drops", "always")):
         sentence = f"the model class has no parameter {shown(pair.head)}: it uses the embedding as the head"
         return Refusal(Cause.NAMES, sentence, (pair.head,))

@@ -33,6 +33,10 @@ def _names(inspection: Inspection, text: TextModel) -> Iterator[Refusal]:
         if pair.embedding != canonical:
             sentence = f"mlx-lm's model class has no parameter {shown(pair.embedding)}, it has {shown(canonical)}"
             yield Refusal(Cause.NAMES, sentence, (pair.embedding,))
+    beside = next((name for name in names if name.startswith("lm_head.")), None)
+    if pair is not None and pair.embedding.startswith("language_model.") and beside is not None:
+        # Some files move it below language_model., others do not know it there.
+        yield unknown(f"{shown(beside)} is outside language_model., and tieconv has no measurement of that")
     for pattern in release_tables.by_type(text.tables, "unknown names").get(text.file, ()):
         for name in names:
             if fnmatchcase(name, pattern):
