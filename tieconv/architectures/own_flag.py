@@ -1,4 +1,4 @@
-"""Find a tie flag under another name: of a class that prefers it to the usual one, or of another program's config."""
+"""Find a tie flag under another name, which a class prefers, or which another program's config has."""
 
 from __future__ import annotations
 

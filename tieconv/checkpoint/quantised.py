@@ -61,7 +61,7 @@ def parts_of(module: str, stored: Iterable[str]) -> Iterator[tuple[str, str]]:
 def quantised_twin(name: str, stored: Collection[str]) -> str | None:
     """Return the stored tensor that shows that the matrix ``name`` has further parts, else ``None``.
 
-    The part may be of a quantiser that tieconv does not know: the tensor named ``name`` is not the whole matrix then.
+    The part may be of a quantiser that tieconv does not know. The tensor ``name`` is then not the whole matrix.
     """
     module = name.removesuffix(".weight")
     known = next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)
@@ -72,7 +72,7 @@ def quantised_twin(name: str, stored: Collection[str]) -> str | None:
 
 
 def stray_head(inspection: Inspection) -> tuple[str, ...]:
-    """Return the stored tensors of an ``lm_head`` outside the place where the class has its head, if it has none there.
+    """Return the stored tensors of an ``lm_head`` at another place than the head of the class, which is absent.
 
     Such a file may hold a head that no loader finds under this name, so nothing is missing for certain.
     """

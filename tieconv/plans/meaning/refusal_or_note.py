@@ -113,7 +113,7 @@ def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]
 
 
 def _refuse_in_mlx(before: Inspection, after: Inspection) -> None:
-    """Refuse a plan for files of MLX if mlx-lm loads the model and would lose the head of the result, or refuse it."""
+    """Refuse a plan for files of MLX if mlx-lm loads the model, but would not load the result."""
     if not before.checkpoint.mlx:
         return
     from tieconv.loaders.registry import consumer  # few models are files of MLX

@@ -42,7 +42,7 @@ _CODE_TYPES = frozenset({"I8", "U8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4", "
 def recognise(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix if the module is quantised, else ``None``.
 
-    A module with a part that no scheme explains is a matrix that tieconv did not understand: nothing is claimed of it.
+    A module with a part that no scheme explains is a matrix that tieconv did not understand.
     """
     matrix = next(filter(None, (scheme(module) for scheme in RECOGNISERS)), None)
     explained = {part.name for part in matrix.parts} if matrix is not None else set()
