@@ -118,9 +118,9 @@ def test_an_index_of_the_one_file(tmp_path: Path) -> None:
     }
     for case, (entries, codes) in cases.items():
         (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": entries}))
-        found = read(tmp_path)
-        assert [caution.code for caution in found.cautions] == codes, case
-        assert found.entry == SINGLE, case
+        checkpoint = read(tmp_path)
+        assert [caution.code for caution in checkpoint.cautions] == codes, case
+        assert checkpoint.entry == SINGLE, case
 
 
 NAMES = st.sampled_from(
