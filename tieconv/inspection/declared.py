@@ -40,11 +40,9 @@ def _foreign_view(config: Mapping[str, object], key: str, default: bool) -> Conf
     """Return what the config of another program says under its own ``key``."""
     value = config.get(key, default)
     tied = bool(value)
-    value_clause = (
-        f"{key} is {str(tied).lower()}" if key in config else f"{key} is absent, which means {str(default).lower()}"
-    )
+    states = f"is {str(tied).lower()}" if key in config else f"is absent, which means {str(default).lower()}"
     declared = (Declared(key, value if key in config else None, key in config),)
-    return ConfigView("", (), declared, tied, f"{'Tied' if tied else 'Untied'}: {value_clause}.")
+    return ConfigView("", (), declared, tied, f"{'Tied' if tied else 'Untied'}: {key} {states}.")
 
 
 _NO_CONFIG = "Unknown: no config names the model's class."
