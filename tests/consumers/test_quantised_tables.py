@@ -166,3 +166,29 @@ def test_every_cell_can_be_the_answer() -> None:
             for cell in cells
         ]
         assert len(set(conditions)) == len(conditions)
+
+
+def test_auto_round_lists_the_head(tmp_path: Path) -> None:
+    """AutoRound 0.16 writes such files. With its own format, transformers 5.23 computes only NaN."""
+    own = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 32,
+        "sym": True,
+        "packing_format": "auto_round:auto_gptq",
+    }
+    listed = {**own, "extra_config": {"lm_head": {"bits": 4}}}
+    gptq_listed = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "lm_head": True,
+                   "dynamic": {"+:.*lm_head.*": {"bits": 4}}}  # fmt: skip
+    cases = {"listed": (listed, ["QNT009"], "random"), "blocks": (own, [], "untied"),
+             "16 bits": ({**own, "extra_config": {"lm_head": {"bits": 16}}}, [], "untied"),
+             "dynamic": (gptq_listed, ["QNT009"], "untied")}  # fmt: skip
+    for case, (entries, rules, outcome) in cases.items():
+        inspection = inspect(model(tmp_path / case, packed, {"quantization_config": entries}, False, "ff"))
+        assert [finding.rule for finding in inspection.findings if finding.level != "note"] == rules, case
+        assert str(consumer(*TRANSFORMERS).predict(inspection).outcome) == outcome, case
+
+
+def test_the_basis_names_the_class_that_ran(tmp_path: Path) -> None:
+    other = inspect(model(tmp_path, packed, NAMED, False, "fq", kind="Mistral"))
+    assert consumer(*TRANSFORMERS).predict(other).basis == "ran 5.23.0 with LlamaForCausalLM, not with this class"

@@ -71,22 +71,6 @@ def quantised_twin(name: str, stored: Collection[str]) -> str | None:
     return next((part for end, part in parts if end not in (*_OF_THE_MODULE, *INERT_LEAVES)), None)
 
 
-def stray_head(inspection: Inspection) -> tuple[str, ...]:
-    """Return the stored tensors of an ``lm_head`` at another place than the head of the class, which is absent.
-
-    Such a file may hold a head that no loader finds under this name, so nothing is missing for certain.
-    """
-    head, view, tables = inspection.family.output_head, inspection.head.output_head, inspection.quantised
-    if head is None or (view is not None and view.stored) or (tables is not None and tables.of(HEAD) is not None):
-        return ()
-    if head.startswith(_LM_HEAD) or inspection.checkpoint.format not in ("safetensors", "torch"):
-        return ()
-    played = {member.name for tie in inspection.ties for member in tie.members}
-    return tuple(name for name in inspection.checkpoint.tensors if name.startswith(_LM_HEAD) and name not in played)
-
-
-_LM_HEAD = "lm_head."
-
 LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})
 """Methods whose loaders build a quantised module where the config lists it, whatever is stored."""
 
@@ -97,7 +81,8 @@ def lists_float_head(inspection: Inspection) -> bool:
     Beside a quantised embedding, an absent head may be tied to the codes: the result is false then.
     """
     declared, tables = inspection.quantisation, inspection.quantised
-    if declared is None or declared.method not in LISTING_METHODS or declared.head.verdict is not Verdict.QUANTISED:
+    listing = (*LISTING_METHODS, "auto-round")
+    if declared is None or declared.method not in listing or declared.head.verdict is not Verdict.QUANTISED:
         return False
     if tables is not None and tables.of(HEAD) is not None:
         return False

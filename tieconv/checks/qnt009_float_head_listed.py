@@ -27,7 +27,7 @@ from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.checkpoint.quantised import lists_float_head
+from tieconv.checkpoint.quantised import LISTING_METHODS, lists_float_head
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.loaders.evidence.quantised_cells import TRANSFORMERS
@@ -54,7 +54,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         f"the quantisation config includes {evidence.listed([head])}{entry}, but no codes are stored for it. {follows}",
         (head,),
         level=evidence.certain(inspection, Level.ERROR if fails else Level.WARNING),
-        remedy=remedies.of_parts(inspection, "set-tie auto"),
+        remedy=remedies.of_parts(inspection, "set-tie auto") if declared.method in LISTING_METHODS else None,
     )
 
 

@@ -31,7 +31,6 @@ from collections.abc import Iterator
 from tieconv.architectures import unexplained
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import stray_head
 from tieconv.checkpoint.quantised_matrix import EMBEDDING
 from tieconv.checks import evidence, quantised_pairs, remedies
 from tieconv.checks.interface import Rule
@@ -39,7 +38,15 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie."""
-    if unexplained(inspection):
+    names = unexplained(inspection)
+    if names and inspection.family.mlx_names and inspection.family.output_head:
+        head_name = inspection.family.output_head
+        yield RULE.finding(
+            f"{evidence.clause(names, 'is', 'are')} stored, but {evidence.listed([head_name])} is missing. "
+            "mlx-vlm fails to load it: its class has its head under that name.",
+            (head_name, *names),
+        )
+    if names:
         return  # TIE012 says that the head may be stored
     head_tie = evidence.head_tie(inspection)
     if head_tie is None:
@@ -68,15 +75,6 @@ def _beside_codes(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> Finding:
     if inspection.checkpoint.is_embedder:
         return RULE.finding(evidence.without_head(head), (head,), level=Level.NOTE)
-    stray = stray_head(inspection)
-    if stray:
-        looks = "mlx-vlm fails to load it: its class" if inspection.family.mlx_names else "The class"
-        return RULE.finding(
-            f"{evidence.clause(stray, 'is', 'are')} stored, but {evidence.listed([head])} is missing. "
-            f"{looks} has its head under that name.",
-            (head, *stray),
-            level=evidence.certain(inspection, Level.ERROR),
-        )
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
     return RULE.finding(

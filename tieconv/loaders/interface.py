@@ -16,6 +16,8 @@ from tieconv.loaders.outcome import Verdict, verdict
 Version = tuple[int, ...]
 _OF_TRANSFORMERS = frozenset({"transformers", "safetensors"})
 """Loaders that fill the class that transformers builds, and so were measured with it."""
+_RUN_QUANTISED = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+"""The classes with which quantised tables were run."""
 
 
 @record
@@ -47,16 +49,20 @@ class Consumer:
         if rows is not None:
             loaded = stopped(loaded.loader, rows)
         reads = self.name == "mlx-lm" or not inspection.family.mlx_names
-        answer = (self._of_quantised(inspection, loaded) if reads else None) or verdict(inspection, loaded)
+        quantised = self._of_quantised(inspection, loaded) if reads else None
+        answer = quantised or verdict(inspection, loaded)
         since = inspection.family.since if self.name == "transformers" else ""
         ran = (since,) if since and answer.outcome is not Outcome.ERROR else self.ran
+        rests_on = basis(ran, (*(self.every or self.ran), *ran), self.asked)
+        if quantised is not None and self.ran and inspection.family.architecture not in _RUN_QUANTISED:
+            rests_on += f" with {_RUN_QUANTISED[0]}, not with this class"
         return Prediction(
             name=self.name,
             version=self.version,
             outcome=answer.outcome,
             detail=answer.detail,
             measured=bool(self.ran),
-            basis=basis(ran, (*(self.every or self.ran), *ran), self.asked),
+            basis=rests_on,
             cited=self.cited,
             tensors=answer.tensors,
             dropped=answer.dropped,

@@ -76,7 +76,7 @@ _COMPRESSED = "compressed-tensors"
 _READ_NAMES = frozenset({"llama.cpp", "safetensors"})
 """Loaders that know a quantised matrix by the names of its parts, not by the config."""
 
-_SCHEMES = {"gptq": "GPTQ v1", "awq": "AWQ", "fp8": "FP8 with weight_scale_inv"}
+_SCHEMES = {"auto-round": "AutoRound", "gptq": "GPTQ v1", "awq": "AWQ", "fp8": "FP8 with weight_scale_inv"}
 
 
 def _declared_scheme(declared: DeclaredQuantisation) -> str:

@@ -10,7 +10,7 @@ from tieconv.checkpoint.files.cautions import BLOCKING, way_out
 from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.quantised import quantised_twin, stray_head
+from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.errors import RefusedError
 from tieconv.text import command, shell_word, shown
 
@@ -103,9 +103,6 @@ def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
 
 def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     family = inspection.family
-    stray = stray_head(inspection)
-    if stray:
-        _refuse_stray(inspection, stray)
     names = unexplained(inspection)
     if names:
         refuse(
@@ -182,16 +179,6 @@ def _guard_quantised(inspection: Inspection) -> None:
                 "work on the unquantised checkpoint and quantise again",
                 "tie.quantised",
             )
-
-
-def _refuse_stray(inspection: Inspection, stray: tuple[str, ...]) -> NoReturn:
-    refuse(
-        f"{shown(stray[0])} is stored, but {inspection.family.architecture} has its head under the name "
-        f"{shown(inspection.family.output_head or '')}",
-        f"rename the tensor, or give its name: {again(inspection, 'inspect', '--head', shell_word(stray[0]))}",
-        "tie.stray-head",
-        source=shown(inspection.checkpoint.source),
-    )
 
 
 def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:

@@ -112,12 +112,32 @@ def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
 def _gptq(values: Values, module: str, role: str) -> ConfigChoice:
     listed = values.get("lm_head") is True
     verdict = Verdict.QUANTISED if listed else Verdict.LEFT_OUT
-    if role == EMBEDDING or values.get("dynamic"):
+    if role == EMBEDDING or (values.get("dynamic") and not _dynamic_names(values.get("dynamic"), module)):
         verdict = Verdict.UNDECIDED
     layout = values.get("checkpoint_format")
     if layout is None and values.get("quant_method") == "gptq_v2":
         layout = "gptq_v2"
     return _in_groups(values, verdict, "lm_head" if listed else "", _truth(values.get("sym")), text_of(layout))
+
+
+def _dynamic_names(dynamic: object, module: str) -> bool:
+    """Return whether an entry of GPTQ's `dynamic` certainly includes the module, as AutoRound writes it."""
+    entries = list(dynamic)[:_MOST_ENTRIES] if isinstance(dynamic, Mapping) else []
+    matches = [matches_pattern(str(entry).removeprefix("+:"), module) for entry in entries if entry[:2] != "-:"]
+    return any(match is True for match in matches) and not any(str(entry).startswith("-:") for entry in entries)
+
+
+def _auto_round(values: Values, module: str, role: str) -> ConfigChoice:
+    extra = values.get("extra_config")
+    own = extra.get(module) if isinstance(extra, Mapping) else None
+    layout = text_of(values.get("packing_format"))
+    if not isinstance(own, Mapping):  # it quantises the blocks
+        verdict = Verdict.UNDECIDED if isinstance(extra, Mapping) and extra else Verdict.LEFT_OUT
+        return _in_groups(values, verdict, "", _truth(values.get("sym")), layout)
+    merged = {**values, **own}
+    bits = _bits(merged.get("bits"))
+    verdict = Verdict.QUANTISED if bits is not None and bits < _MOST_BITS else Verdict.LEFT_OUT
+    return _in_groups(merged, verdict, f"extra_config: {module}", _truth(merged.get("sym")), layout)
 
 
 def _awq(values: Values, module: str, role: str) -> ConfigChoice:
@@ -198,6 +218,7 @@ _READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
     "hqq": _skip_lists,
     "mlx": _mlx,
     "modelopt": modelopt_choice,
+    "auto-round": _auto_round,
 }
 
 
