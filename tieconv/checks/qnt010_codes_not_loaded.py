@@ -19,7 +19,7 @@ A tied model whose embedding is packed by compressed-tensors:
 
 ## How to fix
 For compressed-tensors, load with `CompressedTensorsConfig(dequantize=True)`. `tieconv untie` stores a second copy of
-the parts, which helps transformers with FP8. `tieconv inspect --consumers` says what every loader does.
+the parts. `tieconv inspect --consumers` says what every loader does.
 """
 
 from __future__ import annotations
