@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from tests.objects.conftest import SECRETS, Run
 from tests.objects.stub import LIST, Fault, Store
 from tieconv import TieconvError, UnreadableError, inspect
 from tieconv.api.findings.gate import expand
+from tieconv.sources.objects import object_client
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 WEIGHTS = "m/model.safetensors"
@@ -188,3 +193,97 @@ def test_one_model_fails_and_the_others_are_checked(store: Store, tieconv: Run) 
     assert "may not be read with these credentials" in result.stdout + result.stderr
     for secret in SECRETS:
         assert secret not in result.stdout + result.stderr
+
+
+class Elsewhere:
+    """A server that a redirect points at. ``heard`` counts its connections."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/m/config.json"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._socket.accept()[0].close()
+                self.heard += 1
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_no_redirect_leaves_the_endpoint(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No byte goes to another host, so no token, signature or cookie does, and no answer of it is believed."""
+    store.add("m", MODELS / "t5")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "verysecrettoken")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", store.url)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "lab")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=secret")
+    elsewhere = Elsewhere()
+    for scheme in ("s3", "gs", "az"):
+        for key in ("LIST", "m/config.json") if scheme != "az" else ("",):
+            for status in (301, 302, 303, 307, 308):
+                store.faults = {key: Fault("status", value=f"{status} Location={elsewhere.url}")}
+                with pytest.raises(UnreadableError) as raised:
+                    inspect(f"{scheme}://bucket/m")
+                assert raised.value.code == "objects.redirect", f"{scheme} {key} {status}: {raised.value.code}"
+                assert elsewhere.heard == 0, f"{scheme} {key} {status}"
+                assert not any(word in str(raised.value) for word in SECRETS), f"{scheme} {key} {status}"
+    elsewhere.close()
+
+
+ENDLESS = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>{}"
+ENTRY = (
+    "<Contents><Key>{}</Key><LastModified>2026-11-02T10:00:00.000Z</LastModified>"
+    "<ETag>e</ETag><Size>1</Size></Contents>"
+)
+LISTINGS = {
+    "a key again and again": ENDLESS.format(ENTRY.format("m/a")),
+    "pages without keys": ENDLESS.format(""),
+    "prefixes without keys": ENDLESS.format("<CommonPrefixes><Prefix>m/b/</Prefix></CommonPrefixes>"),
+    "one page without end": ENDLESS.format("<!--" + "x" * (1 << 20) + "-->"),
+    "a key twice": f"<ListBucketResult>{ENTRY.format('m/a')}{ENTRY.format('m/a')}",
+}
+ENDINGS = {"objects.repeated", "objects.endless", "objects.too-long"}
+"""Which limit is met first depends on the speed of the machine."""
+
+
+def test_a_listing_has_an_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes, keys and time, for a prefix, a file and a search for models; and nothing goes on after it."""
+    monkeypatch.setattr(object_client, "PAGE_SECONDS", 1.0)
+    monkeypatch.setattr(object_client, "PAGE_BYTES", 200_000)
+    for name, body in LISTINGS.items():
+        store.faults = {"LIST": Fault("malformed", value=f"{body}</ListBucketResult>")}
+        for source in ("m", "m/"):
+            with pytest.raises(UnreadableError) as raised:
+                inspect(f"s3://bucket/{source}") if source == "m" else expand([f"s3://bucket/{source}"])
+            assert raised.value.code in ENDINGS, f"{name}: {source}: {raised.value.code}"
+        assert raised.value.code == "objects.repeated" or name != "a key twice"
+        with pytest.raises(UnreadableError):
+            inspect("s3://bucket/m/model.safetensors")
+        time.sleep(0.3)
+        asked = len(store.requests)
+        time.sleep(0.3)
+        assert len(store.requests) <= asked + 1, name
+
+
+def test_variables_that_no_request_can_hold(store: Store, tieconv: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence and exit 2, also in `check`, whose exit code 1 means findings. obstore would panic."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "AKIAKEYID\n",
+        "AWS_SESSION_TOKEN": "token\n",
+        "AWS_REGION": "us-east-1\n",
+        "AWS_ENDPOINT_URL": f"{store.url}\n",
+        "AWS_ENDPOINT_URL_S3": "storage.example.com:9000",
+        "AWS_ENDPOINT": "é",
+    }.items():
+        with monkeypatch.context() as environment:
+            if name == "AWS_ENDPOINT":
+                environment.delenv("AWS_ENDPOINT_URL")
+            environment.setenv(name, value)
+            environment.setattr(object_client, "_stores", {})
+            assert refusal().code == "objects.settings", name
+    result = tieconv("check", "s3://bucket/m", AWS_REGION="us-east-1\n")
+    assert result.returncode == 2 and "Traceback" not in result.stderr and "panicked" not in result.stderr

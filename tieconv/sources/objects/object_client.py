@@ -17,7 +17,8 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.sources.objects.object_errors import OBSTORE, translate
 from tieconv.sources.objects.object_path import ObjectPath
-from tieconv.sources.objects.store_settings import store_settings
+from tieconv.sources.objects.store_settings import allowed_hosts, store_settings
+from tieconv.sources.ranged.host_gate import HostGate
 from tieconv.sources.ranged.traffic import Traffic, read_range
 from tieconv.sources.threads import interruptible
 
@@ -36,7 +37,13 @@ PAGE = 1000
 CHUNK = 1 << 20
 
 _STORES = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-_stores: dict[tuple[int, str, str], Any] = {}
+_stores: dict[tuple[int, str, str, bool], tuple[Any, HostGate]] = {}
+PAGE_BYTES = 16 << 20
+"""The most bytes of `PAGE` keys of a listing. A key has at most 1,024 bytes."""
+PAGE_SECONDS = 60.0
+"""The most time for `PAGE` keys of a listing, its retries included. Pages without keys count towards it."""
+MOST_KEYS = 10_000_000
+"""The most keys of a listing."""
 
 
 @record
@@ -49,15 +56,21 @@ class RemoteObject:
     etag: str | None
 
 
-def store_of(path: ObjectPath) -> Any:
-    """Return obstore's store of a bucket. Each process opens its own, because stores do not survive a fork."""
-    key = os.getpid(), path.scheme, path.bucket
-    if key not in _stores:
+def store_of(path: ObjectPath, *, lists: bool = False) -> tuple[Any, HostGate]:
+    """Return obstore's store of a bucket, and the gate that it connects through. Listings have a separate one.
+
+    Each process opens its own, because stores do not survive a fork.
+    """
+    key = os.getpid(), path.scheme, path.bucket, lists
+    if key not in _stores or _stores[key][1].closed:
         settings, client = store_settings(path.scheme)
+        account = str(settings.get("account_name", ""))
+        gate = HostGate(allowed_hosts(path.scheme, path.bucket, client.pop("_endpoint"), account))
         options = {**client, "timeout": RESPONSE, "read_timeout": SILENCE, "connect_timeout": CONNECT}
+        options["proxy_url"] = gate.url
         retries = {"max_retries": RETRIES, "retry_timeout": RETRY_FOR}
         opens: Any = _STORES[path.scheme]
-        _stores[key] = opens(path.bucket, client_options=options, retry_config=retries, **settings)
+        _stores[key] = opens(path.bucket, client_options=options, retry_config=retries, **settings), gate
     return _stores[key]
 
 
@@ -66,21 +79,38 @@ class ObjectClient(Traffic):
 
     def __init__(self, path: ObjectPath, label: str) -> None:
         super().__init__()
-        self._store = call(label, partial(store_of, path))
+        self._path = path
+        self._store, self._gate = call(label, partial(store_of, path))
 
     def pages(self, label: str, prefix: str) -> Iterator[Any]:
-        """Yield the objects below a prefix, a page at a time. Raises `UnreadableError`."""
-        pages = call(label, lambda: self._store.list(prefix or None, chunk_size=PAGE))
-        while True:
-            page = call(label, lambda: next(pages, None))
+        """Yield the objects below a prefix, a page at a time. Raises `UnreadableError`, also for an endless listing."""
+        store, gate = call(label, partial(store_of, self._path, lists=True))
+        pages = call(label, lambda: store.list(prefix or None, chunk_size=PAGE), gate)
+        firsts: set[str] = set()
+        for _ in range(MOST_KEYS // PAGE + 1):
+            gate.allow(PAGE_BYTES)
+            page = call(label, lambda: next(pages, None), gate, PAGE_SECONDS)
             if page is None:
                 return
             self.count(requests=1)
+            first = str(page[0]["path"]) if len(page) else ""
+            if first in firsts or len({entry["path"] for entry in page}) < len(page):
+                gate.cut()
+                raise UnreadableError(
+                    f"{label} cannot be listed: the server sent a key twice", _ENDPOINT, "objects.repeated"
+                )
+            firsts.add(first)
             yield page
+        gate.cut()
+        raise UnreadableError(
+            f"{label} holds more than {MOST_KEYS:,} objects", "give a longer prefix", "objects.too-large"
+        )
 
     def level(self, label: str, prefix: str) -> Any:
         """Return the objects directly below a prefix, without those of its directories. Raises `UnreadableError`."""
-        result = call(label, lambda: self._store.list_with_delimiter(prefix or None))
+        store, gate = call(label, partial(store_of, self._path, lists=True))
+        gate.allow(PAGE_BYTES * 4)
+        result = call(label, lambda: store.list_with_delimiter(prefix or None), gate, PAGE_SECONDS)
         self.count(requests=1 + len(result["objects"]) // PAGE)
         return result["objects"]
 
@@ -90,7 +120,7 @@ class ObjectClient(Traffic):
         if file.etag is not None:
             options["if_match"] = file.etag
         self.count(requests=1)
-        response = call(file.label, lambda: self._store.get(file.key, options=options))
+        response = call(file.label, lambda: self._store.get(file.key, options=options), self._gate)
         check_response(file, response.range, response.meta, start, end)
         return response
 
@@ -103,12 +133,52 @@ class ObjectClient(Traffic):
         return read_range(self.open(file, start, end))
 
 
-def call(label: str, ask: Callable[[], T]) -> T:
-    """Call obstore in a thread, so that an interrupt works meanwhile. Raises `UnreadableError`."""
+def call(label: str, ask: Callable[[], T], gate: HostGate | None = None, timeout: float | None = None) -> T:
+    """Call obstore in a thread, so that an interrupt works meanwhile. Raises `UnreadableError`.
+
+    A panic of its Rust code is a `BaseException`, and counts as an error of the settings.
+    """
+
+    def late() -> UnreadableError:
+        if gate is not None:
+            gate.cut()
+        return UnreadableError(
+            f"{label} cannot be listed: the server did not send {PAGE:,} keys, or the rest, in {timeout or 0:.0f} s",
+            "give a longer prefix, or try again later",
+            "objects.endless",
+        )
+
     try:
-        return interruptible(ask)
-    except OBSTORE as error:
+        return interruptible(ask, timeout, late)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, UnreadableError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, OBSTORE) and type(error).__name__ != "PanicException":
+            raise
+        if gate is not None and (refusal := _refusal(gate, label)):
+            raise refusal from None
         raise translate(error, label) from None  # the cause's text may hold a signed address
+
+
+def _refusal(gate: HostGate, label: str) -> UnreadableError | None:
+    """Return the error for what the gate refused, and forget it."""
+    refused, gate.refused = gate.refused, ""
+    if refused:
+        return UnreadableError(
+            f"{label} cannot be read: the server redirects to another host, which tieconv does not follow",
+            "check the endpoint variables and the region",
+            "objects.redirect",
+        )
+    if gate.too_long:
+        return UnreadableError(
+            f"{label} cannot be listed: the server sent more than {PAGE_BYTES >> 20} MiB for {PAGE:,} keys",
+            _ENDPOINT,
+            "objects.too-long",
+        )
+    return None
+
+
+_ENDPOINT = "check the endpoint variables and proxies"
 
 
 def check_response(file: RemoteObject, sent: tuple[int, int], meta: Any, start: int, end: int) -> None:
@@ -152,7 +222,7 @@ class ObjectStream:
         if self._chunks is None:
             self._chunks = iter(self._client.get(self._file, self.position, self.end).stream(min_chunk_size=CHUNK))
         chunks = self._chunks
-        chunk = memoryview(call(self._file.label, lambda: next(chunks, b"")))
+        chunk = memoryview(call(self._file.label, lambda: next(chunks, b""), self._client._gate))
         self._client.count(bytes=len(chunk))
         if not 0 < len(chunk) <= self.end - self.position:
             raise UnreadableError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from tieconv.errors import SettingsError, UnreadableError
 from tieconv.sources.user_files import read_bytes
@@ -23,14 +25,95 @@ _CONNECTION = {
 def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of obstore's store that it does not read from the environment, and those of its client.
 
-    An endpoint with ``http://`` allows HTTP. Raises `UnreadableError` for an AWS profile that cannot be used.
+    ``_endpoint`` of the latter is the endpoint, or empty. An endpoint with ``http://`` allows HTTP. Raises
+    `UnreadableError` for a variable or an AWS profile that cannot be used.
     """
+    _check_variables(scheme)
     settings: dict[str, Any] = dict({"s3": _s3, "gs": _gcs, "az": _azure}[scheme]())
     endpoint = settings.pop("_endpoint", "")
-    client: dict[str, Any] = {"allow_http": endpoint.startswith("http://")}
+    if endpoint and not (re.match("https?://", endpoint) and _place(endpoint)):
+        raise UnreadableError(
+            f"the endpoint of {scheme}:// in the environment is not an http:// or https:// address",
+            "write it with its scheme, such as https://storage.example.com",
+            "objects.settings",
+        )
+    client: dict[str, Any] = {"allow_http": endpoint.startswith("http://"), "_endpoint": endpoint}
     if (bundle := os.environ.get("AWS_CA_BUNDLE")) and scheme == "s3":
         client["root_certificate"] = _read(bundle)
     return settings, client
+
+
+_PREFIXES = {"s3": ("AWS_",), "gs": ("GOOGLE_", "STORAGE_EMULATOR_HOST"), "az": ("AZURE_",)}
+
+
+def _check_variables(scheme: str) -> None:
+    """Refuse characters that no HTTP header holds, such as a newline at the end. obstore panics on them."""
+    for name, value in os.environ.items():
+        if (
+            name.startswith(_PREFIXES[scheme])
+            and not name.endswith(_FREE)
+            and not (value.isascii() and value.isprintable())
+        ):
+            raise UnreadableError(
+                f"{shown(name)} holds a line break or another character that a request cannot hold",
+                "set the variable again without it",
+                "objects.settings",
+            )
+
+
+_FREE = ("_KEY", "_FILE", "_CREDENTIALS", "_PROFILE", "_BUNDLE")
+"""Ends of variables that may hold any text: paths, and a key as JSON. They reach no header."""
+
+
+_HOSTS = {
+    "s3": r"([^/]+\.)?s3([.-][a-z0-9.-]+)?\.amazonaws\.com(\.cn)?|sts(\.[a-z0-9-]+)?\.amazonaws\.com(\.cn)?",
+    "gs": r"(storage|oauth2|sts|iamcredentials|www)\.googleapis\.com|accounts\.google\.com|metadata\.google\.internal",
+    "az": r"login\.(microsoftonline\.(com|us)|partner\.microsoftonline\.cn|chinacloudapi\.cn)",
+}
+"""Hosts of the service itself and of its credentials."""
+_METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23")
+_CREDENTIALS = (
+    "AWS_ENDPOINT_URL_STS",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    "AWS_METADATA_ENDPOINT",
+    "IDENTITY_ENDPOINT",
+    "MSI_ENDPOINT",
+    "AZURE_AUTHORITY_HOST",
+)
+"""Variables that name the servers of credentials."""
+
+
+def allowed_hosts(scheme: str, bucket: str, endpoint: str, account: str) -> Callable[[str, int], bool]:
+    """Return the function that accepts the hosts of this account: its endpoint, and the servers of its credentials.
+
+    A redirect to any other host is refused. With an endpoint in the variables, that includes the cloud's hosts.
+    """
+    exact = {place for value in (endpoint, *map(os.environ.get, _CREDENTIALS)) if value and (place := _place(value))}
+    if endpoint:
+        exact |= {(f"{bucket.lower()}.{host}", port) for host, port in exact}
+    account = (account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")).lower()
+    clouds = r"[a-z0-9.-]*(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net|microsoft\.com)"
+    own = rf"{re.escape(account)}\.(blob|dfs)\.{clouds}"
+    pattern = re.compile("|".join((_HOSTS[scheme], *([own] if scheme == "az" and account else []))))
+
+    def allowed(host: str, port: int) -> bool:
+        host = host.lower()
+        if (host, port) in exact or host in _METADATA:
+            return True
+        return not endpoint and port == 443 and pattern.fullmatch(host) is not None
+
+    return allowed
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    try:
+        parts = urlsplit(address)
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+    except ValueError:
+        return None
+    host = parts.hostname or ""
+    return (host, port) if host and host.isascii() and not re.search(r"[\s%<>^|`{}\\\"]", address) else None
 
 
 def _read(path: str) -> bytes:
