@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
+import shutil
 import socket
+import socketserver
+import ssl
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,11 +18,15 @@ from pathlib import Path
 import pytest
 
 from tests.hub.models import sharded
-from tests.objects.conftest import SECRETS, Run
+from tests.hub.verdicts import local, verdict
+from tests.objects.conftest import SECRETS, Run, variables
 from tests.objects.stub import LIST, Fault, Store
+from tests.objects.writable_stub import start_writable
 from tieconv import TieconvError, UnreadableError, inspect
 from tieconv.api.findings.gate import expand
 from tieconv.sources.objects import object_client
+from tieconv.sources.objects.object_path import parse
+from tieconv.sources.objects.object_writer import ObjectWriter
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 WEIGHTS = "m/model.safetensors"
@@ -232,6 +242,92 @@ def test_no_redirect_leaves_the_endpoint(store: Store, monkeypatch: pytest.Monke
                 assert elsewhere.heard == 0, f"{scheme} {key} {status}"
                 assert not any(word in str(raised.value) for word in SECRETS), f"{scheme} {key} {status}"
     elsewhere.close()
+
+
+class UserProxy(socketserver.ThreadingTCPServer):
+    """A proxy of the user. ``heads`` is what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        super().__init__(("127.0.0.1", 0), _Tunnel)
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+class _Tunnel(socketserver.StreamRequestHandler):
+    server: UserProxy
+
+    def handle(self) -> None:
+        lines = list(iter(self.rfile.readline, b"\r\n"))
+        self.server.heads.append(b"".join(lines))
+        host, port = lines[0].split()[1].decode().split(":")
+        with socket.create_connection((host, int(port))) as upstream, contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 ok\r\n\r\n")
+            threading.Thread(target=self._copy, args=(self.connection, upstream), daemon=True).start()
+            self._copy(upstream, self.connection)
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_https_passes_the_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Reads, writes and refused redirects over TLS, with and without a proxy of the user."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed: it makes the certificate")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 -subj /CN=127.0.0.1"
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run(["openssl", *words.split(), *named], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    store, _, stop = start_writable(context)
+    store.add("m", MODELS / "t5")
+    for name, value in {**variables(store, tmp_path), "AWS_CA_BUNDLE": str(certificate)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(object_client, "RETRIES", 1)
+    elsewhere, proxy = Elsewhere(), UserProxy()
+    address = f"127.0.0.1:{proxy.server_address[1]}"
+    cases = (
+        ({"NO_PROXY": "127.0.0.1"}, False),
+        ({"HTTPS_PROXY": f"http://{address}", "NO_PROXY": "127.0.0.0/8"}, False),
+        ({"HTTPS_PROXY": f"http://us%40er:word@{address}", "NO_PROXY": "example.com"}, True),
+        ({"ALL_PROXY": address, "NO_PROXY": ""}, True),
+    )
+    expected = verdict(local(MODELS / "t5"))
+    for chosen, through in cases:
+        with monkeypatch.context() as environment:
+            environment.setattr(object_client, "_stores", {})
+            for name, value in chosen.items():
+                environment.setenv(name, value)
+            proxy.heads.clear()
+            assert verdict(json.loads(str(inspect("s3://bucket/m")))) == expected, chosen
+            assert bool(proxy.heads) == through, chosen
+            assert all(head.startswith(b"CONNECT ") for head in proxy.heads)
+            assert all((b"Basic dXNAZXI6d29yZA==" in head) == ("@" in str(chosen)) for head in proxy.heads)
+            writer = ObjectWriter(parse("s3://bucket/out"))
+            writer.create("a", b"bytes" * 100_000)
+            writer.check_own("a", b"bytes" * 100_000)
+            writer.delete(["a"])
+            for gate in [gate for _, gate in object_client._stores.values()]:
+                gate.cut()
+    monkeypatch.setattr(object_client, "_stores", {})
+    for asked in ("LIST", "m/config.json", "m/model.safetensors"):
+        store.faults = {asked: Fault("status", value=f"307 Location={elsewhere.url.replace('http:', 'https:')}")}
+        with pytest.raises(UnreadableError) as raised:
+            inspect("s3://bucket/m")
+        assert raised.value.code == "objects.redirect" and elsewhere.heard == 0, asked
+    elsewhere.close()
+    proxy.shutdown()
+    proxy.server_close()
+    stop()
 
 
 ENDLESS = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>{}"

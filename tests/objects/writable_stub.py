@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 import threading
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
@@ -231,11 +232,13 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
 
-def start_writable() -> tuple[Store, Writes, Any]:
-    """Return a running store, what was written to it, and the function that ends it."""
+def start_writable(context: ssl.SSLContext | None = None) -> tuple[Store, Writes, Any]:
+    """Return a running store, what was written to it, and the function that ends it. With a context it speaks TLS."""
     store, writes = Store(), Writes()
     server = _Server(("127.0.0.1", 0), type("Bound", (WritableHandler,), {"store": store, "writes": writes}))
-    store.url = f"http://127.0.0.1:{server.server_port}"
+    store.url = f"http{'s' if context else ''}://127.0.0.1:{server.server_port}"
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
 

@@ -18,7 +18,7 @@ from tieconv.errors import UnreadableError
 from tieconv.sources.objects.object_errors import OBSTORE, translate
 from tieconv.sources.objects.object_path import ObjectPath
 from tieconv.sources.objects.store_settings import allowed_hosts, store_settings
-from tieconv.sources.ranged.host_gate import HostGate
+from tieconv.sources.ranged.host_gate import HostGate, relays
 from tieconv.sources.ranged.traffic import Traffic, read_range
 from tieconv.sources.threads import interruptible
 
@@ -67,7 +67,8 @@ def store_of(path: ObjectPath, *, lists: bool = False) -> tuple[Any, HostGate]:
         account = str(settings.get("account_name", ""))
         gate = HostGate(allowed_hosts(path.scheme, path.bucket, client.pop("_endpoint"), account))
         options = {**client, "timeout": RESPONSE, "read_timeout": SILENCE, "connect_timeout": CONNECT}
-        options["proxy_url"] = gate.url
+        if relays():
+            options["proxy_url"] = gate.url
         retries = {"max_retries": RETRIES, "retry_timeout": RETRY_FOR}
         opens: Any = _STORES[path.scheme]
         _stores[key] = opens(path.bucket, client_options=options, retry_config=retries, **settings), gate

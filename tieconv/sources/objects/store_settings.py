@@ -66,7 +66,7 @@ _FREE = ("_KEY", "_FILE", "_CREDENTIALS", "_PROFILE", "_BUNDLE")
 
 
 _HOSTS = {
-    "s3": r"([^/]+\.)?s3([.-][a-z0-9.-]+)?\.amazonaws\.com(\.cn)?|sts(\.[a-z0-9-]+)?\.amazonaws\.com(\.cn)?",
+    "s3": r"([^/]+\.)?s3(express)?([.-][a-z0-9.-]+)?\.amazonaws\.com(\.cn)?|sts(\.[a-z0-9-]+)?\.amazonaws\.com(\.cn)?",
     "gs": r"(storage|oauth2|sts|iamcredentials|www)\.googleapis\.com|accounts\.google\.com|metadata\.google\.internal",
     "az": r"login\.(microsoftonline\.(com|us)|partner\.microsoftonline\.cn|chinacloudapi\.cn)",
 }

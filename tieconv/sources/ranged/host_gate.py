@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -107,7 +108,7 @@ class HostGate:
             return None
         try:
             upstream, through = _dial(host, port, secure=tunnel)
-        except OSError:
+        except (OSError, ValueError):
             client.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             return None
         rest = head[line.end() :]
@@ -142,9 +143,30 @@ def _pump(source: socket.socket, target: socket.socket, count: Callable[[int], o
         target.shutdown(socket.SHUT_WR)
 
 
+def relays() -> bool:
+    """Return whether the gate can pass the proxies of the environment. It speaks neither TLS nor SOCKS to a proxy."""
+    named = (value for name, value in getproxies().items() if name in ("http", "https", "all"))
+    return all("://" not in value or value.lower().startswith("http://") for value in named)
+
+
+def _proxy(host: str, port: int, *, secure: bool) -> str:
+    """Return the proxy of the environment for a host, or an empty string, as obstore itself does.
+
+    obstore accepts networks such as ``10.0.0.0/8`` in ``NO_PROXY``, and urllib does not.
+    """
+    proxies = getproxies()
+    if proxy_bypass(f"{host}:{port}"):
+        return ""
+    for excluded in proxies.get("no", "").split(","):
+        with suppress(ValueError):
+            if ip_address(host) in ip_network(excluded.strip(), strict=False):
+                return ""
+    return proxies.get("https" if secure else "http") or proxies.get("all", "")
+
+
 def _dial(host: str, port: int, *, secure: bool) -> tuple[socket.socket, bytes]:
     """Return a connection to a host, or to the proxy of the environment with the header that the proxy wants."""
-    proxy = "" if proxy_bypass(f"{host}:{port}") else getproxies().get("https" if secure else "http", "")
+    proxy = _proxy(host, port, secure=secure)
     if not proxy:
         return _opened(host, port), b""
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
