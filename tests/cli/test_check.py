@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tieconv
+from fixtures.gguf_bytes import F32, gguf
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import snapshot
 from tests.patience import HANGS
@@ -397,3 +398,150 @@ def test_the_models_of_a_directory_beside_other_things(model, tmp_path: Path) ->
     shutil.copytree(home / "b", home / "a")
     models = json.loads(ok("check --format json", home).stdout)["models"]
     assert [entry["source"] for entry in models] == [str(home / "a"), str(home / "b")]
+
+
+# --- settings that came with a model ----------------------------------------------------------------------
+
+SILENCE = {
+    "tieconv.toml": 'ignore = ["ALL"]\nbaseline = "debt.json"\n',
+    "pyproject.toml": '[tool.tieconv]\nignore = ["ALL"]\nbaseline = "debt.json"\n',
+}
+PLACEMENTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    # where the settings lie below the download, the working directory, and the arguments
+    "the model": ("rel", "rel", ()),
+    "a dot": ("rel", "rel", (".",)),
+    "the file": ("rel", "rel", ("model.safetensors",)),
+    "the file with a dot": ("rel", "rel", ("./model.safetensors",)),
+    "a pattern": ("rel", "rel", ("*.safetensors",)),
+    "the absolute directory": ("rel", "rel", ("{top}/rel",)),
+    "the absolute file": ("rel", "rel", ("{top}/rel/model.safetensors",)),
+    "a list": ("rel", "rel", ("@models.txt",)),
+    "its checkpoint": ("rel", "rel", ("checkpoint-1",)),
+    "a file of its checkpoint": ("rel", "rel", ("checkpoint-1/model.safetensors",)),
+    "its export": ("rel", "rel", ("onnx/model.safetensors",)),
+    "recursive": ("rel", "rel", ("-r", ".")),
+    "from the checkpoint": ("rel", "rel/checkpoint-1", (".",)),
+    "from the checkpoint, to its model": ("rel", "rel/checkpoint-1", ("..",)),
+    "from a checkpoint with settings": ("rel/checkpoint-1", "rel/checkpoint-1", ("../model.safetensors",)),
+    "from a directory of notes": ("rel", "rel/logs", ("..",)),
+    "from a directory with settings in the model": ("rel/logs", "rel/logs", ("../checkpoint-1",)),
+    "another model": ("rel", "rel", ("../alone",)),
+    "a run without a model of its own": ("run", "run", ("checkpoint-1",)),
+    "all of a run": ("run", "run", (".",)),
+    "a file of a run": ("run", "run", ("checkpoint-1/model.safetensors",)),
+    "a run by a pattern": ("run", "run", ("checkpoint-*",)),
+    "through a symlink": ("rel", "link", (".",)),
+    "through a symlink, the file": ("rel", "link", ("model.safetensors",)),
+    "a symlink to the model": ("rel", "rel", ("{top}/link",)),
+}
+
+
+def test_no_settings_of_a_model_silence_it(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the settings lie in a download, and however the model is given: the finding counts, and a note says so.
+
+    Every report says that no settings file decided.
+    """
+    for place in ("rel", "rel/checkpoint-1", "rel/onnx", "run/checkpoint-1", "alone"):
+        shutil.copytree(models / "llama-diverged", tmp_path / place)
+    (tmp_path / "rel" / "logs").mkdir()
+    (tmp_path / "link").symlink_to("rel")
+    (tmp_path / "rel" / "models.txt").write_text("model.safetensors\n")
+    for name, text in SILENCE.items():
+        for placement, (where, cwd, words) in PLACEMENTS.items():
+            file = tmp_path / where / name
+            file.write_text(text)
+            monkeypatch.chdir(tmp_path / cwd)
+            asked = [word.format(top=tmp_path) for word in words]
+            result = run("check", "--format", "json", *asked)
+            answer = json.loads(result.stdout)
+            assert result.exit_code == 1, f"{name}: {placement}"
+            assert answer["settings"] is None and answer["waived"] == 0, f"{name}: {placement}"
+            assert "is inside the model directory, so it is ignored" in result.stderr, f"{name}: {placement}"
+            file.unlink()
+
+
+def test_settings_end_at_the_root_of_the_repository(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file above the repository does not count; a file of the repository counts for models that it holds."""
+    shutil.copytree(models / "llama-diverged", tmp_path / "repo" / "models" / "a")
+    (tmp_path / "repo" / ".git").mkdir()
+    (tmp_path / "tieconv.toml").write_text('ignore = ["ALL"]\n')
+    for cwd, words in (("repo", ("models/a",)), ("repo", (".",)), ("repo/models", ("a/model.safetensors",))):
+        monkeypatch.chdir(tmp_path / cwd)
+        assert run("check", *words).exit_code == 1, cwd
+        (tmp_path / "repo" / "tieconv.toml").write_text('ignore = ["ALL"]\n')
+        assert ok("check", *words).stderr.rstrip().endswith("tieconv.toml"), cwd
+        (tmp_path / "repo" / "tieconv.toml").unlink()
+
+
+def test_a_fleet_obeys_no_settings_of_a_model(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fleet report`, run in the model or in a run directory, judges by the default rules and says so."""
+    for place in ("rel", "run/checkpoint-1"):
+        shutil.copytree(models / "llama-diverged", tmp_path / place)
+    for cwd, model in (("rel", "."), ("run", "checkpoint-1")):
+        monkeypatch.chdir(tmp_path / cwd)
+        Path("tieconv.toml").write_text('ignore = ["ALL"]\n')
+        ok("fleet check", model, "-o", tmp_path / f"runs-{cwd}")
+        result = ok("fleet report --json", tmp_path / f"runs-{cwd}")
+        answer = json.loads(result.stdout)
+        assert (answer["failed"], answer["settings"]) == (1, None), cwd
+        assert "tieconv.toml is inside the model directory" in result.stderr, cwd
+        assert "no settings file" in ok("fleet report", tmp_path / f"runs-{cwd}").stdout, cwd
+
+
+def test_every_report_names_the_settings(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each format, with a file and without one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("", "rules.toml"):
+        if name:
+            Path(name).write_text('fail-on = "error"\n')
+        for form in ("text", "json", "jsonl", "sarif", "github", "junit", "markdown"):
+            result = ok("check --format", form, *(["--config", name] if name else []), models / "llama-tied")
+            said = result.stderr if form == "text" else result.stdout
+            without = {"text": "The check passed.\n", "json": '"settings": null', "jsonl": '"settings": null'}
+            assert (name or without.get(form, "no settings file")) in said, f"{form} {name}"
+
+
+# --- models below a model, and directories of GGUF files --------------------------------------------------
+
+
+def test_models_below_a_model_are_counted(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every format names what was found and not checked; with --recursive nothing is left."""
+    shutil.copytree(models / "llama-tied", tmp_path / "rel")
+    shutil.copytree(models / "llama-diverged", tmp_path / "rel" / "checkpoint-100")
+    monkeypatch.chdir(tmp_path)
+    for form in ("text", "json", "jsonl", "sarif", "github", "junit", "markdown"):
+        result = ok("check --format", form, "rel")
+        assert "checkpoint-100" in result.stdout or "1 model below was not checked" in result.stdout, form
+        assert "The check passed. 1 model below was not checked" in result.stderr, form
+    assert json.loads(ok("check --json rel").stdout)["not_checked"] == ["rel/checkpoint-100"]
+    answer = json.loads(run("check --json --recursive rel").stdout)
+    assert (answer["not_checked"], answer["failed"], len(answer["models"])) == ([], 1, 2)
+
+
+def test_each_gguf_file_is_checked(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release holds one file for each quantisation. Parts are one model, and a projector is none."""
+    data = gguf([("token_embd.weight", (8, 32), F32, bytes(1024))])
+    monkeypatch.chdir(tmp_path)
+
+    def checked(*words: str) -> list[str]:
+        answer = json.loads(run("check --json", *words).stdout)
+        return [model["source"] for model in answer["models"] if words[0] != "rel" or not model["failure"]]
+
+    Path("rel").mkdir()
+    for name in ("m-Q4_K_M", "m-Q8_0", "mmproj-m"):
+        Path(f"rel/{name}.gguf").write_bytes(data)
+    assert checked("rel") == ["rel/m-Q4_K_M.gguf", "rel/m-Q8_0.gguf"]
+    assert checked("re*") == ["rel/m-Q4_K_M.gguf", "rel/m-Q8_0.gguf"]
+    assert refused("inspect rel") == "rel holds 2 GGUF models: m-Q4_K_M.gguf, m-Q8_0.gguf"
+    for number in (1, 2):
+        Path(f"rel/big-{number:05}-of-00002.gguf").write_bytes(data)
+    assert checked(".") == ["rel/big-00001-of-00002.gguf", "rel/m-Q4_K_M.gguf", "rel/m-Q8_0.gguf"]
+    shutil.copytree(models / "llama-tied", "rel", dirs_exist_ok=True)
+    assert checked(".") == ["rel", "rel/big-00001-of-00002.gguf", "rel/m-Q4_K_M.gguf", "rel/m-Q8_0.gguf"]
+    Path("loose").mkdir()  # one loose file does not stand for the models below it
+    Path("loose/m.gguf").write_bytes(data)
+    for name in ("a", "b"):
+        shutil.copytree(models / "llama-diverged", f"loose/{name}")
+    assert checked("loose") == ["loose", "loose/a", "loose/b"]

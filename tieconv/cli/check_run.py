@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 def run(arguments: Arguments) -> int:
     """Print and write the results, and return the exit code."""
-    policy = _policy(arguments)
     several = any(map(is_collection, arguments.model.models))
     arguments = replace(
         arguments,
         model=replace(arguments.model, models=_expanded(arguments)),
         choice=replace(arguments.choice, task=None, limit=None),
     )
+    policy = _policy(arguments)
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
     if arguments.result.write_baseline:
@@ -49,7 +48,7 @@ def run(arguments: Arguments) -> int:
 
         echo(f"\n{table(report)}", err=arguments.result.output_file is not None)
     writing = Writing(arguments.result.fix, arguments.result.output is not None, arguments.result.writes)
-    closing = summary(report, policy.settings.path, fixing=arguments.result.fix)
+    closing = summary(report, fixing=arguments.result.fix)
     for line in (*fix_lines(report, writing), *map(_note, report.notes), closing):
         say(line)
     return report.exit_code
@@ -69,7 +68,7 @@ def _expanded(arguments: Arguments) -> tuple[str, ...]:
 
 
 def _policy(arguments: Arguments) -> Policy:
-    policy, skipped = find_policy(
+    return find_policy(
         arguments.model.models,
         config=arguments.rule.config,
         no_config=arguments.rule.no_config,
@@ -81,11 +80,7 @@ def _policy(arguments: Arguments) -> Policy:
         # The baseline may be the file that this run writes, so it need not exist yet.
         baseline=arguments.rule.baseline,
         without_baseline=bool(arguments.result.write_baseline),
-    )
-    for path in skipped:
-        where = shell_word(os.path.relpath(path))
-        say(_note(f"{where} is inside the model directory, so it is ignored; to use it: --config {where}"))
-    return policy
+    )[0]
 
 
 def _guard_output(arguments: Arguments) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
 from tieconv.gate.baseline import MAX_SIZE, Baseline, parse
+from tieconv.gate.discover import is_weight
 from tieconv.gate.policy import Policy
 from tieconv.gate.rule_selection import ALL, Selection, selectors
 from tieconv.gate.settings import OWN, SHARED, Settings, parse_settings
+from tieconv.sources import is_remote
 from tieconv.sources.user_files import read_text, upward
 from tieconv.text import shown
 
@@ -19,25 +23,88 @@ _SETTINGS_LIMIT = 1 << 20
 DEFAULT_LEVEL = Level.WARNING
 
 
-def find_settings(models: Iterable[str], start: str | None = None) -> tuple[Settings, tuple[str, ...]]:
-    """Return the nearest settings at or above ``start`` (the working directory), and the files it skipped.
+_MODEL_FILES = frozenset(
+    (
+        "config.json",
+        "adapter_config.json",
+        "generation_config.json",
+        "model_index.json",
+        "modules.json",
+        "params.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "trainer_state.json",
+    )
+)
+"""Documents that mark a directory as a model, also if its weights are in subdirectories."""
+_PARTS = re.compile(
+    r"(checkpoint|step|epoch|iter|global_step|version)[-_]?\d.*|onnx|gguf|original|openvino", re.IGNORECASE
+)
+"""Names of directories that belong to the model above them: checkpoints of a run, and exports."""
 
-    It skips a settings file inside a model that is checked. A model must not set the rules for its own check.
+
+def find_settings(models: Iterable[str], start: str | None = None) -> Settings:
+    """Return the nearest settings from ``start`` (the working directory) up to the root of its repository.
+
+    Outside a repository the search goes on to the root of the file system. It passes over a settings file that may
+    have come with a model: one inside a checked model, in a directory with model files, or below such a directory. A
+    model must not set the rules for a check.
     """
-    inside = {os.path.realpath(model) for model in models}
+    roots = {root for model in models if not is_remote(model) for root in _model_roots(model)}
+    directories = [*_within_repository(os.path.realpath(start or os.getcwd()))]
     skipped = []
-    for directory in upward(start or os.getcwd()):
+    for number, directory in enumerate(directories):
         for name in (OWN, SHARED):
             path = os.path.join(directory, name)
             if not os.path.lexists(path):
                 continue
-            if any(above in inside for above in upward(directory)):
-                skipped.append(path)
+            from_model = _is_model(directory, loose=True) or any(map(_is_model, directories[number + 1 :]))
+            if from_model or not roots.isdisjoint(upward(directory)):
+                if name == OWN or _read_or_none(path) is not None:
+                    skipped.append(path)
                 continue
             settings = _read(path)
             if settings is not None:
-                return settings, tuple(skipped)
-    return Settings(), tuple(skipped)
+                return replace(settings, ignored_files=tuple(skipped))
+    return Settings(ignored_files=tuple(skipped))
+
+
+def _within_repository(start: str) -> Iterator[str]:
+    """Yield ``start`` and its parents up to the directory that holds `.git`."""
+    for directory in upward(start):
+        yield directory
+        if os.path.lexists(os.path.join(directory, ".git")):
+            return
+
+
+def _model_roots(model: str) -> Iterator[str]:
+    """Yield the directory of a model, and each directory above it that the model is a part of."""
+    path = os.path.realpath(model)
+    directory = path if os.path.isdir(path) else os.path.dirname(path)
+    yield directory
+    for above in upward(os.path.dirname(directory)):
+        if not _PARTS.fullmatch(os.path.basename(directory)) and not _is_model(above):
+            return
+        yield above
+        directory = above
+
+
+def _is_model(directory: str, *, loose: bool = False) -> bool:
+    """Return whether a directory holds a model's documents and, unless ``loose``, its weights."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return True  # nothing says that it is not one
+    documents, weights = not _MODEL_FILES.isdisjoint(names), any(map(is_weight, names))
+    return (documents or weights) if loose else (documents and weights)
+
+
+def _read_or_none(path: str) -> Settings | None:
+    """Return the settings of a file that is passed over. Its mistakes do not matter."""
+    try:
+        return _read(path)
+    except SettingsError:
+        return Settings(path)
 
 
 def load_settings(path: str) -> Settings:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from glob import glob, has_magic
 
 from tieconv.errors import UnreadableError
+from tieconv.formats.gguf.model import models_among
 from tieconv.text import shell_word, shown
 
 _WEIGHTS = re.compile(
@@ -32,16 +33,50 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
 
     A pattern selects the models that match it. A directory with weights selects itself; one without weights selects the
     models below it. With ``recursive``, a directory with weights also selects the models below it. Hidden directories,
-    virtual environments and symlinks to directories are skipped.
+    virtual environments and symlinks to directories are skipped. A directory with several GGUF models selects each
+    file.
 
     Raises `UnreadableError` if a pattern matches no model, or if a directory has too many subdirectories.
     """
     if has_magic(source) and not os.path.lexists(source):
-        return _matching(source)
-    if not os.path.isdir(source) or (not recursive and _holds_weights(source)):
+        return tuple(model for path in _matching(source) for model in _each_gguf(path))
+    if not os.path.isdir(source):
         return (source,)
-    below = tuple(_below(source))
+    if not recursive and _holds_weights(source) and not _is_collection(source):
+        return _each_gguf(source)
+    below = tuple(model for directory in _below(source) for model in _each_gguf(directory))
     return below or (source,)
+
+
+def _each_gguf(path: str) -> tuple[str, ...]:
+    """Return each GGUF model of a directory that holds several, as releases do, else the path.
+
+    The directory itself comes first if it also holds a model in another format.
+    """
+    names = _names(path) if os.path.isdir(path) else []
+    models = models_among(names)
+    if len(models) < 2:
+        return (path,)
+    whole = any(is_weight(name) and not name.endswith(".gguf") for name in names)
+    return (*((path,) if whole else ()), *(os.path.join(path, name) for name in models))
+
+
+def _is_collection(directory: str) -> bool:
+    """Return whether all weights in a directory are loose GGUF files or graphs, which are models beside those below.
+
+    A config beside them means that they are one model.
+    """
+    names = _names(directory)
+    return "config.json" not in names and all(
+        name.lower().endswith((".gguf", ".onnx")) for name in names if is_weight(name)
+    )
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []  # inspecting the directory reports why it cannot be listed
 
 
 def _matching(pattern: str) -> tuple[str, ...]:

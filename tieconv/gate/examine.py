@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.errors import DestinationError, RefusedError, TieconvError
+from tieconv.gate.discover import is_weight
 from tieconv.gate.finding_file import file_of
 from tieconv.gate.policy import Policy
 from tieconv.gate.run_file import RunFile
@@ -52,7 +53,14 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
         path,
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
         unread=_unread(inspection),
+        below=_below(inspection),
     )
+
+
+def _below(inspection: Inspection) -> tuple[str, ...]:
+    """Return the directories below a model that hold weights of their own, such as the checkpoints of a run."""
+    paths = (os.path.split(name) for name in inspection.checkpoint.companions)
+    return tuple(sorted({directory for directory, name in paths if directory and is_weight(name)}))
 
 
 def _unread(inspection: Inspection) -> tuple[str, ...]:
@@ -80,7 +88,13 @@ def check_models(
         models[location] = policy.judge(model, location)
         tick(model)
     notes = tuple(policy.notes(models))
-    return CheckReport(tuple(models.values()), policy.fail_on, notes, policy.selection.codes()), models
+    return report_of(tuple(models.values()), policy, notes), models
+
+
+def report_of(models: tuple[CheckedModel, ...], policy: Policy, notes: tuple[str, ...]) -> CheckReport:
+    """Return the report on judged models."""
+    path = policy.settings.path
+    return CheckReport(models, policy.fail_on, notes, policy.selection.codes(), os.path.relpath(path) if path else "")
 
 
 def in_memory_too(report: CheckReport, policy: Policy, inspections: Iterable[Inspection]) -> CheckReport:

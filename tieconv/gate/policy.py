@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -63,7 +64,11 @@ class Policy:
                 yield number, ignore
 
     def notes(self, models: Mapping[str, CheckedModel]) -> Iterator[str]:
-        """Yield notes on settings and baseline entries that match nothing. ``models`` are keyed by location."""
+        """Yield notes on settings that are ignored, and on settings and baseline entries that match nothing.
+
+        ``models`` are keyed by location.
+        """
+        yield from self.settings_notes()
         read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
@@ -74,6 +79,12 @@ class Policy:
             verb = "is" if fixed == 1 else "are"
             path = shell_word(self.baseline.path)
             yield f"{entries} the baseline {verb} fixed: update the baseline with --write-baseline {path}"
+
+    def settings_notes(self) -> Iterator[str]:
+        """Yield a note on each settings file that is ignored."""
+        for path in self.settings.ignored_files:
+            where = shell_word(os.path.relpath(path))
+            yield f"{where} is inside the model directory, so it is ignored; to use it: --config {where}"
 
     def _unused(self, read: Mapping[str, CheckedModel]) -> Iterator[str]:
         used: set[tuple[int, str]] = set()

@@ -29,7 +29,10 @@ class ModelIgnore:
 
 @record
 class Settings:
-    """The values of a settings file; ``None`` for a setting that is absent. ``path`` is empty without a file."""
+    """The values of a settings file; ``None`` for a setting that is absent. ``path`` is empty without a file.
+
+    ``ignored_files`` are nearer settings files that may have come with a model.
+    """
 
     path: str = ""
     select: tuple[str, ...] | None = None
@@ -39,6 +42,7 @@ class Settings:
     depth: Depth | None = None
     baseline: str | None = None
     per_model: tuple[ModelIgnore, ...] = ()
+    ignored_files: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:

@@ -122,19 +122,25 @@ def _answer(
 
 
 def fleet_report(
-    runs: str, policy: Policy, *, since: str | None = None, output: str | None = None
+    runs: str,
+    policy: Policy | Callable[[Sequence[str]], Policy],
+    *,
+    since: str | None = None,
+    output: str | None = None,
 ) -> tuple[FleetReport, tuple[str, ...]]:
     """Return the report on the directory ``runs`` and the files that it wrote to ``output`` (default: ``runs``).
 
     Writes `report.html`, and with pyarrow `models.parquet` and `findings.parquet`. ``since`` is the directory of an
-    earlier run. Raises `SettingsError` if a directory holds no run.
+    earlier run. ``policy`` may be a function of the models' sources. Raises `SettingsError` if a directory holds no
+    run.
     """
     from tieconv.gate.fleet.report import fleet_report as report_on
     from tieconv.gate.fleet.runs import read_run
     from tieconv.reporters.html.fleet_page import render
 
     run = read_run(runs)
-    report = report_on(run, policy, read_run(since) if since else None)
+    chosen = policy(tuple(run.models)) if callable(policy) else policy
+    report = report_on(run, chosen, read_run(since) if since else None)
     directory = output or runs
     os.makedirs(directory, exist_ok=True)
     page = os.path.join(directory, "report.html")

@@ -91,7 +91,7 @@ def _of_module(policy: Policy, module: object, embed: str | None, head: str | No
 
 
 def find_policy(
-    models: Sequence[str],
+    models: Iterable[str],
     *,
     config: str | None = None,
     no_config: bool = False,
@@ -106,18 +106,12 @@ def find_policy(
     """Return the policy for ``models``, and the settings files that were ignored because a model contains them.
 
     The settings are those of ``config``; none with ``no_config``. By default they are those in the working directory
-    or the closest parent directory.
+    or the closest parent directory in the repository, unless a model contains them.
     """
     from tieconv.gate.assemble import find_settings, load_settings, make_policy
     from tieconv.gate.settings import Settings
 
-    skipped: tuple[str, ...] = ()
-    if config:
-        settings = load_settings(config)
-    elif no_config:
-        settings = Settings()
-    else:
-        settings, skipped = find_settings(models)
+    settings = load_settings(config) if config else Settings() if no_config else find_settings(models)
     policy = make_policy(
         settings,
         select=select,
@@ -128,7 +122,7 @@ def find_policy(
         baseline=baseline,
         without_baseline=without_baseline,
     )
-    return policy, skipped
+    return policy, settings.ignored_files
 
 
 def ray_cluster(address: str | None = None) -> RayExecutor:

@@ -79,7 +79,8 @@ class CheckedModel:
     """One model: its findings, the worst first, or why there are none.
 
     ``fixes`` lists what `--fix` did or skipped, in its order. ``output`` is the path of the fixed model. ``unread`` are
-    the tied names of which too little was read to say whether they are equal.
+    the tied names of which too little was read to say whether they are equal. ``below`` are the directories below it
+    with weights of their own.
     """
 
     source: str
@@ -88,6 +89,7 @@ class CheckedModel:
     fixes: tuple[Fix, ...] = ()
     output: str | None = None
     unread: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
 
     def is_target(self, action: Action) -> bool:
         """Return whether the action writes this model: an adapter's finding may give a command for its base."""
@@ -105,13 +107,24 @@ class CheckReport(Printed):
     """The answer of `tieconv check`.
 
     ``notes`` are about settings, the baseline and what was not read. ``rules`` are the codes of the rules that were
-    applied, empty for every rule.
+    applied, empty for every rule. ``settings`` is the path of the settings file, empty without one, and ``None`` if
+    the report does not say.
     """
 
     models: tuple[CheckedModel, ...]
     fail_on: Level
     notes: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    settings: str | None = None
+
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """The models below the checked ones that this report does not cover."""
+        checked = {os.path.normpath(model.source) for model in self.models}
+        # A directory of GGUF files is checked file by file.
+        checked |= {os.path.dirname(path) for path in checked if path.endswith(".gguf")}
+        below = (_join(model.source, directory) for model in self.models for directory in model.below)
+        return tuple(dict.fromkeys(path for path in below if os.path.normpath(path) not in checked))
 
     def counts(self, entry: CheckedFinding) -> bool:
         """Return whether a finding fails its model: it is open and at or above the level."""
@@ -157,6 +170,8 @@ class CheckReport(Printed):
             "failed": self.failed,
             "waived": sum(entry.waiver is not None for model in self.models for entry in model.findings),
             "notes": list(self.notes),
+            **({} if self.settings is None else {"settings": self.settings or None}),
+            "not_checked": list(self.not_checked),
         }
 
     def _facts(self) -> tuple[str, ...]:
@@ -179,4 +194,9 @@ class CheckReport(Printed):
             "fixes": [fix.to_dict() for fix in model.fixes],
             "output": model.output,
             "unread": list(model.unread),
+            "below": list(model.below),
         }
+
+
+def _join(source: str, directory: str) -> str:
+    return f"{source.rstrip('/')}/{directory}" if "://" in source else os.path.normpath(f"{source}/{directory}")

@@ -134,6 +134,9 @@ class FleetReport(Printed):
                 "still": len(since.of("still")),
             },
             "changes": [change.to_dict() for change in since.changes if change.state != "still"] if since else [],
+            "settings": self.checked.settings or None,
+            "not_checked": list(self.checked.not_checked),
+            "notes": list(self.checked.notes),
         }
 
     def _model(self, model: CheckedModel) -> dict[str, object]:

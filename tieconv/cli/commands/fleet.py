@@ -106,14 +106,15 @@ def report(runs: str, since: str | None, output: str | None, as_json: bool, **op
     """
     if options["config"] and options["no_config"]:
         raise click.UsageError("--config and --no-config cannot be used together")
-    policy, _ = find_policy((), **options)
-    result, files = fleet_report(runs, policy, since=since, output=output)
+    result, files = fleet_report(runs, lambda models: find_policy(models, **options)[0], since=since, output=output)
     if as_json:
         document(str(result))
     else:
         from tieconv.reporters.text.fleet_text import render
 
         echo(render(result, paint, width()))
+    for note in result.checked.notes:
+        say(f"note: {note}")
     say(f"wrote {', '.join(map(shown, files))}")
     if not has_tables():
         say(f"no tables were written, because pyarrow is not installed: {install_command('fleet')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.files.interface import Files
@@ -49,17 +50,25 @@ class GgufModel:
 
 
 def _the_one(listing: Listing) -> str:
-    """Return the model file of a directory. The projectors of vision models (`mmproj-*`) do not count."""
-    stored = [name for name in listing.top if name.endswith(SUFFIX)]
-    models = [name for name in stored if "mmproj" not in name.lower()] or stored
-    stems = {_stem(name) for name in models}
-    if len(stems) == 1:
+    """Return the model file of a directory, or the first of its parts."""
+    models = models_among(listing.top)
+    if len(models) == 1:
         return models[0]
     raise UnreadableError(
-        f"{shown(listing.source)} holds {count(len(stems), 'GGUF model')}",
+        f"{shown(listing.source)} holds {count(len(models), 'GGUF model')}: {listed(models)}",
         f"give the path of one of them: {path_word(os.path.join(listing.source, models[0]))}",
         "layout.ambiguous",
     )
+
+
+def models_among(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the GGUF models among the ``names`` of a directory: one file each, or the first part of a split model.
+
+    The projectors of vision models (`mmproj-*`) do not count beside a model.
+    """
+    stored = sorted(name for name in names if name.endswith(SUFFIX))
+    models = [name for name in stored if "mmproj" not in name.lower()] or stored
+    return tuple({_stem(name): name for name in reversed(models)}.values())[::-1]
 
 
 def _stem(name: str) -> str:

@@ -9,7 +9,7 @@ from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
 from tieconv.errors import SettingsError
-from tieconv.gate.examine import place_of
+from tieconv.gate.examine import place_of, report_of
 from tieconv.gate.fleet.runs import FleetRun
 from tieconv.gate.policy import Policy
 from tieconv.text import shown
@@ -49,7 +49,7 @@ def fleet_report(run: FleetRun, policy: Policy, earlier: FleetRun | None = None)
 
 def _judged(run: FleetRun, policy: Policy) -> CheckReport:
     models = (policy.judge(finished.model, place_of(source)) for source, finished in run.models.items())
-    return CheckReport(tuple(models), policy.fail_on, (), policy.selection.codes())
+    return report_of(tuple(models), policy, tuple(policy.settings_notes()))
 
 
 def _rank(level: str) -> int:

@@ -37,7 +37,9 @@ def report_of(document: Any) -> CheckReport:
         if document["schema"] != CHECK_SCHEMA:
             raise ValueError(f"its schema is not {CHECK_SCHEMA}")
         models = tuple(_model_of(model) for model in document["models"])
-        return CheckReport(models, Level(document["fail_on"]), _texts(document["notes"]), _texts(document["rules"]))
+        notes, rules = _texts(document["notes"]), _texts(document["rules"])
+        settings = _text(document["settings"] or "") if "settings" in document else None  # an older report has no key
+        return CheckReport(models, Level(document["fail_on"]), notes, rules, settings)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a key is missing or does not fit {CHECK_SCHEMA}: {error}") from error
 
@@ -54,6 +56,7 @@ def _model_of(document: dict[str, Any]) -> CheckedModel:
         fixes,
         output,
         _texts(document.get("unread", [])),
+        _texts(document.get("below", [])),
     )
 
 

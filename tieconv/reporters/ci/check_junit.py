@@ -23,6 +23,12 @@ def render(report: CheckReport) -> str:
     root = ET.Element("testsuites", name="tieconv check")
     for model in report.models:
         suite = ET.SubElement(root, "testsuite", name=view.line(model.source))
+        if report.settings is not None:
+            properties = ET.SubElement(suite, "properties")
+            ET.SubElement(properties, "property", name="settings", value=view.settings(report))
+            if report.not_checked:
+                listed = ", ".join(report.not_checked)
+                ET.SubElement(properties, "property", name="not_checked", value=view.line(listed))
         suite.extend(_cases(model, report))
         _count(suite, suite)
     _count(root, root)

@@ -25,6 +25,7 @@ _RESULTS = 25_000  # GitHub refuses a run with more, and shows the 5,000 worst.
 _TENSORS = 100  # GitHub keeps no more locations of one result
 _UNREADABLE = "unreadable-model"
 _LEFT_OUT = "results-left-out"
+_NOT_CHECKED = "models-not-checked"
 _Pair = tuple[CheckedModel, CheckedFinding]
 
 
@@ -57,6 +58,7 @@ def _driver(ran: list[Rule]) -> dict[str, object]:
         "notifications": [
             _notification(_UNREADABLE, "tieconv could not read a model, so it did not check it."),
             _notification(_LEFT_OUT, "GitHub accepts fewer findings. The log omits those with the lowest level."),
+            _notification(_NOT_CHECKED, "Models below a checked model were found and not checked."),
         ],
     }
 
@@ -143,9 +145,15 @@ def _invocation(report: CheckReport, left: int) -> dict[str, object]:
     if left > 0:
         text = f"This log omits {count(left, 'finding')}. GitHub accepts at most {_RESULTS:,} in a run."
         notices.append({"level": "warning", "descriptor": {"id": _LEFT_OUT, "index": 1}, "message": {"text": text}})
+    if report.not_checked:
+        names = view.line(", ".join(report.not_checked))
+        text = _message(f"{view.not_checked(report)}: {names}")
+        notices.append({"level": "warning", "descriptor": {"id": _NOT_CHECKED, "index": 2}, "message": {"text": text}})
+    said = {} if report.settings is None else {"properties": {"settings": view.settings(report)}}
     return {
         "executionSuccessful": all(model.failure is None for model in report.models),
         "toolExecutionNotifications": notices,
+        **said,
     }
 
 

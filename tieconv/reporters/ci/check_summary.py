@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckReport
 from tieconv.checkpoint.value_type import record
+from tieconv.reporters.ci import check_view as view
 from tieconv.text import count, shown
 
 
@@ -42,11 +42,12 @@ def fix_lines(report: CheckReport, asked: Writing) -> Iterator[str]:
         yield "nothing was written: give -o OUT or --in-place (tieconv checks the model again after each remedy)"
 
 
-def summary(report: CheckReport, settings_path: str | None, *, fixing: bool) -> str:
+def summary(report: CheckReport, *, fixing: bool) -> str:
     """Return the closing line: the number of models and of findings, and whether the check fails."""
     facts = f"{count(len(report.models), 'model')}: {', '.join(filter(None, _parts(report)))}."
-    where = f" Settings: {shown(os.path.relpath(settings_path))}" if settings_path else ""
-    return f"{facts} {_verdict(report)}{_fixable(report, fixing)}{where}"
+    left = f" {view.not_checked(report)}." if report.not_checked else ""
+    where = f" Settings: {shown(report.settings)}" if report.settings else ""
+    return f"{facts} {_verdict(report)}{left}{_fixable(report, fixing)}{where}"
 
 
 def _verdict(report: CheckReport) -> str:

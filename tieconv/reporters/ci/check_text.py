@@ -11,6 +11,7 @@ from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, plain, wrapped
 from tieconv.text import count
 
 _SHOWN_FINDINGS = 40
+_SHOWN_MODELS = 20
 
 
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
@@ -21,7 +22,10 @@ def render(report: CheckReport, paint: Paint = plain, width: int | None = None) 
     blocks = [list(_model(model, report, paint, width)) for model in view.worst_first(report.models)]
     filled = [block for block in blocks if len(block) > 1]
     silent = [line for block in blocks if len(block) == 1 for line in block]  # one list without blank lines
-    return "\n\n".join("\n".join(block) for block in [*filled, silent] if block)
+    below = [f"not checked: {view.line(path)} (below a model; --recursive checks it)" for path in report.not_checked]
+    if len(below) > _SHOWN_MODELS:
+        below[_SHOWN_MODELS:] = [f"… and {count(len(below) - _SHOWN_MODELS, 'more model')} (--format json lists them)"]
+    return "\n\n".join("\n".join(block) for block in [*filled, [*silent, *below]] if block)
 
 
 def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:

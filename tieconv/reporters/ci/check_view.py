@@ -59,7 +59,22 @@ def summary(report: CheckReport) -> str:
     dropped = sum(len(waived(model)) for model in report.models)
     if dropped:
         parts.append(f"{dropped} waived")
+    if report.not_checked:
+        parts.append(not_checked(report))
+    if report.settings is not None:
+        parts.append(settings(report))
     return f"{'; '.join(parts)} (--fail-on {report.fail_on})"
+
+
+def settings(report: CheckReport) -> str:
+    """Return which settings file decided about the findings."""
+    return f"settings: {line(report.settings, 200)}" if report.settings else "no settings file"
+
+
+def not_checked(report: CheckReport) -> str:
+    """Return how many models below the checked ones were found and not checked, with the option that checks them."""
+    number = len(report.not_checked)
+    return f"{count(number, 'model')} below {'was' if number == 1 else 'were'} not checked (--recursive checks them)"
 
 
 def line(text: object, limit: int = LIMIT) -> str:

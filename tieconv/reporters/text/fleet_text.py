@@ -24,6 +24,10 @@ def headline(report: FleetReport) -> str:
         parts.append(f"{report.unread:,} of these could not be read")
     if report.unfinished:
         parts.append(f"{report.unfinished:,} more not finished")
+    if report.checked.not_checked:
+        parts.append(f"{count(len(report.checked.not_checked), 'model')} below not checked")
+    if report.checked.settings is not None:
+        parts.append(f"settings: {shown(report.checked.settings)}" if report.checked.settings else "no settings file")
     return ", ".join(parts)
 
 
