@@ -47,8 +47,8 @@ def find_settings(models: Iterable[str], start: str | None = None) -> Settings:
     """Return the nearest settings from ``start`` (the working directory) up to the root of its repository.
 
     Outside a repository the search goes on to the root of the file system. It passes over a settings file that may
-    have come with a model: one inside a checked model, in a directory with model files, or below such a directory. A
-    model must not set the rules for a check.
+    have come with a model. Such a file is inside a checked model, or in or below a directory with model files. A model
+    must not set the rules for a check.
     """
     roots = {root for model in models if not is_remote(model) for root in _model_roots(model)}
     directories = [*_within_repository(os.path.realpath(start or os.getcwd()))]

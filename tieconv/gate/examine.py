@@ -58,7 +58,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
 
 
 def _below(inspection: Inspection) -> tuple[str, ...]:
-    """Return the directories below a model that hold weights of their own, such as the checkpoints of a run."""
+    """Return the directories below a model that hold other weights, such as the checkpoints of a run."""
     paths = (os.path.split(name) for name in inspection.checkpoint.companions)
     return tuple(sorted({directory for directory, name in paths if directory and is_weight(name)}))
 

@@ -106,7 +106,7 @@ def find_policy(
     """Return the policy for ``models``, and the settings files that were ignored because a model contains them.
 
     The settings are those of ``config``; none with ``no_config``. By default they are those in the working directory
-    or the closest parent directory in the repository, unless a model contains them.
+    or the closest parent directory in the repository. Those inside a model do not count.
     """
     from tieconv.gate.assemble import find_settings, load_settings, make_policy
     from tieconv.gate.settings import Settings

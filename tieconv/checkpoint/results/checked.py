@@ -80,7 +80,7 @@ class CheckedModel:
 
     ``fixes`` lists what `--fix` did or skipped, in its order. ``output`` is the path of the fixed model. ``unread`` are
     the tied names of which too little was read to say whether they are equal. ``below`` are the directories below it
-    with weights of their own.
+    that hold other weights.
     """
 
     source: str

@@ -62,7 +62,7 @@ def _the_one(listing: Listing) -> str:
 
 
 def models_among(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the GGUF models among the ``names`` of a directory: one file each, or the first part of a split model.
+    """Return the GGUF models among the file ``names`` of a directory. A split model is named by its first part.
 
     The projectors of vision models (`mmproj-*`) do not count beside a model.
     """
