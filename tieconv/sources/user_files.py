@@ -144,7 +144,7 @@ def write_bytes(path: str, data: bytes) -> None:
     """Write a file completely or not at all: beside ``path``, then one rename. Raises `DestinationError`.
 
     Replaces only a regular file, and follows no symlink at ``path``. The streams of the system are written
-    directly: shells pass pipes as ``/dev/fd/63``, and no archive can put a file there.
+    directly. Shells pass pipes as ``/dev/fd/63``, and no archive can put a file there.
     """
     if in_hub_store(Path(path)):
         raise DestinationError(f"{shown(path)} is in the Hub cache", "write it to another directory", "out.hub-cache")
