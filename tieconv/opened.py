@@ -147,7 +147,7 @@ def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
 def _with_base(evidence: Inspection, base: str | None) -> Inspection:
     """Return the evidence about an adapter, with that of its base model: ``base``, or a directory inside MODEL.
 
-    The path in the adapter's config is never followed out of the model directory: a file could name any other model.
+    The path in the adapter's config is not followed out of the model directory. It could name any other model.
     """
     adapter = evidence.checkpoint.adapter
     if adapter is None:

@@ -40,7 +40,7 @@ def leave_out(folder: Path, key: str) -> None:
 def certified(folder: Path) -> float | None:
     costs = analysed(folder).costs
     assert costs is not None
-    return costs.certified["embed"]
+    return costs.certified.get("embed")
 
 
 def test_a_cap_that_the_config_leaves_out_is_the_default_of_the_class(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_releases_that_disagree_give_no_certificate(tmp_path: Path, monkeypatch:
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("llama", {"rms_norm_eps": -0.5}, "rms_norm_eps"),
         ("llama", {"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
-        ("llama", {"architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM has gemma2"),
+        ("llama", {"architectures": ["Gemma2ForCausalLM"]}, "this class was not measured"),
         ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping"),
         ("gemma2", {"final_logit_softcapping": -5.0}, "final_logit_softcapping"),
         ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping"),

@@ -149,7 +149,7 @@ def test_an_unknown_architecture_keeps_everything(model) -> None:
 def test_an_ambiguous_layout_is_refused(model) -> None:
     """As everywhere."""
     folder = model("llama-duplicated")
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
     assert "the directory holds both" in refused("dedup", folder)
 
 

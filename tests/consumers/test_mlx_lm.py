@@ -86,8 +86,13 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "frequencies that are dropped": (TIED, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "tied", "one"),
     "frequencies": (ERNIE, {**llama(), f"{LAYER}.rotary_emb.inv_freq": vector()}, "error", "inv_freq"),
     "a required flag that decides nothing": (GLM, OWN, "error", "has no tie_word_embeddings"),
-    "a type with the file of another": (KIMI, OWN, "untied", "two parameters"),
-    "a class of another type": ({**TIED, "model_type": "mamba"}, llama(), "unknown", "of another model type"),
+    "a type with the file of another": (KIMI, OWN, "unknown", "no measurement"),
+    "a class of another type": (
+        {**TIED, "model_type": "mamba"},
+        llama(),
+        "unknown",
+        "no measurement of LlamaForCausalLM",
+    ),
 }
 
 

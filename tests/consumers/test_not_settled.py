@@ -23,7 +23,6 @@ CODES: Tensors = {**llama(), "lm_head.qweight": matrix(2, 2).view("<u4"), "lm_he
 REASONS: dict[str, tuple[Config | None, Tensors]] = {
     "error: there is no config.json next to the weights": (None, llama()),
     "unknown: the architecture has no output head by design": (of("ElectraForPreTraining", "electra"), llama()),
-    "unknown: tieconv has no measurement of AcmeForCausalLM": (of("AcmeForCausalLM", "acme"), llama()),
     "unknown: the file stores the input embedding as several tensors": (
         of("Molmo2ForConditionalGeneration", "molmo2"),
         llama(),
@@ -45,6 +44,14 @@ def answers(path: Path, loaders: tuple[str, ...] = LOADERS) -> set[str]:
     found = api.inspect(path, consumers=",".join(loaders)).consumers
     assert {one.name for one in found} == set(loaders)
     return {f"{one.outcome}: {one.detail}" for one in found}
+
+
+def test_a_type_that_no_release_has(tmp_path: Path) -> None:
+    """transformers stops at the config; no other loader was measured."""
+    assert answers(save(tmp_path / "m", of("AcmeForCausalLM", "acme"), llama())) == {
+        "error: transformers 5.24.0 has no model of type acme",
+        "unknown: tieconv has no measurement of AcmeForCausalLM",
+    }
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -54,7 +54,9 @@ def described(name: str, model_type: str) -> Mapping[str, Any] | None:
     equal facts.
     """
     own = record(5, name)
-    if own is None or not model_type or own["type"] in (model_type, newer_release()["aliases"].get(model_type)):
+    if own is None or "type" not in own:  # the name is a model type, not a class
+        return None
+    if not model_type or own["type"] in (model_type, newer_release()["aliases"].get(model_type)):
         return own
     measured = _record("newer", f"{name}[={model_type}]")
     if measured is not None:

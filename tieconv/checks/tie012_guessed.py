@@ -4,11 +4,9 @@
 Reports a class in the config that tieconv has no measurement of. It also reports a class with the `model_type` of
 another family. transformers then builds another class or uses other names.
 
-It is a warning if the answer may be wrong for this file:
-
-- The config says tied, and tieconv guessed an embedding and a head.
-- The config says untied, and no tensor looks like a head.
-- Tensors may be parts of the head, in a form that tieconv does not know. No other rule then calls the head missing.
+It is a warning if the answer may be wrong for this file. The config says tied, and tieconv guessed an embedding and a
+head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head, in a form that
+tieconv does not know. No other rule then calls the head missing.
 
 Otherwise it is a note: the class may be unknown, but each table is stored.
 
@@ -21,7 +19,8 @@ A class that no release of transformers has, with `"tie_word_embeddings": false`
 
     warning TIE012: tieconv does not know the architecture AcmeForCausalLM.
     model.embed_tokens.weight is a guess from the names. The config says untied,
-    and no tensor looks like an output head. A loader may fill it with random values.
+    and no tensor looks like an output head. A loader may fill it with random
+    values.
 
 ## How to fix
 If the guess is right, confirm it: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and `inspect`. If

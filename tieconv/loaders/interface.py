@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checkpoint.value_type import record
+from tieconv.loaders import release_tables
 from tieconv.loaders.basis import basis
 from tieconv.loaders.evidence.table_rows import wrong_rows
 from tieconv.loaders.evidence.unclear import unmeasured
@@ -16,8 +17,6 @@ from tieconv.loaders.outcome import Verdict, verdict
 Version = tuple[int, ...]
 _OF_TRANSFORMERS = frozenset({"transformers", "safetensors"})
 """Loaders that fill the class that transformers builds, and so were measured with it."""
-_RUN_QUANTISED = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-"""The classes with which quantised tables were run."""
 
 
 @record
@@ -54,8 +53,9 @@ class Consumer:
         since = inspection.family.since if self.name == "transformers" else ""
         ran = (since,) if since and answer.outcome is not Outcome.ERROR else self.ran
         rests_on = basis(ran, (*(self.every or self.ran), *ran), self.asked)
-        if quantised is not None and self.ran and inspection.family.architecture not in _RUN_QUANTISED:
-            rests_on += f" with {_RUN_QUANTISED[0]}, not with this class"
+        run = release_tables.names("transformers-5", "quantised") if quantised is not None and self.ran else ()
+        if run and inspection.family.architecture not in run:
+            rests_on += f" with {min(run)}, not with this class"
         return Prediction(
             name=self.name,
             version=self.version,

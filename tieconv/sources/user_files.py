@@ -11,7 +11,6 @@ import codecs
 import errno
 import os
 import re
-import secrets
 import stat
 import weakref
 from collections.abc import Callable, Iterator
@@ -260,7 +259,7 @@ def _replacing(path: str) -> Iterator[int]:
     directory = os.open(folder or os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         old = _regular_at(directory, name, path)
-        staged = f".{secrets.token_hex(8)}.tieconv.tmp"
+        staged = f".{os.urandom(8).hex()}.tieconv.tmp"
         descriptor = os.open(staged, _NEW, 0o666, dir_fd=directory)
         try:
             if old is not None:

@@ -21,7 +21,7 @@ The numbers are the value and 0. For a field with a length they are the offsets 
 """
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-MAX_FIELDS = 750_000
+MAX_FIELDS = 600_000
 """The most fields of one file. Graphs of language models have a quarter of this."""
 MAX_TEXT = 65_535
 _WINDOW = 1 << 20

@@ -1,8 +1,8 @@
 """Measure in a child process that a limit of time or memory, or Ctrl-C, ends at once.
 
-A session of ONNX Runtime holds the interpreter while a graph runs, so no signal handler runs and no deadline counts. A
-graph decides how long that takes and how much memory it needs: a loop may never end, a constant may have any shape. The
-child is a fork, made before torch and ONNX Runtime are imported, so it costs a few milliseconds.
+A session of ONNX Runtime holds the interpreter while a graph runs. No signal handler runs then, and no deadline counts.
+The graph decides how long that takes and how much memory it needs. A loop may never end, and a constant may have any
+shape. The child is a fork, made before torch and ONNX Runtime are imported, so it costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def limited(work: Callable[[], Result], limits: Callable[[], Limits], graph: str
     """Return what ``work`` returns, or raise what it raises, from a child process with these limits.
 
     Raises `NotRunError` if the graph exceeds a limit, or if the child ends unexpectedly. Runs ``work`` in this process
-    if a fork is not safe: beside other threads, after torch or ONNX Runtime were imported, and under a debugger.
+    if a fork is not safe. That is so beside other threads, after an import of torch or ONNX Runtime, and in a debugger.
     """
     threaded = threading.active_count() > 1 or "torch" in sys.modules or "onnxruntime" in sys.modules
     if sys.platform != "linux" or threaded or sys.gettrace() or sys.getprofile():

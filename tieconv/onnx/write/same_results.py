@@ -69,6 +69,11 @@ class _Control:
     loops: int = 0
     scans: int = 0
 
+    def add(self, label: str, path: tuple[tuple[int, bool], ...]) -> int:
+        """Add an If, and return its number."""
+        self.ifs.append((label, path))
+        return len(self.ifs) - 1
+
 
 def compare_runs(source: Path, written: Path) -> SessionRuns:
     """Run both graphs with the same inputs. Return how many runs were compared, which differ, and what was not run."""
@@ -207,8 +212,7 @@ def _force(graph: onnx.GraphProto, path: tuple[tuple[int, bool], ...], control: 
     for node in graph.node:
         inner = {a.name: a.g for a in node.attribute if a.HasField("g")}
         if node.op_type == "If" and not node.domain:
-            index, label = len(control.ifs), node.name or (node.output[0] if node.output else "")
-            control.ifs.append((shown(label), path))
+            index = control.add(shown(node.name or (node.output[0] if node.output else "")), path)
             for name, branch in inner.items():
                 _force(branch, (*path, (index, name == "then_branch")), control)
             mixed = f"{_IF}{index}.natural"
