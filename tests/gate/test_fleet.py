@@ -58,7 +58,9 @@ def test_results_and_report(fleet: Path) -> None:
     checked = ok("fleet check fleet -o runs")
     assert checked.stdout == ""
     assert checked.stderr.startswith("3 models: 3 read, 0 unchanged; ")
-    assert "models/s" in checked.stderr and checked.stderr.endswith("next: tieconv fleet report runs\n")
+    assert re.search(r"models/s| s a model", checked.stderr) and checked.stderr.endswith(
+        "next: tieconv fleet report runs\n"
+    )
     lines = [json.loads(line) for line in Path("runs/check.jsonl").read_text().splitlines()]
     assert sorted(line["report"]["models"][0]["source"] for line in lines) == sorted(f"fleet/{name}" for name in NAMES)
     document = report("runs")

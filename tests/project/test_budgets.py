@@ -10,7 +10,7 @@ from tests.docs.test_walks import walked
 
 PACKAGE = Path(__file__).parents[2] / "tieconv"
 
-LINES = 83_966
+LINES = 83_970
 FILES = 787
 IMPORT_SHARE = 0.102
 """Lines of import statements among all lines."""
