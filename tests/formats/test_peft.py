@@ -120,12 +120,13 @@ def test_weight_tying_that_peft_ensures(tmp_path: Path) -> None:
 
 
 def test_copies_of_both(tmp_path: Path) -> None:
-    """Whole copies, as a resized vocabulary leaves them: one note names both."""
+    """Whole copies, as a resized vocabulary leaves them: both findings name both modules."""
     folder = tmp_path / "model"
     copies = {f"{WRAPPED}model.embed_tokens.weight": matrix(10), f"{WRAPPED}lm_head.weight": matrix(10, seed=1)}
     save_adapter(folder, copies | QUERY, base_of(folder), modules_to_save=["embed_tokens", "lm_head"])
-    (finding,) = api.inspect(folder).findings
-    assert finding.rule == "PEF002" and "embed_tokens and lm_head" in finding.message
+    rows, whole = api.inspect(folder).findings
+    assert (rows.rule, whole.rule) == ("PEF004", "PEF002")
+    assert all("embed_tokens and lm_head" in finding.message for finding in (rows, whole))
 
 
 def test_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:

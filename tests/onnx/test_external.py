@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from fixtures.onnx_graphs import build
 from tests.cli.run import refused
@@ -124,6 +125,8 @@ def test_truncated(graph: Path, cut: int) -> None:
 def test_what_would_be_lost_is_refused(graph: Path) -> None:
     """Sparse initializers, which the graph library drops, are refused before anything is written."""
     model = onnx.load(graph, load_external_data=False)
-    model.graph.sparse_initializer.add()
+    one = helper.make_tensor("sparse", TensorProto.FLOAT, [1], [1.0])
+    places = helper.make_tensor("places", TensorProto.INT64, [1], [0])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(one, places, [4]))
     graph.write_bytes(model.SerializeToString())
     assert "sparse tensors" in refused("dedup", graph)
