@@ -441,8 +441,8 @@ def test_no_settings_of_a_model_silence_it(models: Path, tmp_path: Path, monkeyp
 
     Every report says that no settings file decided.
     """
-    for place in ("rel", "rel/checkpoint-1", "rel/onnx", "run/checkpoint-1", "alone"):
-        shutil.copytree(models / "llama-diverged", tmp_path / place)
+    for folder_name in ("rel", "rel/checkpoint-1", "rel/onnx", "run/checkpoint-1", "alone"):
+        shutil.copytree(models / "llama-diverged", tmp_path / folder_name)
     (tmp_path / "rel" / "logs").mkdir()
     (tmp_path / "link").symlink_to("rel")
     (tmp_path / "rel" / "models.txt").write_text("model.safetensors\n")
@@ -477,8 +477,8 @@ def test_settings_end_at_the_root_of_the_repository(
 
 def test_a_fleet_obeys_no_settings_of_a_model(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`fleet report`, run in the model or in a run directory, judges by the default rules and says so."""
-    for place in ("rel", "run/checkpoint-1"):
-        shutil.copytree(models / "llama-diverged", tmp_path / place)
+    for folder_name in ("rel", "run/checkpoint-1"):
+        shutil.copytree(models / "llama-diverged", tmp_path / folder_name)
     for cwd, model in (("rel", "."), ("run", "checkpoint-1")):
         monkeypatch.chdir(tmp_path / cwd)
         Path("tieconv.toml").write_text('ignore = ["ALL"]\n')
@@ -498,9 +498,9 @@ def test_every_report_names_the_settings(models: Path, tmp_path: Path, monkeypat
             Path(name).write_text('fail-on = "error"\n')
         for form in ("text", "json", "jsonl", "sarif", "github", "junit", "markdown"):
             result = ok("check --format", form, *(["--config", name] if name else []), models / "llama-tied")
-            said = result.stderr if form == "text" else result.stdout
+            shown = result.stderr if form == "text" else result.stdout
             without = {"text": "The check passed.\n", "json": '"settings": null', "jsonl": '"settings": null'}
-            assert (name or without.get(form, "no settings file")) in said, f"{form} {name}"
+            assert (name or without.get(form, "no settings file")) in shown, f"{form} {name}"
 
 
 # --- models below a model, and directories of GGUF files --------------------------------------------------

@@ -92,6 +92,8 @@ WRITES = {
     ("execute", "keep", "os.open"): "a file that a killed run left in the staging directory, opened to set its mode",
     ("sources", "make_temporary", "tempfile.mkdtemp"): "the one place that makes temporary directories",
     ("cli", "_have_streams", "os.fdopen"): "standard error, which the caller closed",
+    ("onnx", "limited", "tempfile.mkdtemp"): "the working directory of a limited child, removed with it",
+    ("onnx", "_serve", "os.fdopen"): "the pipe from a limited child to its parent",
 }
 """Calls that write elsewhere than in the one module, by room and function, and why each may."""
 LIBRARIES = {"demo": TORCH, "onnx": TORCH, "gate": "Parquet in memory", "reporters": "Parquet in memory"}

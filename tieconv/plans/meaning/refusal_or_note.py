@@ -114,8 +114,8 @@ def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]
 
 def _refuse_in_mlx(before: Inspection, after: Inspection) -> None:
     """Refuse a plan for files of MLX if mlx-lm loads the model, but would not load the result."""
-    if not before.checkpoint.mlx:
-        return
+    if not before.checkpoint.mlx or after.checkpoint.format != before.checkpoint.format:
+        return  # another format was asked for, and mlx-lm reads safetensors alone
     from tieconv.loaders.registry import consumer  # few models are files of MLX
 
     release, name = MLX_LM

@@ -149,11 +149,11 @@ def _invocation(report: CheckReport, left: int) -> dict[str, object]:
         names = view.line(", ".join(report.not_checked))
         text = _message(f"{view.not_checked(report)}: {names}")
         notices.append({"level": "warning", "descriptor": {"id": _NOT_CHECKED, "index": 2}, "message": {"text": text}})
-    said = {} if report.settings is None else {"properties": {"settings": view.settings(report)}}
+    notes = {} if report.settings is None else {"properties": {"settings": view.settings(report)}}
     return {
         "executionSuccessful": all(model.failure is None for model in report.models),
         "toolExecutionNotifications": notices,
-        **said,
+        **notes,
     }
 
 

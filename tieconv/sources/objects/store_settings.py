@@ -31,7 +31,7 @@ def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
     _check_variables(scheme)
     settings: dict[str, Any] = dict({"s3": _s3, "gs": _gcs, "az": _azure}[scheme]())
     endpoint = settings.pop("_endpoint", "")
-    if endpoint and not (re.match("https?://", endpoint) and _place(endpoint)):
+    if endpoint and not (re.match("https?://", endpoint) and _location(endpoint)):
         raise UnreadableError(
             f"the endpoint of {scheme}:// in the environment is not an http:// or https:// address",
             "write it with its scheme, such as https://storage.example.com",
@@ -89,7 +89,7 @@ def allowed_hosts(scheme: str, bucket: str, endpoint: str, account: str) -> Call
 
     A redirect to any other host is refused. With an endpoint in the variables, that includes the cloud's hosts.
     """
-    exact = {place for value in (endpoint, *map(os.environ.get, _CREDENTIALS)) if value and (place := _place(value))}
+    exact = {pair for value in (endpoint, *map(os.environ.get, _CREDENTIALS)) if value and (pair := _location(value))}
     if endpoint:
         exact |= {(f"{bucket.lower()}.{host}", port) for host, port in exact}
     account = (account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")).lower()
@@ -106,7 +106,7 @@ def allowed_hosts(scheme: str, bucket: str, endpoint: str, account: str) -> Call
     return allowed
 
 
-def _place(address: str) -> tuple[str, int] | None:
+def _location(address: str) -> tuple[str, int] | None:
     try:
         parts = urlsplit(address)
         port = parts.port or (80 if parts.scheme == "http" else 443)
