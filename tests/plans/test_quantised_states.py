@@ -159,7 +159,7 @@ STATES = {
         packed, NAMED, False, "qq", "nQNT007", ("-3 config", "=", "config"), "e e e u e e", equal=True
     ),
     "12 one scale differs": State(other_scale, NAMED, False, "qq", "", (NOT_EQUAL, "=", "="), "e e e u e e"),
-    "13 untied, two schemes": State(eight_bit, WIDER_HEAD, False, "qq", "", (NOT_EQUAL, "=", "="), "e ? ? ? u e"),
+    "13 untied, two schemes": State(eight_bit, WIDER_HEAD, False, "qq", "", (NOT_EQUAL, "=", "="), "e ? ? ? e e"),
     "14 tied, float head": State(
         packed, compressed("re:.*embed_tokens$"), True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "e e e u e e"
     ),
@@ -207,7 +207,7 @@ STATES = {
         mlx, MLX_CONFIG, True, "qq", "eQNT006", (NOT_EQUAL, "config", "config"), "e ? ? ? e e"
     ),
     "21 MLX, float head": State(
-        mlx, MLX_CONFIG, True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "e ? ? ? d e"
+        mlx, MLX_CONFIG, True, "qf", "eQNT006", (NOT_EQUAL, "config", "config"), "e ? ? ? e e"
     ),
     "26 a copy in 3 bits": State(
         partial(three_bits, gaps=False), THREE_BITS, True, "fq", "wQNT001", (MIXED, MIXED, "config"), "e r u ? e e"
