@@ -161,7 +161,7 @@ def test_interrupt_of_processes(group: bool, org: Hub, environment: dict[str, st
         org.faults[name] = Fault("stall", value=str(2 * HANGS))
     process = children.start(
         [sys.executable, "-P", "-m", "tieconv", "check", "hf://org/*", "-j", "3"],
-        env={**environment, "HF_HUB_DOWNLOAD_TIMEOUT": str(2 * HANGS)},
+        env={**environment, "HF_HUB_DOWNLOAD_TIMEOUT": str(int(2 * HANGS))},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
