@@ -154,6 +154,16 @@ def test_resumed_run_counts_the_same(org: Hub, tieconv: Run, models: Path) -> No
     assert (second.returncode, second.stdout, second.stderr) == (first.returncode, first.stdout, first.stderr)
 
 
+@pytest.mark.parametrize("variable", ["HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"])
+def test_a_variable_that_is_not_a_number(variable: str, org: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    """One sentence and exit code 2: huggingface_hub raises while it is imported."""
+    words = [sys.executable, "-P", "-m", "tieconv", "inspect", "hf://org/tied"]
+    result = subprocess.run(words, env={**environment, variable: "1.5"}, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, hint = result.stderr.splitlines()
+    assert first.startswith("error: huggingface_hub does not accept a variable") and variable in hint
+
+
 @pytest.mark.parametrize("group", [True, False], ids=["group", "parent alone"])
 def test_interrupt_of_processes(group: bool, org: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """^C ends a run with `-j` at once, also where only the parent hears it, while servers are silent."""

@@ -335,9 +335,8 @@ def changed(inspection: Inspection) -> tuple[str, ...]:
 def replaced(inspection: Inspection) -> tuple[str, ...]:
     """Return the modules that the adapter stores as a whole copy and does not change otherwise."""
     plain = (name for name in inspection.checkpoint.tensors if not part_of(name) and name.endswith(".weight"))
-    modules = (_module(name) for name in plain)
     parts = set(changed(inspection))
-    return tuple(module for module in dict.fromkeys(modules) if module not in parts)
+    return tuple(module for module in dict.fromkeys(map(_module, plain)) if module not in parts)
 
 
 def tied_pair(base: Inspection | None) -> Tie | None:

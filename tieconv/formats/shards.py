@@ -70,7 +70,9 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     document, cautions = _read_index(files, name) if name in listing.top else (None, ())
     members, stale = _members(naming, listing, document)
     weights = tuple(_read_one(model, files, shard) for shard in members)
-    _check_replaced(listing, weights, [_read_one(model, files, shard) for shard in stale])
+    stored = {tensor.name for file in weights for tensor in file.tensors}
+    if any(tensor.name not in stored for shard in stale for tensor in _read_one(model, files, shard).tensors):
+        _refuse_two_sets(listing)  # the stale set holds a tensor that the complete one lacks
     named = [*(file.name for file in weights), *([name] if name in listing.top else [])]
     return Checkpoint(
         source=listing.source,
@@ -207,18 +209,10 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
     return sorted(members), sorted(stale)
 
 
-def _check_replaced(listing: Listing, weights: Iterable[WeightFile], stale: Iterable[WeightFile]) -> None:
-    """Refuse two sets if the older one stores a tensor that the complete one lacks."""
-    stored = {tensor.name for file in weights for tensor in file.tensors}
-    if any(tensor.name not in stored for file in stale for tensor in file.tensors):
-        _refuse_two_sets(listing)
-
-
 def _numbered_sets(stored: Iterable[str]) -> list[_Set]:
     sets: dict[tuple[str, int, str], dict[int, str]] = {}
     for name in stored:
-        match = _NUMBERED.fullmatch(name)
-        if match:
+        if match := _NUMBERED.fullmatch(name):
             key = (match["prefix"], int(match["total"]), match["suffix"])
             sets.setdefault(key, {})[int(match["number"])] = name
     return [_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()]
@@ -232,9 +226,9 @@ def _numbered_set(listing: Listing, sets: list[_Set], entries: set[str]) -> _Set
     if len(listed) == 1 and not entries.intersection(listed[0].missing):
         return listed[0]
     complete = [shards for shards in sets if not shards.missing]
+    if len(listed) == 1 and not complete:
+        return listed[0]
     if len(listed) > 1 or len(complete) != 1:
-        if len(listed) == 1 and not complete:
-            return listed[0]
         _refuse_two_sets(listing)
     return complete[0]
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, constants, hf_hub_url
+import huggingface_hub.constants as constants  # first: a bad variable then raises, and the package prints nothing
+from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from tieconv.checkpoint.value_type import record

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.files.model_files import Listing
-from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.errors import RefusedError, SettingsError, TieconvError, UnreadableError
 from tieconv.install import install_command
 from tieconv.sources import is_hub
 from tieconv.sources.hub.repo_path import RepoPath, parse
@@ -34,6 +34,12 @@ def require() -> None:
             "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed",
             install_command("hub"),
             "hub.provider",
+        ) from error
+    except ValueError as error:  # huggingface_hub 2.4 reads its variables when it is imported
+        raise SettingsError(
+            f"huggingface_hub does not accept a variable of the environment: {shown(str(error))}",
+            "give HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT whole numbers of seconds",
+            "hub.settings",
         ) from error
 
 
