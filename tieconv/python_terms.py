@@ -36,12 +36,12 @@ VALUES = (
     "--max-shard-size", "--head-form", "--quantise", "--precision", "--opset", "--provider", "--depth", "--consumers",
     "--for", "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference",
     "--verify", "--include", "--exclude", "--newer-than", "--fuse", "--layout", "--inputs", "--length",
-    "--batch", "--counts", "--reference-device", "-o", "--output",
+    "--batch", "--counts", "--reference-device", "--timeout", "--max-memory", "--config", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
 _NAMES = {
     "--from": "survivor", "--for": "consumers", "-o": "out", "--output": "out", "--no-parity": "parity",
-    "--no-pr": "pull_request",
+    "--no-pr": "pull_request", "--config": "settings",
 }  # fmt: skip
 _PRINTING = ("--json", "--traceback")
 """Options that a call does not need: a result prints as JSON, and Python shows the traceback."""

@@ -110,9 +110,10 @@ def test_from_garbage_to_a_good_model(place: Path, tmp_path: Path) -> None:
     assert tieconv.inspect(merged).findings == ()
     one = differences(place / "base", merged)
     assert one["embed_tokens.weight"] == one["lm_head.weight"] and "distinct" in one["lm_head.weight"]
-    result = run("check", place / "adapter")
+    result = run("check", place / "adapter")  # it reads no base model outside the adapter, so it names no command
     assert result.exit_code == 1 and "PEF001" in result.stdout
-    command = result.stdout.partition("next: tieconv ")[2].split("\n")[0].strip()
+    told = run("inspect", place / "adapter", "--base", place / "base").stdout
+    command = told.partition("Run: tieconv ")[2].split("\n")[0].strip()
     assert command == f"untie {place / 'base'} -o OUT"
     assert run(command.replace("OUT", str(untied))).exit_code == 0
     meant = logits(with_adapter(untied, place / "adapter"))

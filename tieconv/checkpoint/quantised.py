@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import HEAD, Verdict
@@ -34,25 +34,22 @@ _OF_THE_MODULE = ("bias", "weight")
 _BESIDE = ("_blocks", "_scales")
 """Ends that MXFP4 puts behind the name of a parameter, as in GPT-OSS."""
 _INSIDE = (
-    "lora_",
-    "base_layer.",
-    "modules_to_save.",
-    "original_module.",
-    "_orig_mod.",
-    "module.",
-    "_fsdp",
-    "_checkpoint",
-)
+    "lora_", "base_layer.", "modules_to_save.", "original_module.", "_orig_mod.", "module.", "_fsdp", "_checkpoint",
+)  # fmt: skip
 """Starts of names inside a module that PEFT or a training wrapper put there: other rules report them."""
 
 
-def parts_of(module: str, stored: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the end and the name of each stored tensor of a module, except for its bias."""
+def parts_of(module: str, stored: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the end and the name of each stored tensor of a module, except for its bias.
+
+    Beside a stored weight, the parameters of layers inside the head (RoBERTa's ``dense``) are not parts of the matrix.
+    """
     start = f"{module}."
+    layers = (".weight", ".bias") if f"{start}weight" in stored else ()
     for name in stored:
         if name.startswith(start):
             end = name[len(start) :]
-            if end != "bias" and not end.startswith(_INSIDE):
+            if end != "bias" and not end.startswith(_INSIDE) and not end.endswith(layers):
                 yield end, name
         elif name.startswith(module) and name[len(module) :] in _BESIDE:
             yield name[len(module) :], name

@@ -53,9 +53,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     checkpoint = inspection.checkpoint
     if to is Format.TORCH:
         guard_many(checkpoint, MANY_FOR_TORCH)
-    # The strict loader of another program wants every name.
-    restores = to is Format.SAFETENSORS and not is_foreign(checkpoint.config_values)
-    dropped, notes = _aliases(inspection) if restores else ({}, ())
+    dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
     shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
     if checkpoint.table:
         shape = partial(distributed.assembled, checkpoint.table)
@@ -143,7 +141,9 @@ def _one_file_index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) 
 def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
     """Map each name that loaders restore to the stored name; return it with notes on the other shared names."""
     tensors, table = inspection.checkpoint.tensors, inspection.checkpoint.table
-    restored = {name: group.needed[0][0] for group in shared_groups(inspection) for name in group.restored}
+    # The strict loader of another program wants every name.
+    groups = () if is_foreign(inspection.checkpoint.config_values) else shared_groups(inspection)
+    restored = {name: group.needed[0][0] for group in groups for name in group.restored}
     dropped = {
         name: source for name, source in restored.items() if table or _same_bytes(tensors[name], tensors[source])
     }
