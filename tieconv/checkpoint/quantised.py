@@ -23,14 +23,11 @@ SCALE_LEAVES = (
 
 LEAVES = (*CODE_LEAVES, *SCALE_LEAVES)
 """Suffixes after a module's name in GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, MLX, torchao and quanto files."""
-
-
 INERT_LEAVES = (
     "input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "output_scale", "output_zero_point",
 )  # fmt: skip
 """Ends of the names of settings for the activations, which leave the values of a matrix as they are."""
 
-_OF_THE_MODULE = ("bias", "weight")
 _BESIDE = ("_blocks", "_scales")
 """Ends that MXFP4 puts behind the name of a parameter, as in GPT-OSS."""
 _INSIDE = (
@@ -65,7 +62,7 @@ def quantised_twin(name: str, stored: Collection[str]) -> str | None:
     if known is not None:
         return known
     parts = parts_of(module, stored) if module != name else ()
-    return next((part for end, part in parts if end not in (*_OF_THE_MODULE, *INERT_LEAVES)), None)
+    return next((part for end, part in parts if end not in ("weight", *INERT_LEAVES)), None)
 
 
 LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})

@@ -17,6 +17,7 @@ from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk, operators, tensors
 from tieconv import api
 from tieconv.errors import VerificationError
+from tieconv.onnx.write import same_results
 
 EMPTY = [(0, 3), (2, 0)]
 
@@ -265,6 +266,17 @@ def test_a_run_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(VerificationError, match="other bits than the source for one row"):
         api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_axes_named_by_a_number(tmp_path: Path) -> None:
+    """An exporter may name a fixed axis "8": the runs feed 8, and no input of hundreds of megabytes is drawn."""
+    shape = ["batch", "2", "past", "8"]
+    value = helper.make_tensor_value_info("past", TensorProto.FLOAT, shape)
+    graph = helper.make_graph([], "g", [value], [])
+    fed = same_results._feeds(graph, 1, 576, 50)
+    assert fed is not None and fed["past"].shape == (1, 2, 576, 8)
+    open_axes = helper.make_graph([], "g", [helper.make_tensor_value_info("past", TensorProto.FLOAT, [*"abcd"])], [])
+    assert same_results._feeds(open_axes, 1, 576, 50) is None
 
 
 def test_what_was_not_run_is_named(tmp_path: Path) -> None:

@@ -25,13 +25,12 @@ DTYPES = {
     "UINT32": "U32",
     "INT64": "I64",
     "UINT64": "U64",
-    "BOOL": "BOOL",
     "FLOAT8E4M3FN": "F8_E4M3",
     "FLOAT8E4M3FNUZ": "F8_E4M3FNUZ",
     "FLOAT8E5M2": "F8_E5M2",
     "FLOAT8E5M2FNUZ": "F8_E5M2FNUZ",
 }
-"""ONNX types of whole bytes, by the names that tieconv uses for all formats."""
+"""ONNX types of weights in whole bytes, by the names that tieconv uses for all formats. BOOL is a mask's."""
 
 _INLINE = "\0inline:"
 

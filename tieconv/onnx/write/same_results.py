@@ -36,6 +36,7 @@ _RANDOM = frozenset(
 _FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 _LARGEST = (50, 2, 1)
 """Whole numbers of inputs are below the first of these that the graph accepts."""
+_MOST = 1 << 24  # numbers of one input, which take half a second to draw
 
 Feeds = dict[str, Any]
 
@@ -142,12 +143,12 @@ def _natural(model: onnx.ModelProto, path: Path) -> Iterator[_Case]:
     for name, first, lengths in (*BATCHES, EMPTY):
         tried = ((length, largest) for length in lengths for largest in _LARGEST)
         made = (_feeds(model.graph, first, length, largest) for length, largest in tried)
-        accepted = next((feeds for feeds in made if _run(session, feeds) is not None), None)
+        accepted = next((feeds for feeds in made if feeds is not None and _run(session, feeds) is not None), None)
         yield _Case(name, accepted or {}, accepted is not None)
 
 
-def _feeds(graph: onnx.GraphProto, first: int, length: int, largest: int) -> Feeds:
-    """Return inputs with ``first`` entries on an open first axis, and ``length`` entries on every further open axis."""
+def _feeds(graph: onnx.GraphProto, first: int, length: int, largest: int) -> Feeds | None:
+    """Return inputs with ``first`` entries on an open first axis, and ``length`` on the others. ``None``: too large."""
     random = np.random.default_rng(first * 1000 + length)
     held = {initializer.name for initializer in graph.initializer}
     inputs = [value for value in graph.input if value.name not in held]
@@ -158,17 +159,20 @@ def _feeds(graph: onnx.GraphProto, first: int, length: int, largest: int) -> Fee
         kind = value.type.tensor_type.elem_type
         leads = [dim.dim_param in batches if dim.dim_param else position == 0 for position, dim in enumerate(dims)]
         shape = [_side(dim, first if lead else length, length) for dim, lead in zip(dims, leads, strict=True)]
+        if np.prod(shape) > _MOST:
+            return None
         numbers = random.standard_normal(shape) if kind in _FLOATS else random.integers(0, largest, shape)
         feeds[value.name] = np.asarray(numbers, _FLOATS.get(kind) or _WHOLE[kind])
     return feeds
 
 
 def _side(dim: Any, size_: int, length: int) -> int:
-    """Return the length of an axis. A sum such as ``past + sequence`` adds its terms."""
+    """Return the length of an axis. A sum such as ``past + sequence`` adds its terms, and ``8`` is a number."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
-    terms = dim.dim_param.split("+")
-    return size_ if len(terms) == 1 else sum(int(term) if term.strip().isdigit() else length for term in terms)
+    terms = [term.strip() for term in dim.dim_param.split("+")]
+    one = size_ if len(terms) == 1 else length
+    return sum(int(term) if term.isdigit() else one for term in terms)
 
 
 # --- branches and trips ----------------------------------------------------------------------------------
