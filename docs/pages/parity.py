@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tieconv.onnx.parity.gate_limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
+from tieconv.onnx.parity.judge import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 
 MEASURED = Path(__file__).parent / "parity.json"
 HEALTHY = Path(__file__).with_name("healthy.json")

@@ -17,8 +17,8 @@ from tests.onnx import faults
 from tests.onnx.table import FAULTS
 from tieconv.checkpoint.results.exported import PRECISIONS
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.session_runs import shape_nodes, weight_gathers
+from tieconv.onnx.parity.graph_file import read_graph
+from tieconv.onnx.parity.passes import shape_nodes, weight_gathers
 from tieconv.onnx.session.open_ import open_session
 
 PRECISION = {dtype: precision for precision, dtype in PRECISIONS.items()}

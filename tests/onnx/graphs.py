@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
-from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
-from tieconv.onnx.parity.weights.folds import Fold
-from tieconv.onnx.parity.weights.identity import weight_identity
+from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
+from tieconv.onnx.parity.weight_identity import Fold, weight_identity
 from tieconv.sources.local.files import open_files
 
 ONNX = {

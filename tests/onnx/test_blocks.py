@@ -15,9 +15,9 @@ from tests.onnx.graphs import PLAIN, identity, write_graph
 from tieconv import inspect
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.results.parity import Identity
-from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.weights.identity import weight_identity
-from tieconv.onnx.parity.weights.packed_weights import Weight, find_blocks
+from tieconv.onnx.parity.graph_file import read_graph
+from tieconv.onnx.parity.packed_weights import Weight, find_blocks
+from tieconv.onnx.parity.weight_identity import weight_identity
 from tieconv.sources.local.files import FileSet, open_files
 
 

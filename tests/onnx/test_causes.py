@@ -19,10 +19,8 @@ from tests.onnx import faults
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted.catalogue import FAULTS
 from tests.onnx.planted.torch_once import torch_once
-from tieconv.onnx.parity.causes.candidates import candidates
-from tieconv.onnx.parity.causes.graph_constants import Constant, graph_constants, replaced
-from tieconv.onnx.parity.causes.model_numbers import ModelNumbers
-from tieconv.onnx.parity.causes.trials import TRIALS
+from tieconv.onnx.parity.causes import TRIALS, Constant, candidates, graph_constants, replaced
+from tieconv.onnx.parity.passes import ModelNumbers
 from tieconv.onnx.session import open_
 
 PASSES = "; with it, the worst case passes"

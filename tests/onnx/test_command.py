@@ -128,7 +128,7 @@ def test_a_float32_reference_judges_no_float32_graph(exported) -> None:
 
 def test_little_memory(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float64 does not fit, a float32 graph is not run, with both sizes; an fp16 one is held against float32."""
-    monkeypatch.setattr("tieconv.onnx.parity.free_memory.available_memory", lambda: 300_000)
+    monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: 300_000)
     made = exported("llama")
     result = run("parity --json", made.graph, made.model)
     found = document(result.stdout)

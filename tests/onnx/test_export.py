@@ -24,7 +24,7 @@ from tests.onnx.stored import copies
 from tieconv.errors import WriteFailedError
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.sample_inputs import sample
-from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.bindings import Kind
 from tieconv.reference import load, load_config
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from fixtures.onnx_graphs import build
 from tests.cli.run import refused
 from tieconv import api
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.onnx.parity.graph.file import read_graph
+from tieconv.onnx.parity.graph_file import read_graph
 
 
 def edited(path: Path, **entries: str) -> Path:

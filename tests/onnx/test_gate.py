@@ -15,8 +15,8 @@ from tests.onnx.exported import Exported
 from tests.onnx.planted import masks
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
-from tieconv.onnx.parity.batches.batch_shapes import PROMPT
-from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.batches import PROMPT
+from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.passes import Work
 from tieconv.reference import load_config
 

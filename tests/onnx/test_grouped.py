@@ -16,11 +16,9 @@ from tests.onnx.graphs import open_cache
 from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.onnx.parity.batches.batch_shapes import cells, stepped
-from tieconv.onnx.parity.graph.axis_faults import faults
-from tieconv.onnx.parity.graph.bindings import Kind, Padding, bind
-from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.graph.grouped_query_cache import behind, grouped_caches, in_front
+from tieconv.onnx.parity.batches import cells, stepped
+from tieconv.onnx.parity.bindings import Kind, Padding, behind, bind, faults, grouped_caches, in_front
+from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch
 

@@ -12,10 +12,9 @@ import torch
 
 from tests.onnx.exported import make
 from tieconv import inspect
-from tieconv.onnx.parity.batches.batch_shapes import BEYOND, LONG, single_seed_cells
-from tieconv.onnx.parity.free_memory import WIDEST, planned_window, reference_bytes
-from tieconv.onnx.parity.graph.bindings import Bindings, Kind
-from tieconv.onnx.parity.measured_pair import Subject
+from tieconv.onnx.parity.batches import BEYOND, LONG, single_seed_cells
+from tieconv.onnx.parity.bindings import Bindings, Kind
+from tieconv.onnx.parity.measured_pair import WIDEST, Subject, planned_window, reference_bytes
 from tieconv.onnx.parity.passes import make_work, pieces, run_reference
 from tieconv.reference import Batch, load, position_limit
 
@@ -59,7 +58,7 @@ def subject(tmp_path: Path, window: int) -> Subject:
 
 def test_a_window_that_is_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window wider than the limit, and one whose sequence does not fit into memory."""
-    monkeypatch.setattr("tieconv.onnx.parity.free_memory.available_memory", lambda: FREE)
+    monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: FREE)
     assert planned_window(subject(tmp_path, 48)) == (48, "")
     window, note = planned_window(subject(tmp_path, WIDEST + 1))
     assert (window, "4097 tokens was not measured" in note) == (0, True)

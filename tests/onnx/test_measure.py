@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tieconv.errors import UnreadableError
-from tieconv.onnx.parity.batches.batch_shapes import cells, stepped
-from tieconv.onnx.parity.graph.axis_faults import faults
-from tieconv.onnx.parity.graph.bindings import Kind, Role, bind
-from tieconv.onnx.parity.graph.file import Graph, Value
-from tieconv.onnx.parity.measure import BINS, Errors, pool, ratios
+from tieconv.onnx.parity.batches import cells, stepped
+from tieconv.onnx.parity.bindings import Kind, Role, bind, faults
+from tieconv.onnx.parity.graph_file import Graph, Value
+from tieconv.onnx.parity.judge import BINS, Errors, pool, ratios
 from tieconv.reference.float64 import KeepFloat64
 
 

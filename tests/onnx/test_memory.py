@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tieconv.onnx.parity.graph.file import Initializer
+from tieconv.onnx.parity.graph_file import Initializer
 
 ROWS, COLUMNS = 16384, 2048
 SIZE = 4 * ROWS * COLUMNS

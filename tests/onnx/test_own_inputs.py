@@ -16,11 +16,11 @@ import torch
 from tests.cli.run import run
 from tests.onnx import faults
 from tests.onnx.planted import masks
-from tieconv.errors import UnreadableError
-from tieconv.onnx.parity.batches.batch_shapes import LONG, single_seed_cells
-from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
-from tieconv.onnx.parity.graph.file import Value
-from tieconv.onnx.parity.requested.own_inputs import read_inputs
+from tieconv.errors import SettingsError, UnreadableError
+from tieconv.onnx.parity.batches import LONG, single_seed_cells
+from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
+from tieconv.onnx.parity.graph_file import Value
+from tieconv.onnx.parity.measured_pair import read_inputs
 
 CONFIG = SimpleNamespace(vocab_size=50, type_vocab_size=2)
 NAMES = {role: Value(str(role), "INT64", (None, None)) for role in Role}
@@ -81,12 +81,14 @@ def test_what_cannot_be_fed_is_refused(tmp_path: Path, arrays: dict[str, Any], m
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
-    """A text, an array alone, and no file."""
+    """A text and an array alone; a file that is absent cannot be read."""
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "one.npy", IDS)
-    for name in ("text.npz", "one.npy", "absent.npz"):
+    for name in ("text.npz", "one.npy"):
         with pytest.raises(UnreadableError, match=f"{name} is not an npz file"):
             read_inputs(str(tmp_path / name), bindings(*DECODER), CONFIG, 10)
+    with pytest.raises(SettingsError, match=r"absent\.npz cannot be read: no such file"):
+        read_inputs(str(tmp_path / "absent.npz"), bindings(*DECODER), CONFIG, 10)
 
 
 def test_sizes_that_a_file_states_are_not_believed(tmp_path: Path) -> None:

@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from tieconv.checkpoint.results.parity import Case
-from tieconv.onnx.parity.batches.batch_shapes import cells
-from tieconv.onnx.parity.batches.cell import Cell, Layout
-from tieconv.onnx.parity.batches.draw import compared, make_batch
-from tieconv.onnx.parity.causes.uncounted_padding import uncounted
-from tieconv.onnx.parity.gate_limits import CELL_LIMIT
-from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Role
-from tieconv.onnx.parity.graph.file import Value
-from tieconv.onnx.parity.graph.switches import switched
+from tieconv.onnx.parity.batches import Cell, Layout, cells, compared, make_batch
+from tieconv.onnx.parity.bindings import Bindings, Kind, Role, switched
+from tieconv.onnx.parity.causes import uncounted
+from tieconv.onnx.parity.graph_file import Value
+from tieconv.onnx.parity.judge import CELL_LIMIT
 from tieconv.onnx.parity.passes import make_work
 
 IDS, POSITIONS = Value("input_ids", "INT64", (None, None)), Value("position_ids", "INT64", (None, None))

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import tieconv  # noqa: E402
 from tests.onnx import exported  # noqa: E402
 from tieconv.errors import NotRunError  # noqa: E402
-from tieconv.onnx.parity import free_memory  # noqa: E402
+from tieconv.onnx.parity import measured_pair as free_memory  # noqa: E402
 from tieconv.reference import Reference  # noqa: E402
 from tieconv.reference.model import (  # noqa: E402
     Batch,

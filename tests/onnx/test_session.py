@@ -16,12 +16,10 @@ from onnx import TensorProto, helper
 
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
-from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.graph.forward import as_tensor
-from tieconv.onnx.parity.logit_store import LogitStore
-from tieconv.onnx.parity.passes import Work, run_graph
-from tieconv.onnx.parity.session_runs import shape_nodes
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.parity.graph_file import read_graph
+from tieconv.onnx.parity.graph_forward import as_tensor
+from tieconv.onnx.parity.passes import LogitStore, Work, run_graph, shape_nodes
 from tieconv.onnx.session.diagnosis import UNKNOWN, Cause
 from tieconv.onnx.session.open_ import open_session
 from tieconv.onnx.session.provider import CPU, CUDA

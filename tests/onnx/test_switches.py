@@ -18,11 +18,9 @@ from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.parity.graph.axis_faults import faults
-from tieconv.onnx.parity.graph.bindings import Bindings, bind
-from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
-from tieconv.onnx.parity.graph.forward import GraphModel
-from tieconv.onnx.parity.graph.switches import switched
+from tieconv.onnx.parity.bindings import Bindings, bind, faults, switched
+from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
+from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch
 

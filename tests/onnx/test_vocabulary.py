@@ -14,12 +14,13 @@ from tests.onnx.exported import ROWS
 from tests.onnx.planted import tokens
 from tieconv import inspect
 from tieconv.checkpoint.results.parity_metrics import Vocabulary
-from tieconv.onnx.parity.gates import lookup_gates
-from tieconv.onnx.parity.graph.bindings import Kind, Padding
+from tieconv.onnx.parity import batches as one_token
+from tieconv.onnx.parity import lookups
+from tieconv.onnx.parity.batches import spread_ids, token_cells
+from tieconv.onnx.parity.bindings import Kind, Padding
+from tieconv.onnx.parity.judge import lookup_gates
+from tieconv.onnx.parity.lookups import every_lookup
 from tieconv.onnx.parity.measured_pair import open_subject
-from tieconv.onnx.parity.vocabulary import lookups, one_token
-from tieconv.onnx.parity.vocabulary.lookups import every_lookup
-from tieconv.onnx.parity.vocabulary.one_token import spread_ids, token_cells
 
 
 def seen(graph: Path, model: Path) -> Vocabulary | None:
@@ -105,5 +106,5 @@ def test_rows_are_compared_by_their_bytes() -> None:
     """NaN equals itself, and -0 is not 0; a value without rows counts for all rows."""
     one = torch.tensor([[float("nan")], [0.0], [1.0]])
     two = torch.tensor([[float("nan")], [-0.0], [1.0]])
-    assert lookups._different(one, two, 3).tolist() == [False, True, False]
-    assert lookups._different(torch.tensor(1), torch.tensor(2), 2).tolist() == [True, True]
+    assert lookups._differing_ids(one, two, 3).tolist() == [False, True, False]
+    assert lookups._differing_ids(torch.tensor(1), torch.tensor(2), 2).tolist() == [True, True]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.onnx.graphs import identity, write_graph
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.weights.folds import folds
+from tieconv.onnx.parity.graph_file import read_graph
+from tieconv.onnx.parity.weight_identity import folds
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

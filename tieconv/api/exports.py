@@ -174,9 +174,8 @@ def _measured(
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
-    from tieconv.onnx.parity.measured_pair import graph_file
-    from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity
-    from tieconv.onnx.parity.requested.wishes import Wishes
+    from tieconv.onnx.parity.measured_pair import Wishes, graph_file
+    from tieconv.onnx.parity.quantised_graph import run_quantised_parity
     from tieconv.onnx.parity.validate import run_parity
 
     _check_graph(onnx)  # first, because the user may have left out MODEL

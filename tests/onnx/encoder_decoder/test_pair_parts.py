@@ -22,12 +22,19 @@ from tieconv.onnx.export.carry_out import check_once  # noqa: E402
 from tieconv.onnx.export.encoder_decoder import merge, named, write_data  # noqa: E402
 from tieconv.onnx.export.layouts import LAYOUTS  # noqa: E402
 from tieconv.onnx.export.sample_inputs import encoder_decoder_kind  # noqa: E402
-from tieconv.onnx.parity.batches.batch_shapes import PROMPT, STEPS, stepped  # noqa: E402
-from tieconv.onnx.parity.batches.draw import make_batch  # noqa: E402
-from tieconv.onnx.parity.encoder_decoder.pair_files import pair_files  # noqa: E402
-from tieconv.onnx.parity.encoder_decoder.pair_roles import pair_faults, read_pair  # noqa: E402
-from tieconv.onnx.parity.graph.bindings import Kind, Padding  # noqa: E402
-from tieconv.onnx.parity.graph.forward import extended  # noqa: E402
+from tieconv.onnx.parity.batches import (  # noqa: E402
+    PROMPT,
+    STEPS,
+    make_batch,
+    stepped,
+)
+from tieconv.onnx.parity.bindings import Kind, Padding  # noqa: E402
+from tieconv.onnx.parity.encoder_decoder_pair import (  # noqa: E402
+    pair_faults,
+    pair_files,
+    read_pair,
+)
+from tieconv.onnx.parity.graph_forward import extended  # noqa: E402
 from tieconv.onnx.parity.passes import pieces  # noqa: E402
 from tieconv.reference import Batch  # noqa: E402
 

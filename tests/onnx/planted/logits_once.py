@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tieconv.onnx.parity import torch_runs
+from tieconv.onnx.parity import passes as torch_runs
 
 Run = Callable[[Any, Any, Any], None]
 

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from tieconv.onnx.parity import validate
-from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
-from tieconv.onnx.parity.passes import Work
-from tieconv.onnx.parity.torch_runs import TorchRuns, identity_of, run_torch
+from tieconv.onnx.parity.passes import LogitStore, TorchRuns, Work, identity_of, run_torch
 from tieconv.reference import load
 
 Side = tuple[str, object]

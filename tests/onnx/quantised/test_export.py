@@ -18,7 +18,7 @@ from tests.onnx.stored import tensors
 from tieconv import api
 from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.export.carry_out import share
-from tieconv.onnx.parity.quantised.measure_quantised import stored_quantised_gates
+from tieconv.onnx.parity.quantised_graph import stored_quantised_gates
 from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise
 from tieconv.reference import load
 

@@ -15,9 +15,8 @@ import torch
 from onnx import TensorProto, helper, save
 
 from tests.onnx.test_memory import WATCHED
-from tieconv.onnx.parity.quantised.known_good import Rounding, round_to_nearest
-from tieconv.onnx.parity.quantised.matrices import Matrix
-from tieconv.onnx.parity.quantised.weights import compare, put
+from tieconv.onnx.parity.quantised_matrices import Matrix
+from tieconv.onnx.parity.quantised_weights import Rounding, compare, put, round_to_nearest
 
 SIDE = 1536
 QUANTISE = """

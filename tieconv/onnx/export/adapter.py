@@ -22,7 +22,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
 from tieconv.onnx.export.embeds import join_embedding
-from tieconv.onnx.parity.graph.embedding_pair import CAUSAL
+from tieconv.onnx.parity.graph_file import CAUSAL
 from tieconv.reference.packages import need, quiet
 from tieconv.text import shown
 

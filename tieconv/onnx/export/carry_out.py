@@ -36,11 +36,10 @@ from tieconv.onnx.export.encoder_decoder import trace_pair
 from tieconv.onnx.export.layouts import GRAPH, STEM, Layout, Model, arrange, arrange_pair, publish_names, published
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.ties import join_ties
-from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
-from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING, read_graphs
-from tieconv.onnx.parity.graph.file import Graph, Value
-from tieconv.onnx.parity.quantised.measure_quantised import run_quantised_parity, stored_quantised_gates
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
+from tieconv.onnx.parity.graph_file import EMBEDDING, Graph, Value, read_graphs
+from tieconv.onnx.parity.quantised_graph import run_quantised_parity, stored_quantised_gates
 from tieconv.onnx.parity.validate import run_parity, stored_gates
 from tieconv.onnx.quantise import Scheme, prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import Store, lay_out

@@ -16,7 +16,7 @@ import torch
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import SessionProof, SharedMatrix
 from tieconv.errors import RefusedError, VerificationError
-from tieconv.onnx.parity.graph.embedding_pair import BLOCKS, EMBEDDING
+from tieconv.onnx.parity.graph_file import BLOCKS, EMBEDDING
 from tieconv.onnx.write.session_proof import prove
 from tieconv.onnx.write.split import split_at
 from tieconv.reference import Batch, Reference

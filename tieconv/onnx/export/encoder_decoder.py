@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tieconv.errors import RefusedError
 from tieconv.onnx.export import adapter
 from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, sample_batch
-from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
+from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
 from tieconv.onnx.write.data_placement import PAGE, SMALL
 from tieconv.reference import EncoderInput, Reference
 from tieconv.reference.model import encoder_input

@@ -16,8 +16,8 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.json.strict import loads
-from tieconv.onnx.parity.encoder_decoder.pair_files import DECODER, ENCODER
-from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
 from tieconv.onnx.quantise import Scheme
 from tieconv.reference import load_config
 from tieconv.sources.local.files import open_files

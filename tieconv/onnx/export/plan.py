@@ -29,8 +29,8 @@ from tieconv.onnx.export.embeds import LeftOut, left_out_parts, reads_embeddings
 from tieconv.onnx.export.layouts import LAYOUTS, read_model
 from tieconv.onnx.export.sample_inputs import check_inputs, encoder_decoder_kind, modality_input, reads_features
 from tieconv.onnx.export.ties import tied_names
-from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.graph.embedding_pair import EMBEDDING
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
 from tieconv.onnx.write.dedup import HELD_TWICE

@@ -11,7 +11,7 @@ import torch
 
 from tieconv.errors import RefusedError
 from tieconv.onnx.export.embeds import EMBEDS, Reads, embedded
-from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.bindings import Kind
 from tieconv.reference import Batch, Reference
 from tieconv.reference.model import feature_argument
 from tieconv.text import shown

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tieconv.checkpoint.results.parity import Case, Gate, Histogram
-from tieconv.checkpoint.results.parity_metrics import Pooled, Pools
+import torch
+
+from tieconv.checkpoint.results.parity import Case, Gate, Histogram, Identity, Structure
+from tieconv.checkpoint.results.parity_metrics import Figures, Pooled, Pools, Vocabulary
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.batches.cell import Cell
-from tieconv.onnx.parity.gates import case_gates, logit_gates
-from tieconv.onnx.parity.logit_store import LogitStore
-from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios
-from tieconv.onnx.parity.passes import Work
+from tieconv.onnx.parity.batches import Cell
+from tieconv.onnx.parity.passes import LogitStore, Work
+from tieconv.text import count
 
 
 @record
@@ -82,3 +84,216 @@ def judge(
         of_graph[cell], of_floor[cell] = ours, theirs
         cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
     return Judged(precision, tuple(cases), of_graph, of_floor)
+
+
+# Define the conditions of the verdict.
+
+
+def structure_gates(structure: Structure) -> Iterator[Gate]:
+    """Yield the gate that the graph runs at every shape."""
+    passed = not structure.faults
+    explanation = "; ".join(structure.faults) if structure.faults else "every batch, sequence and cache axis is dynamic"
+    yield Gate("structure", float(len(structure.faults)), 0.0, passed, explanation)
+
+
+def identity_gates(identity: Identity) -> Iterator[Gate]:
+    """Yield the gates that the graph holds the checkpoint's weights."""
+    absent = [entry for entry in identity.lost if entry.required]
+    alien = [entry for entry in identity.unexplained if entry.required]
+    explanation = (
+        f"the graph holds {identity.found} of {count(identity.tensors, 'tensor')} bit for bit"
+        if not absent
+        else f"the graph lacks {count(len(absent), 'required tensor')}: {absent[0].name}"
+    )
+    yield Gate("weights", float(len(absent)), 0.0, not absent, explanation)
+    explanation = "every matrix of the graph with the shape of a tensor holds a tensor of the checkpoint"
+    if alien:
+        explanation = f"shape of a checkpoint tensor, but other bytes: {', '.join(entry.name for entry in alien[:3])}"
+    yield Gate("graph_weights", float(len(alien)), 0.0, not alien, explanation)
+
+
+def lookup_gates(seen: Vocabulary | None) -> Iterator[Gate]:
+    """Yield the gate that the graph looks up the checkpoint's row for every id, if the lookup is visible."""
+    if seen is None:
+        return
+    number = len(seen.wrong)
+    explanation = f"the graph looks up the checkpoint's row bit for bit for each of {count(seen.ids, 'id')}"
+    if number:
+        first = ", ".join(map(str, seen.wrong[:3]))
+        explanation = f"the graph looks up another row than the checkpoint's for {count(number, 'id')}: {first}"
+    yield Gate("token_lookup", float(number), 0.0, not number, explanation)
+
+
+def logit_gates(prefix: str, noun: str, graph: Errors, floor: Errors, precision: str) -> Iterator[Gate]:
+    """Yield the pooled gates of one set of cases. ``prefix`` begins their names; ``noun`` is the subject."""
+    rms, largest = ratios(graph, floor, precision)
+    yield Gate(
+        f"{prefix}rms_ratio",
+        rms,
+        RMS_LIMIT,
+        rms <= RMS_LIMIT,
+        f"RMS error of {noun} divided by torch's in the same precision, over all cases",
+    )
+    yield Gate(
+        f"{prefix}max_ratio",
+        largest,
+        MAX_LIMIT,
+        largest <= MAX_LIMIT,
+        f"largest error of {noun} divided by torch's largest in the same precision",
+    )
+    limit = 2 * floor.figures().max_abs
+    yield Gate(
+        f"{prefix}flip_margin",
+        graph.flip_margin,
+        limit,
+        graph.flip_margin <= limit,
+        f"largest gap of {count(graph.flips, 'top-1 change')} in the reference; limit: twice torch's largest error",
+    )
+
+
+def case_gates(cases: Sequence[Case]) -> Iterator[Gate]:
+    """Yield the gates that the graph runs in each case, and that no single case is far off."""
+    broken = [case for case in cases if case.error]
+    explanation = (
+        f"the graph fails at {_shape(broken[0])}: {broken[0].error}" if broken else "the graph runs at every shape"
+    )
+    yield Gate("runs", float(len(broken)), 0.0, not broken, explanation)
+    measured = [case.ratio for case in cases if case.ratio is not None]
+    if measured:
+        worst = max(measured)
+        yield Gate("case_ratio", worst, CELL_LIMIT, worst <= CELL_LIMIT, "the largest RMS ratio of any one case")
+
+
+def _shape(case: Case) -> str:
+    return f"batch {case.batch}, sequence {case.sequence}, past {case.past}, padding {case.padding}"
+
+
+# Define the limits of the gates.
+#
+# Correct graphs measured 0.5 to 1.3 pooled and at most 3 in one case. Faulty graphs measured 9 or more.
+
+
+RMS_LIMIT = 2.0
+"""Limit of the graph's RMS error divided by the floor's, pooled over all cases."""
+MAX_LIMIT = 4.0
+"""Limit of the graph's largest error divided by the floor's, pooled over all cases."""
+CELL_LIMIT = 5.0
+"""Limit of the graph's RMS error divided by the floor's in any one case."""
+
+
+# Measure errors of logits against the reference: figures of one case, pools of many, histograms.
+
+
+START, WIDTH, BINS = -12.0, 0.25, 56
+"""Bins of histograms: |error| / RMS of the logits, from 1e-12 to 1e2 in quarters of a decade."""
+_ROWS = 16
+
+
+@dataclass
+class Errors:
+    """Sums over positions that give `Figures`. `add` takes logits (positions × vocabulary)."""
+
+    positions: int = 0
+    values: int = 0
+    squares: float = 0.0
+    signal: float = 0.0
+    max_abs: float = 0.0
+    flips: int = 0
+    flip_margin: float = 0.0
+    kl: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * BINS)
+
+    def add(self, reference: torch.Tensor, got: torch.Tensor) -> None:
+        """Add positions. A value that is not finite counts as an infinite error if the reference's value is finite."""
+        scale = _rms(_centred(reference.double()))
+        for first in range(0, len(reference), _ROWS):
+            self._add(reference[first : first + _ROWS].double(), got[first : first + _ROWS].double(), scale)
+
+    def _add(self, ref: torch.Tensor, got: torch.Tensor, scale: float) -> None:
+        error = torch.where(got == ref, torch.zeros_like(ref), got - ref).nan_to_num(math.inf, math.inf, math.inf).abs()
+        self.positions += len(ref)
+        self.values += ref.numel()
+        self.squares += float(error.square().sum())
+        self.signal += float(_centred(ref).square().sum())
+        self.max_abs = max(self.max_abs, float(error.max()))
+        best, argmax = ref.argmax(-1, keepdim=True), got.nan_to_num(-math.inf).argmax(-1, keepdim=True)
+        margin = (ref.gather(1, best) - ref.gather(1, argmax))[best != argmax]
+        self.flips += len(margin)
+        self.flip_margin = max(self.flip_margin, float(margin.max()) if len(margin) else 0.0)
+        log = ref.log_softmax(-1)
+        divergence = torch.where(log.exp() > 0, log.exp() * (log - got.log_softmax(-1)), torch.zeros_like(log))
+        self.kl += float(divergence.sum())
+        places = ((error / max(scale, 1e-300)).clamp(min=10**START).log10() - START).div(WIDTH).floor()
+        counts = torch.bincount(places.clamp(0, BINS - 1).long().flatten(), minlength=BINS)
+        self.counts = [ours + more for ours, more in zip(self.counts, counts.tolist(), strict=True)]
+
+    def include(self, part: Errors) -> None:
+        """Add the positions of another sum."""
+        self.positions += part.positions
+        self.values += part.values
+        self.squares += part.squares
+        self.signal += part.signal
+        self.max_abs = max(self.max_abs, part.max_abs)
+        self.flips += part.flips
+        self.flip_margin = max(self.flip_margin, part.flip_margin)
+        self.kl += part.kl
+        self.counts = [ours + more for ours, more in zip(self.counts, part.counts, strict=True)]
+
+    @property
+    def scale(self) -> float:
+        """The RMS of the reference without its mean."""
+        return math.sqrt(self.signal / max(self.values, 1))
+
+    def figures(self) -> Figures:
+        rms = math.sqrt(self.squares / max(self.values, 1))
+        return Figures(
+            self.positions,
+            rms,
+            rms / self.scale if self.scale else math.inf if rms else 0.0,
+            self.max_abs,
+            self.flips,
+            self.flip_margin,
+            max(self.kl, 0.0) / max(self.positions, 1),
+        )
+
+
+def pool(parts: Iterable[Errors]) -> Errors:
+    """Return the sums of all parts."""
+    whole = Errors()
+    for part in parts:
+        whole.include(part)
+    return whole
+
+
+def ratios(graph: Errors, floor: Errors, precision: str) -> tuple[float, float]:
+    """Return the graph's RMS error and largest error, each divided by the floor's.
+
+    The floor is at least one rounding unit of the logits, because no graph can be more exact. That unit is the
+    precision's eps times the RMS of the logits.
+    """
+    least = float(torch.finfo(getattr(torch, precision)).eps) * graph.scale
+    graph_figures, floor_figures = graph.figures(), floor.figures()
+    return _over(graph_figures.rms, max(floor_figures.rms, least)), _over(
+        graph_figures.max_abs, max(floor_figures.max_abs, least)
+    )
+
+
+def _over(value: float, floor: float) -> float:
+    if not math.isfinite(value):
+        return math.inf
+    return value / floor if floor else math.inf if value else 0.0
+
+
+def histogram(group: str, graph: Errors, floor: Errors) -> Histogram:
+    """Return the two distributions of one group of cases."""
+    return Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
+
+
+def _centred(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logits minus each position's mean, which softmax ignores. Masked logits (-inf) count as the mean."""
+    finite = torch.where(logits.isfinite(), logits, torch.nan)
+    return (finite - finite.nanmean(-1, keepdim=True)).nan_to_num(0.0)
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0

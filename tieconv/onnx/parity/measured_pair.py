@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
 
 from tieconv.checkpoint.files.cautions import BLOCKING, TWO_FORMATS, Caution, way_out
 from tieconv.checkpoint.files.model_files import Checkpoint, Layout
@@ -14,20 +19,24 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.results.parity_metrics import Precision
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import RefusedError, UnreadableError
-from tieconv.onnx.parity.encoder_decoder.feature_axes import with_fixed_features
-from tieconv.onnx.parity.encoder_decoder.pair_files import pair_files
-from tieconv.onnx.parity.encoder_decoder.pair_roles import Pair, pair_faults, read_pair
-from tieconv.onnx.parity.encoder_decoder.pair_weights import as_one_graph
-from tieconv.onnx.parity.graph.axis_faults import faults
-from tieconv.onnx.parity.graph.bindings import Bindings, bind
-from tieconv.onnx.parity.graph.embedding_pair import parts, read_graphs
-from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights
-from tieconv.onnx.parity.weights.folds import head_width
+from tieconv.errors import NotRunError, RefusedError, SettingsError, UnreadableError
+from tieconv.onnx.parity.batches import BEYOND, LONG
+from tieconv.onnx.parity.bindings import Bindings, Padding, Role, bind, faults
+from tieconv.onnx.parity.encoder_decoder_pair import (
+    Pair,
+    as_one_graph,
+    pair_faults,
+    pair_files,
+    read_pair,
+    with_fixed_features,
+)
+from tieconv.onnx.parity.graph_file import DTYPES, Graph, parts, quantised_weights, read_graphs
+from tieconv.onnx.parity.weight_identity import head_width
 from tieconv.onnx.session.provider import device_id
-from tieconv.reference import architecture, load_config
-from tieconv.reference.model import torch_device
-from tieconv.text import command, shown
+from tieconv.reference import Batch, architecture, load_config
+from tieconv.reference.model import CPU, free_memory, torch_device
+from tieconv.sources.user_files import read_bytes
+from tieconv.text import command, shown, size
 
 
 @record
@@ -182,3 +191,189 @@ def _precision(graph: Graph, graphs: Iterable[Graph], hint: str = _FLOATS) -> st
             _QUANTISED,
         )
     return DTYPES[dtype]
+
+
+# Read a user's arrays for the inputs of a graph.
+
+
+_LIMIT = 100_000_000
+"""Bytes of all arrays: 12 million token ids."""
+_ENCODER = (Role.MASK, Role.POSITIONS, Role.TYPES)
+
+
+def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Batch:
+    """Return the batch in the npz file at ``path``: integer arrays (batch × sequence) by the graph's input names.
+
+    `input_ids` is required, and `decoder_input_ids` for an encoder-decoder. Without the others, all tokens count, their
+    type is 0, and positions are counted from the mask. Raises `UnreadableError`, which names the file and the array.
+    """
+    if bindings.features is not None:
+        _refuse(
+            path, f"cannot be used: --inputs takes token ids, but the encoder reads {shown(bindings.features.name)}"
+        )
+    arrays = _arrays(path)
+    roles = {value.name: role for role, value in bindings.inputs.items()}
+    unknown = next((name for name in arrays if name not in roles), None)
+    if unknown is not None:
+        _refuse(path, f"has an array {shown(unknown)}, but parity takes arrays only for {', '.join(roles)}")
+    arrays_by_role = {roles[name]: _whole(path, name, array) for name, array in arrays.items()}
+    for role in (Role.IDS, Role.DECODER_IDS):
+        if role in bindings.inputs and role not in arrays_by_role:
+            _refuse(path, f"has no array {bindings.inputs[role].name}")
+    ids, decoder = arrays_by_role[Role.IDS], arrays_by_role.get(Role.DECODER_IDS)
+    for role, values in arrays_by_role.items():
+        like = ids if decoder is None or role in (Role.IDS, *_ENCODER) else decoder
+        if values.shape != like.shape or len(values) != len(ids):
+            _refuse(path, f"has an array {role} of {_axes(values)} beside token ids of {_axes(like)}")
+    kinds = int(getattr(config, "type_vocab_size", 0) or 1)
+    rows = int(config.vocab_size)
+    ends = {Role.MASK: 2, Role.DECODER_MASK: 2, Role.TYPES: kinds, Role.POSITIONS: longest}
+    for role, values in arrays_by_role.items():
+        _check_range(path, str(role), values, ends.get(role, rows))
+        if values.shape[1] > longest:
+            _refuse(path, f"has sequences of {values.shape[1]} tokens, but the model has {longest} positions")
+    mask = arrays_by_role.get(Role.MASK, torch.ones_like(ids))
+    behind = arrays_by_role.get(Role.DECODER_MASK)
+    if not all(made.any(1).all() for made in (mask, behind) if made is not None):
+        _refuse(path, "has a row without a token: its mask is 0 everywhere")
+    if bindings.padding is Padding.NONE and not mask.all():
+        _refuse(path, "has padding, which this graph does not take")
+    if behind is None and decoder is not None and Role.DECODER_MASK in bindings.inputs:
+        behind = torch.ones_like(decoder)
+    types = arrays_by_role.get(Role.TYPES, torch.zeros_like(ids)) if Role.TYPES in bindings.inputs else None
+    return Batch(ids, mask, decoder, types, decoder_mask=behind, given_positions=arrays_by_role.get(Role.POSITIONS))
+
+
+def _arrays(path: str) -> dict[str, np.ndarray]:
+    """Return the arrays. numpy never unpickles them, and no size that the file states is believed."""
+    try:
+        content = io.BytesIO(read_bytes(path, _LIMIT))
+        with zipfile.ZipFile(content) as archive:
+            stored = sum(entry.file_size for entry in archive.infolist())
+        if stored > _LIMIT:
+            _refuse(path, f"has arrays of {size(stored)}, and parity takes at most {size(_LIMIT)}")
+        content.seek(0)
+        with np.load(content, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except MemoryError:
+        _refuse(path, "has an array that states more values than the file holds")
+    except (SettingsError, UnreadableError):
+        raise
+    except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many classes on a file that is not an archive
+        _refuse(path, f"is not an npz file of number arrays: {shown(error, 200)}")
+
+
+def _whole(path: str, name: str, array: np.ndarray) -> torch.Tensor:
+    if array.dtype.kind not in "iub" or array.ndim != 2 or not array.size:
+        _refuse(
+            path,
+            f"has an array {shown(name)} of {array.dtype} {list(array.shape)} instead of integers [batch, sequence]",
+        )
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _check_range(path: str, name: str, values: torch.Tensor, end: int) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= end:
+        _refuse(path, f"has the value {low if low < 0 else high} in {name}, outside of 0 to {end - 1}")
+
+
+def _axes(values: torch.Tensor) -> str:
+    return " × ".join(map(str, values.shape))
+
+
+def _refuse(path: str, why: str) -> NoReturn:
+    raise UnreadableError(
+        f"{shown(path)} {why}", f"list the graph's inputs: {command('inspect', 'ONNX')}", "parity.inputs"
+    )
+
+
+# Define what a user wants to be measured, and check that the model can run it.
+
+
+@record
+class Wishes:
+    """More batches: the arrays of the file ``inputs``, a sequence of ``length`` tokens, and ``batch`` rows."""
+
+    inputs: str = ""
+    length: int = 0
+    batch: int = 0
+
+
+def check_length(subject: Subject, length: int, longest: int) -> None:
+    """Check a sequence of ``length`` tokens.
+
+    Raises `RefusedError` if the model has fewer positions, and `NotRunError` if the memory is too small.
+    """
+    if length > longest:
+        raise RefusedError(
+            f"--length {length} is more than the {longest} positions of the model",
+            f"--length {longest}",
+            "parity.length",
+        )
+    wanted, room = reference_bytes(subject, length), available_memory()
+    if length and wanted > room:
+        raise NotRunError(
+            f"a sequence of {length} tokens needs {size(wanted)} of memory, but only {size(room)} is free",
+            "give a shorter --length, or use a machine with more memory",
+            "parity.memory",
+        )
+
+
+# Choose the precision of the torch reference by the free memory.
+
+
+WIDEST = 4096
+"""The largest sliding window that is measured, in tokens."""
+_SHARE = 0.8
+"""The share of the free memory that the reference may use."""
+
+
+def reference_dtype(subject: Subject, asked: str) -> str:
+    """Return float64 if it fits into memory, else float32. float32 cannot judge a float32 graph."""
+    wanted = reference_bytes(subject, LONG)
+    room = _room(subject)
+    dtype = asked if asked != "auto" else "float64" if wanted < _SHARE * room else "float32"
+    if dtype == "float32" and subject.precision in ("float32", "float64"):
+        raise NotRunError(
+            f"a {subject.precision} graph needs a float64 reference with {size(wanted)} of memory"
+            + (f", but only {size(room)} is free" if asked == "auto" else ""),
+            "use a machine with more memory, or measure the fp16 or bf16 export",
+            "parity.memory",
+        )
+    return dtype
+
+
+def planned_window(subject: Subject) -> tuple[int, str]:
+    """Return the sliding window to measure, and a note if the window of the config is not measured."""
+    window = subject.window
+    if window > WIDEST:
+        return 0, f"parity measures windows of up to {WIDEST} tokens: the window of {window} tokens was not measured"
+    wanted, room = reference_bytes(subject, window + BEYOND), _room(subject)
+    if window and wanted > _SHARE * room:
+        note = f"the window of {window} tokens was not measured: a longer sequence needs {size(wanted)} of memory"
+        return 0, f"{note}, but only {size(room)} is free"
+    return window, ""
+
+
+def _room(subject: Subject) -> int:
+    """Return the memory for the reference. transformers loads it into main memory first."""
+    room = available_memory()
+    return room if subject.torch_device == CPU else min(room, free_memory(subject.torch_device))
+
+
+def reference_bytes(subject: Subject, length: int) -> int:
+    """Return the memory of a float64 reference, with the logits and attention scores of ``length`` tokens."""
+    heads = int(getattr(subject.config, "num_attention_heads", 0) or 1)
+    rows = int(getattr(subject.config, "vocab_size", 0) or 0)
+    return 8 * (subject.elements + length * rows + 2 * heads * length * length)
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that programs can still use."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

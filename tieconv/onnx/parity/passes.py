@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from math import prod
+from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from tieconv.checkpoint.results.parity import Gate, Identity, ProviderUse
+from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.batches.batch_shapes import cells, embedding_cells, single_seed_cells, stepped
-from tieconv.onnx.parity.batches.cell import Cell
-from tieconv.onnx.parity.batches.draw import compared, make_batch
-from tieconv.onnx.parity.batches.draw_features import with_features, without_tokens
-from tieconv.onnx.parity.batches.draw_rows import Drawn, with_rows
-from tieconv.onnx.parity.encoder_decoder.pair_sessions import PairModel
-from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
-from tieconv.onnx.parity.graph.forward import GraphModel, fixed
-from tieconv.onnx.parity.logit_store import LogitStore
-from tieconv.onnx.parity.vocabulary.one_token import token_cells
-from tieconv.onnx.session.open_ import out_of_memory
-from tieconv.reference import Batch, EncoderInput, Reference, position_limit
+from tieconv.onnx.parity.batches import (
+    PROMPT,
+    Cell,
+    Drawn,
+    cells,
+    compared,
+    embedding_cells,
+    make_batch,
+    single_seed_cells,
+    stepped,
+    token_cells,
+    with_features,
+    with_rows,
+    without_tokens,
+)
+from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
+from tieconv.onnx.parity.encoder_decoder_pair import PairModel
+from tieconv.onnx.parity.graph_file import DTYPES, Graph, parts
+from tieconv.onnx.parity.graph_forward import GraphModel, extended, fixed
+from tieconv.onnx.parity.lookups import embedding_gates
+from tieconv.onnx.parity.measured_pair import Subject
+from tieconv.onnx.parity.weight_identity import factors, folds, weight_identity
+from tieconv.onnx.session.chained import Chained
+from tieconv.onnx.session.open_ import Session, open_session, out_of_memory
+from tieconv.onnx.session.provider import CUDA
+from tieconv.reference import Batch, EncoderInput, Reference, load, position_limit
+from tieconv.reference.model import CPU, stored_outside, stored_unread
+from tieconv.sources.local.files import open_files
+from tieconv.sources.temporary import temporary_directory
 from tieconv.text import shown
 
 Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
@@ -202,3 +230,272 @@ def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
 def prompt(work: Work, cell: Cell) -> Batch:
     """Return the first tokens of a stepped cell, from which free runs start."""
     return work.batch(cell).until(pieces(cell, work.kind)[0])
+
+
+# Run the graph in a session of ONNX Runtime: every batch, and free runs if it has a cache.
+
+
+_WHOLE = ("INT64", "INT32", "BOOL")
+
+
+@record
+class SessionRuns:
+    """Where the graph ran and what failed.
+
+    ``tf32`` is set if the graph ran again with products rounded to TF32. ``tokens`` (sequences, steps) are those of the
+    free runs.
+    """
+
+    use: ProviderUse
+    graph: Mapping[Cell, str]
+    tf32: Mapping[Cell, str] | None
+    tokens: Any
+
+
+def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:
+    """Run the graph, and a float32 graph on CUDA twice. Its logits are stored as `graph` and `tf32`."""
+    use, graph, tokens = _run(subject, work, store, tf32=False)
+    again = use.active == CUDA and subject.precision == "float32"
+    return SessionRuns(use, graph, _run(subject, work, store, tf32=True)[1] if again else None, tokens)
+
+
+def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, Mapping[Cell, str], Any]:
+    model, use = _model(subject, tf32=tf32)
+    errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
+    tokens = free_runs(work, model.generate) if not tf32 and not errors else None
+    return use, errors, tokens
+
+
+def _model(subject: Subject, *, tf32: bool) -> tuple[GraphModel | PairModel, ProviderUse]:
+    """Return what runs the batches, and where it runs."""
+    if subject.pair is not None:
+        sessions = {graph.path: _session(subject, graph, tf32=tf32) for graph in subject.graphs}
+        return PairModel(sessions, subject.pair), _joined([session.use for session in sessions.values()])
+    *first, session = (_session(subject, graph, tf32=tf32) for graph in parts(subject.graph))
+    if first:  # a decoder behind the session of its embedding
+        session = Chained(session.inner, session.ort, session.use, first[0], Role.IDS, Role.EMBEDS)
+    return GraphModel(session, subject.bindings, subject.window), session.use
+
+
+def _session(subject: Subject, graph: Graph, *, tf32: bool) -> Session:
+    return open_session(
+        graph.path,
+        subject.provider,
+        precision=subject.precision,
+        tf32=tf32,
+        weight_gathers=weight_gathers(graph),
+        shape_nodes=shape_nodes(graph),
+    )
+
+
+def _joined(uses: list[ProviderUse]) -> ProviderUse:
+    """Return where several graphs ran. They run on one provider, or the session fails."""
+    placement = Counter[str]()
+    for use in uses:
+        placement.update(use.placement)
+    notes = tuple(dict.fromkeys(note for use in uses for note in use.notes))
+    return replace(uses[0], placement=dict(placement), notes=notes)
+
+
+def weight_gathers(graph: Graph) -> frozenset[str]:
+    """Return the names of the `Gather` nodes that read rows of a float weight."""
+    floats = {weight.name for weight in graph.weights if weight.dtype in DTYPES and prod(weight.shape) > 1}
+    return frozenset(
+        node.name or ""
+        for node in graph.model.graph.all_nodes()
+        if node.op_type == "Gather" and node.inputs[0] is not None and node.inputs[0].name in floats
+    )
+
+
+def shape_nodes(graph: Graph) -> frozenset[str]:
+    """Return the names of the nodes whose results are all known to be whole numbers or truth values."""
+    return frozenset(
+        node.name
+        for node in graph.model.graph.all_nodes()
+        if node.name and all(value.dtype is not None and value.dtype.name in _WHOLE for value in node.outputs)
+    )
+
+
+# Run the checkpoint in torch, first as the reference, then as the floor in the graph's precision.
+#
+# Only one of the two is in memory at a time.
+
+
+@record
+class TorchRuns:
+    """Results of the torch runs.
+
+    ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``numbers`` are those
+    that the model computes with. ``gates`` are those of an embedding's graph.
+    """
+
+    free: FreeRun | None
+    identity: Identity
+    numbers: ModelNumbers
+    gates: tuple[Gate, ...] = ()
+
+
+def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
+    """Run the reference in ``dtype``, then the floor; their logits are stored under these names.
+
+    ``tokens`` are those of the graph's free runs. The reference's free runs are compared with them.
+    """
+    config = subject.evidence.checkpoint.config_values
+    reference = load(subject.root, config, dtype, subject.torch_device)
+    run_reference(reference, work, store)
+    free = agreement(tokens, free_runs(work, reference_generate(reference)) if tokens is not None else None)
+    unused = reference.unused
+    del reference
+    floor = load(subject.root, config, subject.precision, subject.torch_device)
+    run_floor(floor, work, store)
+    floor.move(CPU)
+    gates = tuple(embedding_gates(subject, floor))
+    return TorchRuns(free, identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates)
+
+
+def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> Identity:
+    """Compare the graph's weights with those of the checkpoint, bit for bit; ``model`` is the loaded checkpoint."""
+    checkpoint = subject.evidence.checkpoint
+    embedding = subject.evidence.head.input_embedding
+    if subject.graph.embedding is not None:
+        unused = (*unused, *stored_outside(model.model, checkpoint.tensors))
+    reads = features_of(subject.bindings)
+    if reads is not None:
+        unused = (*unused, *stored_unread(model, reads, checkpoint.tensors))
+    with open_files(checkpoint.root) as files:
+        files.expect(checkpoint.files)
+        return weight_identity(
+            subject.graph,
+            checkpoint,
+            files,
+            subject.precision,
+            tuple(folds(subject.config)),
+            unused,
+            embedding.name if embedding else None,
+            model.matrices,
+            model.offsets,
+        )
+
+
+# Compare greedy generation from the same prompts.
+#
+# The result is reported but never judged, because one near-tie changes all later tokens.
+
+
+Generate = Callable[[Batch, int], torch.Tensor]
+
+
+def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
+    """Return the tokens (sequences × steps) of every stepped cell with a short prompt, or ``None`` without one."""
+    stepped = [cell for cell in work.cells if cell.steps and pieces(cell, work.kind)[0] == PROMPT]
+    runs = [generate(prompt(work, cell), cell.steps) for cell in stepped]
+    return torch.cat(runs) if runs else None
+
+
+def reference_generate(reference: Reference) -> Generate:
+    """Return a function for greedy tokens of the reference, with one full pass per token."""
+
+    def generate(batch: Batch, steps: int) -> torch.Tensor:
+        tokens = []
+        for _ in range(steps):
+            tokens.append(reference.logits(batch)[:, -1].argmax(-1))
+            batch = extended(batch, tokens[-1])
+        return torch.stack(tokens, 1)
+
+    return generate
+
+
+def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun | None:
+    """Return the share of identical sequences, and the mean number of steps before the first change."""
+    if ours is None or theirs is None:
+        return None
+    same = (ours == theirs).long()
+    return FreeRun(
+        len(same),
+        same.shape[1],
+        float(same.all(1).double().mean()),
+        float(same.cumprod(1).sum(1).double().mean()),
+    )
+
+
+# Keep logits on disk between the passes, so that only one model is in memory at a time.
+
+
+class LogitStore:
+    """Tensors by key in a temporary directory that is removed at the end."""
+
+    def __init__(self) -> None:
+        self._holder = ExitStack()
+        self._directory = self._holder.enter_context(temporary_directory())
+        self._count = 0
+        self._paths: dict[object, str] = {}
+
+    def put(self, key: object, logits: torch.Tensor) -> None:
+        self._paths[key] = os.path.join(self._directory, f"{self._count}.pt")
+        self._count += 1
+        torch.save(logits.contiguous().clone(), self._paths[key])
+
+    def get(self, key: object) -> torch.Tensor | None:
+        """Return the tensor, mapped from its file, or ``None`` if the key is unknown."""
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        tensor: torch.Tensor = torch.load(path, weights_only=True, mmap=True)
+        return tensor
+
+    def __enter__(self) -> LogitStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holder.close()
+
+
+# Collect the numbers that a torch model computes with: epsilons, scales, soft caps and rotary frequencies.
+
+
+_SCALE = re.compile("scal|multipl|cap")
+"""Entries of a config that may be written as whole numbers and are multiplied all the same."""
+ACTIVATIONS = (0.044715, math.sqrt(2 / math.pi), math.sqrt(0.5), math.sqrt(2), 1.702)
+"""Numbers of GELU and its approximations."""
+
+
+@record
+class ModelNumbers:
+    """``epsilons`` are those of norms, ``factors`` all other numbers, ``vectors`` the buffers with one axis by name."""
+
+    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
+    __hash__ = object.__hash__
+
+    epsilons: frozenset[float]
+    factors: tuple[float, ...]
+    vectors: Mapping[str, npt.NDArray[np.float64]]
+
+
+def model_numbers(reference: Reference, config: Any) -> ModelNumbers:
+    """Return the numbers of the loaded model, of its config, and those that follow from its sizes."""
+    model = reference.model
+    own = {value for module in model.modules() for value in vars(module).values() if isinstance(value, float)}
+    scalars = {float(buffer) for buffer in model.buffers() if buffer.numel() == 1 and buffer.is_floating_point()}
+    known = {*own, *scalars, *factors(config), *_entries(config)} - reference.epsilons
+    vectors = {
+        name: buffer.double().numpy()
+        for name, buffer in model.named_buffers()
+        if buffer.ndim == 1 and buffer.numel() > 1 and buffer.is_floating_point()
+    }
+    return ModelNumbers(reference.epsilons, tuple(sorted({*ACTIVATIONS, *_forms(known)})), vectors)
+
+
+def _entries(config: Any) -> Iterator[float]:
+    for name, value in config.to_dict().items():
+        whole = isinstance(value, int) and not isinstance(value, bool) and _SCALE.search(name)
+        if isinstance(value, float) or whole:
+            yield float(value)
+
+
+def _forms(known: set[float]) -> Iterator[float]:
+    """Yield each positive number, its root, and the inverses: exporters divide, and split an attention scale."""
+    for value in known:
+        if value > 0 and math.isfinite(value) and value != 1:
+            yield from (value, 1 / value, math.sqrt(value), 1 / math.sqrt(value))

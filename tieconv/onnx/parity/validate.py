@@ -8,22 +8,21 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.results.parity_metrics import Metrics, Vocabulary
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.batches.batch_shapes import SEEDS
-from tieconv.onnx.parity.causes.trials import wrong_constant
-from tieconv.onnx.parity.causes.uncounted_padding import uncounted
-from tieconv.onnx.parity.free_memory import planned_window, reference_dtype
-from tieconv.onnx.parity.gates import identity_gates, lookup_gates, structure_gates
-from tieconv.onnx.parity.judge import judge
-from tieconv.onnx.parity.logit_store import LogitStore
-from tieconv.onnx.parity.measured_pair import Subject, graph_file, open_subject
-from tieconv.onnx.parity.passes import longest_sequence, make_work
-from tieconv.onnx.parity.requested.own_inputs import read_inputs
-from tieconv.onnx.parity.requested.wishes import Wishes, check_length
-from tieconv.onnx.parity.session_runs import run_sessions
-from tieconv.onnx.parity.torch_runs import identity_of, run_torch
-from tieconv.onnx.parity.vocabulary.embedding_rows import embedding_gates
-from tieconv.onnx.parity.vocabulary.lookups import every_lookup
-from tieconv.onnx.parity.vocabulary.one_token import spread_ids
+from tieconv.onnx.parity.batches import SEEDS, spread_ids
+from tieconv.onnx.parity.causes import uncounted, wrong_constant
+from tieconv.onnx.parity.judge import identity_gates, judge, lookup_gates, structure_gates
+from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
+from tieconv.onnx.parity.measured_pair import (
+    Subject,
+    Wishes,
+    check_length,
+    graph_file,
+    open_subject,
+    planned_window,
+    read_inputs,
+    reference_dtype,
+)
+from tieconv.onnx.parity.passes import LogitStore, identity_of, longest_sequence, make_work, run_sessions, run_torch
 from tieconv.reference import Reference
 
 

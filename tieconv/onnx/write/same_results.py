@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import SessionRuns
 from tieconv.onnx.graph.external import tensors
-from tieconv.onnx.parity.free_memory import available_memory
+from tieconv.onnx.parity.measured_pair import available_memory
 from tieconv.text import shown, size
 
 BATCHES = (("one row", 1, (1, 576, 64, 512)), ("several rows", 2, (3, 576, 64, 512)), ("a longer input", 1, (5, 640)))

@@ -1,4 +1,4 @@
-"""Compare the row that a graph looks up for every id with the row of the checkpoint."""
+"""Send every id of the vocabulary through the part of a graph that reads token ids."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 
 import torch
 
+from tieconv.checkpoint.results.parity import Gate
 from tieconv.checkpoint.results.parity_metrics import Vocabulary
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.inspection.view_reader import readable
-from tieconv.onnx.parity.graph.bindings import Role
-from tieconv.onnx.parity.graph.embedding_pair import parts
-from tieconv.onnx.parity.graph.file import DTYPES
-from tieconv.onnx.parity.graph.forward import GraphModel, as_tensor
+from tieconv.onnx.parity.bindings import Role
+from tieconv.onnx.parity.graph_file import DTYPES, parts
+from tieconv.onnx.parity.graph_forward import GraphModel, as_tensor
 from tieconv.onnx.parity.measured_pair import Subject
-from tieconv.onnx.parity.vocabulary.first_nodes import FirstNodes, after_lookup, first_nodes
-from tieconv.onnx.parity.weights.candidate_search import STORED, TensorSearch, bits_of
-from tieconv.onnx.parity.weights.folds import folds
-from tieconv.onnx.parity.weights.packed_weights import Rows
+from tieconv.onnx.parity.packed_weights import Rows
+from tieconv.onnx.parity.weight_identity import STORED, TensorSearch, bits_of, folds
 from tieconv.onnx.session.child import session_call
 from tieconv.onnx.session.open_ import ELEMENTS, Session, open_session
-from tieconv.reference import Batch
+from tieconv.onnx.session.placement import HEAVY
+from tieconv.reference import Batch, Reference
 from tieconv.sources.local.files import open_files
+from tieconv.text import count
+
+# Compare the row that a graph looks up for every id with the row of the checkpoint.
+
 
 _VALUES = 1 << 22
 """Values of looked-up rows in memory at a time."""
@@ -168,14 +171,154 @@ def _special_ids(
         again = later(torch.full_like(ids, second_id % count), rows)
         special = torch.zeros(len(ids), dtype=torch.bool)
         for name, value in again.items():
-            special |= _different(made[name], value, len(ids))
+            special |= _differing_ids(made[name], value, len(ids))
         tried.append(ids[special].tolist())
     return min(tried, key=len)
 
 
-def _different(before: torch.Tensor, after: torch.Tensor, rows: int) -> torch.Tensor:
+def _differing_ids(before: torch.Tensor, after: torch.Tensor, rows: int) -> torch.Tensor:
     """Return for each row whether its bytes differ. Values without rows count for all rows."""
     if before.ndim and len(before) == rows:
         ours, theirs = (value.reshape(rows, -1).contiguous().view(torch.uint8).numpy() for value in (before, after))
         return torch.from_numpy((ours != theirs).any(1))
     return torch.full((rows,), not torch.equal(before, after))
+
+
+# Find the first nodes of a graph: those that read token ids, up to the first product, norm or attention.
+
+
+_INTERNAL = frozenset({"If", "Loop", "Scan", "EmbedLayerNormalization", "GatherBlockQuantized"})
+
+
+@record
+class FirstNodes:
+    """The first nodes of an onnx model: a copy of it that ends with them, without its data.
+
+    ``rows`` are the values looked up in the word table. ``results`` are the values that later nodes read and that
+    depend on token ids.
+    """
+
+    model: Any
+    rows: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+def first_nodes(model: Any, ids: tuple[str, ...], table: tuple[int, int]) -> FirstNodes | None:
+    """Return the first nodes of ``model``, an onnx model without data, or ``None`` without a direct word lookup.
+
+    ``ids`` are the inputs with token ids, and ``table`` is the shape of the word table.
+    """
+    graph = model.graph
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    cheap = {value.name for value in graph.input} | set(shapes) | {""}
+    of_ids, rows, nodes = set(ids), [], []
+    for node in graph.node:
+        if node.op_type in HEAVY | _INTERNAL or not cheap.issuperset(node.input):
+            continue
+        nodes.append(node)
+        cheap.update(node.output)
+        if of_ids.intersection(node.input):
+            of_ids.update(node.output)
+            if _is_lookup(node, _shapes_with(shapes, nodes), table, of_ids):
+                rows.append(str(node.output[0]))
+    results = tuple(dict.fromkeys(_results(graph, nodes, of_ids - set(ids))))
+    return FirstNodes(_cut(model, nodes, tuple(rows), results), tuple(rows), results) if rows else None
+
+
+def _is_lookup(node: Any, shapes: dict[str, tuple[int, ...]], table: tuple[int, int], of_ids: set[str]) -> bool:
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    return node.op_type == "Gather" and axis == 0 and shapes.get(node.input[0]) == table and node.input[1] in of_ids
+
+
+def _shapes_with(shapes: dict[str, tuple[int, ...]], nodes: list[Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tables, of transposed and cast ones too."""
+    node = nodes[-1]
+    for earlier in nodes[:-1]:
+        if earlier.output and earlier.output[0] == node.input[0] and earlier.input and earlier.input[0] in shapes:
+            shape = shapes[earlier.input[0]]
+            if earlier.op_type == "Transpose" and len(shape) == 2:
+                return {**shapes, node.input[0]: shape[::-1]}
+            if earlier.op_type in ("Cast", "Identity"):
+                return {**shapes, node.input[0]: shape}
+    return shapes
+
+
+def _results(graph: Any, nodes: list[Any], of_ids: set[str]) -> Iterator[str]:
+    """Yield the values that depend on ids and that a later node reads, or that the graph returns."""
+    ours = {id(node) for node in nodes}
+    outputs = {value.name for value in graph.output}
+    for node in graph.node:
+        later = id(node) not in ours
+        yield from (name for name in node.input if later and name in of_ids)
+        yield from (name for name in node.output if not later and name in of_ids & outputs)
+
+
+def _cut(model: Any, nodes: list[Any], rows: tuple[str, ...], results: tuple[str, ...]) -> Any:
+    """Return a copy of the model with these nodes and with these values as outputs."""
+    from onnx import GraphProto, ModelProto, ValueInfoProto
+
+    made = ModelProto()
+    made.CopyFrom(model)
+    made.graph.CopyFrom(GraphProto(name="first nodes"))
+    needed = {name for node in nodes for name in node.input}
+    made.graph.input.extend(value for value in model.graph.input if value.name in needed)
+    made.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
+    made.graph.node.extend(nodes)
+    made.graph.output.extend(ValueInfoProto(name=name) for name in dict.fromkeys((*rows, *results)))
+    return made
+
+
+def after_lookup(first: FirstNodes, dtype: int) -> Any:
+    """Return a copy of the first nodes that takes the looked-up rows as inputs. ``dtype`` is their ONNX type."""
+    from onnx import ModelProto, helper
+
+    made = ModelProto()
+    made.CopyFrom(first.model)
+    del made.graph.node[:]
+    made.graph.node.extend(node for node in first.model.graph.node if not set(first.rows).intersection(node.output))
+    made.graph.input.extend(helper.make_tensor_value_info(name, dtype, None) for name in first.rows)
+    del made.graph.output[:]
+    made.graph.output.extend(
+        value for value in first.model.graph.output if value.name in first.results and value.name not in first.rows
+    )
+    return made
+
+
+# Compare what the graph of an embedding computes for every id with the module of the model.
+
+
+def embedding_gates(subject: Subject, model: Reference) -> Iterator[Gate]:
+    """Yield the gate that the embedding's graph gives each id the model's row, bit for bit.
+
+    ``model`` is the checkpoint in the graph's precision. Yields nothing for a graph of token ids.
+    """
+    before = subject.graph.embedding
+    if before is None:
+        return
+    rows, wrong = int(subject.config.vocab_size), []
+    session = open_session(before.path, subject.provider, precision=subject.precision)
+    module, step = model.model.get_input_embeddings(), max(_VALUES // subject.bindings.width, 1)
+    for start in range(0, rows, step):
+        ids = torch.arange(start, min(start + step, rows))[None]
+        with torch.no_grad():
+            expected = module(ids)[0]
+        dtype = subject.bindings.inputs[Role.IDS].dtype
+        made = session.run({Role.IDS: session.value(ids.to(_WHOLE[dtype]).numpy())}, [Role.EMBEDS], Role.EMBEDS)
+        wrong += ids[0][_different(as_tensor(made[Role.EMBEDS])[0], expected)].tolist()
+    explanation = f"the graph of the embedding gives the model's row bit for bit for each of {count(rows, 'id')}"
+    if wrong:
+        first = ", ".join(map(str, wrong[:3]))
+        explanation = (
+            f"the graph of the embedding gives another row than the model for {count(len(wrong), 'id')}: {first}"
+        )
+    yield Gate("embedding_rows", float(len(wrong)), 0.0, not wrong, explanation)
+
+
+_WHOLE = {"INT64": torch.int64, "INT32": torch.int32}
+
+
+def _different(made: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return for each row whether its bytes differ."""
+    if made.shape != expected.shape or made.dtype != expected.dtype:
+        return torch.ones(len(expected), dtype=torch.bool)
+    return (made.contiguous().view(torch.uint8) != expected.contiguous().view(torch.uint8)).any(-1)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
+import numpy as np
+import torch
+
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.parity.graph.embedding_pair import BLOCKS, CAUSAL, EMBEDS
-from tieconv.onnx.parity.graph.file import DTYPES, Graph, Value
-from tieconv.onnx.parity.graph.grouped_query_cache import grouped_caches
-from tieconv.onnx.parity.graph.switches import BRANCH, is_switch, switch_notes
+from tieconv.onnx.parity.graph_file import BLOCKS, CAUSAL, DTYPES, EMBEDS, Graph, Value
+from tieconv.reference import Batch
 from tieconv.text import shown
 
 
@@ -242,3 +243,148 @@ def unknown_input(graph: Graph, value: Value) -> UnreadableError:
     why = "has no matching output" if _cache_layer(value.name) else "is unknown to parity"
     message = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(type_and_shape)}) {why}"
     return UnreadableError(message, _EXPORT, "onnx.inputs")
+
+
+# Feed inputs that control how a graph runs.
+#
+# These are the branch of a merged decoder, the number of logits to keep, and the cache positions. Sources:
+# `use_cache_branch` of optimum's `merge_decoders`; `num_logits_to_keep` and `cache_position` of the forward passes of
+# transformers, in which 0 logits mean all.
+
+
+BRANCH, PLACES = "use_cache_branch", "cache_position"
+KEEP = ("num_logits_to_keep", "logits_to_keep")
+_WHOLE = ("INT64", "INT32")
+
+
+def is_switch(value: Value) -> bool:
+    """Return whether name, type and axes are those of such an input."""
+    if value.name == PLACES:
+        return value.dtype in _WHOLE and len(value.shape) == 1
+    single = len(value.shape) == 0 or (len(value.shape) == 1 and value.shape[0] in (1, None))
+    return single and (value.dtype == "BOOL" if value.name == BRANCH else value.name in KEEP and value.dtype in _WHOLE)
+
+
+def switched(value: Value, start: int, end: int) -> np.ndarray:
+    """Return the value of the input for the tokens ``start`` to ``end``; earlier tokens are in the cache."""
+    if value.name == BRANCH:
+        return np.full((1,) * len(value.shape), start > 0)
+    dtype = np.int32 if value.dtype == "INT32" else np.int64
+    if value.name == PLACES:
+        return np.arange(start, end, dtype=dtype)
+    return np.zeros((1,) * len(value.shape), dtype)
+
+
+def switch_notes(names: Collection[str]) -> Iterator[str]:
+    """Yield how these inputs were fed, for the report."""
+    if BRANCH in names:
+        yield f"{BRANCH} was false for the first tokens of a sequence (empty past), and true after them"
+    for name in KEEP:
+        if name in names:
+            yield f"{name} was always 0, which keeps the logits of every position"
+    if PLACES in names:
+        yield f"{PLACES} counted all tokens from the first in the cache, including padding"
+
+
+# Support the cache of `GroupQueryAttention`, the operator that onnxruntime-genai's graphs use.
+#
+# The operator takes no mask, but the number of tokens of each row. So padding must follow the tokens, and several
+# tokens after a past need a batch of one row. A windowed cache has its full capacity from the start.
+#
+# Source: the operator's schema in ONNX Runtime, domain com.microsoft.
+
+
+_PASTS = (3, 4)
+"""The operator's inputs past_key and past_value."""
+
+
+def grouped_caches(graph: Graph) -> dict[str, int]:
+    """Return the names of such caches among the graph's inputs, with their positions before the first token."""
+    if graph.model is None:
+        return {}
+    nodes = [node for node in graph.model.graph.all_nodes() if node.op_type == "GroupQueryAttention"]
+    return {
+        value.name: _capacity(node.attributes)
+        for node in nodes
+        for value in (node.inputs[index] for index in _PASTS if index < len(node.inputs))
+        if value is not None and value.name
+    }
+
+
+def _capacity(attributes: Mapping[str, object]) -> int:
+    """Return the window of a windowed cache: the smallest capacity, and on CUDA the only one."""
+    return max(_whole(attributes, "local_window_size"), 0) if _whole(attributes, "sliding_window_cache") == 1 else 0
+
+
+def _whole(attributes: Mapping[str, object], name: str) -> int:
+    value = getattr(attributes.get(name), "value", 0)
+    return value if isinstance(value, int) else 0
+
+
+def behind(batch: Batch, start: int) -> Batch:
+    """Return the batch with each row's padding after its tokens.
+
+    All padding is before ``start``, or ``start`` is 0.
+    """
+    order = _tokens_first(batch.mask)
+    mask = batch.mask.gather(1, order)
+    if start:
+        return replace(batch, mask=mask)
+    positions = None if batch.given_positions is None else batch.given_positions.gather(1, order)
+    types = None if batch.types is None else batch.types.gather(1, order)
+    return replace(batch, ids=batch.ids.gather(1, order), mask=mask, types=types, given_positions=positions)
+
+
+def in_front(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return logits of such a batch (batch × sequence × vocabulary) in the order of ``mask``, with padding first."""
+    rows = torch.arange(len(logits))[:, None]
+    return logits[rows, _tokens_first(mask).argsort(1)]
+
+
+def _tokens_first(mask: torch.Tensor) -> torch.Tensor:
+    return mask.argsort(dim=1, descending=True, stable=True)
+
+
+# Check that every axis of a graph's inputs that must be dynamic is dynamic.
+
+
+_AXES = {
+    Role.IDS: ("batch", "sequence"),
+    Role.MASK: ("batch", "past plus sequence"),
+    Role.POSITIONS: ("batch", "sequence"),
+    Role.TYPES: ("batch", "sequence"),
+    Role.DECODER_IDS: ("batch", "decoder sequence"),
+    Role.DECODER_MASK: ("batch", "decoder sequence"),
+    Role.PAST: ("batch", "", "past", ""),
+    Role.EMBEDS: ("batch", "sequence", ""),
+    Role.BLOCKS: ("batch", "past plus sequence"),
+}
+_THREE_AXES = ("", "batch", "sequence")
+"""Of positions with three numbers (M-RoPE)."""
+
+
+def faults(bindings: Bindings) -> Iterator[str]:
+    """Yield what prevents running the graph at every shape: fixed axes, or no way to mask padding."""
+    for role, value in bindings.inputs.items():
+        three = role is Role.POSITIONS and bindings.axes == 3
+        yield from _frozen(value, _THREE_AXES if three else _AXES[role])
+    for cache in bindings.caches:
+        yield from _frozen(cache.past, _AXES[Role.PAST])
+    for value in bindings.switches:
+        yield from _frozen(value, ("sequence",)) if value.name == PLACES else ()
+    if bindings.features is not None and isinstance(bindings.features.shape[0], int):
+        fixed = bindings.features.shape[0]
+        yield f"the batch axis (0) of the input {shown(bindings.features.name)} is fixed at {fixed}"
+    if Role.MASK not in bindings.inputs and bindings.features is None:
+        yield "the graph has no input attention_mask, so it cannot run padded batches"
+
+
+def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:
+    if len(value.shape) != len(axes):
+        yield f"the input {shown(value.name)} has {len(value.shape)} axes instead of {len(axes)}"
+        return
+    for index, (side, axis) in enumerate(zip(value.shape, axes, strict=True)):
+        if axis and isinstance(side, int):
+            yield f"the {axis} axis ({index}) of the input {shown(value.name)} is fixed at {side}"
+        if not axis and not isinstance(side, int):
+            yield f"the axis {index} of the input {shown(value.name)} (heads or width of the cache) has no fixed length"

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.graph.bindings import Bindings, Padding, Role
-from tieconv.onnx.parity.graph.file import Value
-from tieconv.onnx.parity.graph.grouped_query_cache import behind, in_front
-from tieconv.onnx.parity.graph.switches import switched
+from tieconv.onnx.parity.bindings import Bindings, Padding, Role, behind, in_front, switched
+from tieconv.onnx.parity.graph_file import Value
 from tieconv.onnx.session.open_ import Session
 from tieconv.reference import Batch
 

@@ -1,1 +1,0 @@
-"""Run an encoder and a decoder with caches as one model."""

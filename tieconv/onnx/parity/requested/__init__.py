@@ -1,1 +1,0 @@
-"""What a user wants to be measured besides the usual batches."""

@@ -1,0 +1,393 @@
+"""Search each checkpoint tensor in the graph by its bytes, whatever its name there."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.results.parity import Identity, Lost
+from tieconv.checkpoint.value_type import record
+from tieconv.inspection.view_reader import readable
+from tieconv.onnx.parity.graph_file import DTYPES, Graph, Initializer
+from tieconv.onnx.parity.packed_weights import Rows, Tensor, Weight, find_blocks
+
+REQUIRED = 4096
+"""Elements from which a vector must be in the graph. Every matrix must be."""
+
+
+def weight_identity(
+    graph: Graph,
+    checkpoint: Checkpoint,
+    reader: ByteReader,
+    precision: str,
+    folds: tuple[Fold, ...],
+    unused: Collection[str],
+    embedding: str | None,
+    computed: Collection[torch.Tensor] = (),
+    offsets: Mapping[str, int] = MappingProxyType({}),
+) -> Identity:
+    """Search every checkpoint tensor in the graph, and every matrix of the graph in the checkpoint.
+
+    A match is bit for bit over all elements. The tensor is first cast to the graph's dtype as torch does (to nearest,
+    ties to even). ``unused`` tensors, which the model's class does not read, are skipped. ``computed`` are matrices of
+    the model that no file holds, such as sinusoidal positions. They also explain a matrix of the graph. ``offsets`` are
+    the rows, by parameter, before position 0 in a table; a graph may omit them.
+    """
+    reader, records = readable(reader, [record for record in checkpoint.tensors.values() if record.name not in unused])
+    search = TensorSearch(reader)
+    for weight in graph.weights:
+        if weight.dtype in DTYPES and weight.nbytes:
+            search.add(weight)
+    lost, forms, copies = [], Counter[str](), 0
+    floats = [tensor for tensor in records if tensor.dtype in STORED]
+    for tensor in floats:
+        matches = list(search.find(tensor, precision, folds))
+        for candidate, _ in matches:
+            if candidate.part is None:  # a part explains only itself, not the whole stack
+                search.held.setdefault(candidate.weight.name, tensor.name)
+        if matches:
+            candidate, fold = matches[0]
+            forms[", ".join(filter(None, (candidate.form, fold.name)))] += 1
+        else:
+            lost.append(_lost(tensor, "no initializer has these bytes"))
+        if tensor.name == embedding:
+            copies = len({candidate.weight.name for candidate, _ in matches})
+    matrices = {tensor.name: tensor.shape for tensor in floats if _is_matrix(tensor.shape)}
+    padded = {w.name: _shorter(w, matrices) for w in graph.weights if w.dtype in DTYPES and w.name not in search.held}
+    looked = {entry.name for entry in lost}.union(*padded.values())
+    blocks = find_blocks(
+        {record.name: search.whole(record, precision, folds) for record in floats if record.name in looked},
+        {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes},
+    )
+    forms.update(blocks.forms[entry.name] for entry in lost if entry.name in blocks.forms)
+    held = {name for name, shorter in padded.items() if shorter & blocks.within.get(name, set())}
+    search.held.update({name: "parts" for name in blocks.held | held if name not in search.held})
+    lost = [entry for entry in lost if entry.name not in blocks.forms]
+    cut = {entry.name: rows for entry in lost if (rows := _before(entry, offsets))}
+    rest = find_blocks(
+        {r.name: search.whole(r, precision, folds).after(cut[r.name]) for r in floats if r.name in cut},
+        {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes and w.name not in search.held},
+    )
+    forms.update(f"without {cut[name]} rows before position 0" for name in rest.forms)
+    search.held.update(dict.fromkeys(rest.held, "parts"))
+    lost = [entry for entry in lost if entry.name not in rest.forms]
+    missing = {entry.name for entry in lost}
+    return Identity(
+        tensors=len(floats),
+        found=len(floats) - len(lost),
+        bytes=sum(record.nbytes for record in floats),
+        bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
+        how=dict(forms),
+        lost=tuple(lost),
+        unexplained=tuple(_unexplained(graph, search.held, matrices, computed)),
+        unused=tuple(unused),
+        copies=copies,
+    )
+
+
+def _bits_of(weight: Initializer) -> Weight:
+    return Weight(weight.dtype, weight.array().view(BIT_TYPES[DTYPES[weight.dtype]]))
+
+
+def _is_matrix(shape: tuple[int, ...]) -> bool:
+    return sum(side > 1 for side in shape) > 1
+
+
+def _lost(record: TensorRecord, reason: str) -> Lost:
+    required = _is_matrix(record.shape) or record.elements >= REQUIRED
+    return Lost(record.name, record.shape, record.dtype, record.nbytes, required, reason)
+
+
+def _before(entry: Lost, offsets: Mapping[str, int]) -> int:
+    """Return the rows before position 0 if the tensor is such a table, with or without the class's prefix."""
+    rows = next((rows for name, rows in offsets.items() if f".{name}".endswith(f".{entry.name}")), 0)
+    return rows if len(entry.shape) == 2 and entry.shape[0] > rows else 0
+
+
+def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Return the matrices that the weight could hold with padding: one side is longer, by at most a quarter."""
+    return {name for name, shape in matrices.items() if _is_longer(_sides(weight.shape), _sides(shape))}
+
+
+def _is_longer(sides: tuple[int, ...], own: tuple[int, ...]) -> bool:
+    return len(sides) == len(own) == 2 and any(
+        short_side == long_side and less < more <= less * 5 // 4
+        for (short_side, less) in (own, own[::-1])
+        for (long_side, more) in (sides, sides[::-1])
+    )
+
+
+def _like(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether the weight has the shape of a checkpoint matrix, in either order, or is its flat form."""
+    sides = _sides(weight.shape)
+    if len(sides) == 1:
+        return sides[0] >= REQUIRED and any(prod(shape) == sides[0] for shape in matrices.values())
+    return any(sides in (_sides(shape), _sides(shape)[::-1]) for shape in matrices.values())
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(side for side in shape if side > 1)
+
+
+def _unexplained(
+    graph: Graph,
+    held: dict[str, str],
+    matrices: Mapping[str, tuple[int, ...]],
+    computed: Collection[torch.Tensor],
+) -> Iterator[Lost]:
+    """Yield float weights of the graph that hold no tensor of the checkpoint.
+
+    These are matrices, and vectors that may be matrices. A weight in the shape of a tensor is required to hold one.
+    """
+    for weight in graph.weights:
+        if weight.dtype not in DTYPES or weight.name in held:
+            continue
+        like = _like(weight, matrices)
+        if not (like or _is_matrix(weight.shape)) or any(_is_computed(weight, tensor) for tensor in computed):
+            continue
+        same = like or bool(_shorter(weight, matrices))
+        reason = "has the shape of a checkpoint tensor, but other bytes" if same else "is not a checkpoint tensor"
+        yield Lost(weight.name, weight.shape, weight.dtype, weight.nbytes, same, reason)
+
+
+def _is_computed(weight: Initializer, tensor: torch.Tensor) -> bool:
+    """Return whether the weight is this tensor of the model, bit for bit, as stored or transposed."""
+    if tensor.numel() != prod(weight.shape) or not tensor.is_floating_point():
+        return False
+    forms = [tensor] if tensor.ndim != 2 else [tensor, tensor.T]
+    stored = weight.array().view(BIT_TYPES[DTYPES[weight.dtype]]).reshape(-1)
+    return any(np.array_equal(bits_of(form.contiguous(), weight.dtype).reshape(-1), stored) for form in forms)
+
+
+# Search for the bytes of a checkpoint tensor among the weights of a graph, in either orientation.
+
+
+BLOCK = 1 << 21
+"""Elements compared at a time: at most about 40 MB, including casts."""
+_PROBES = 48
+BIT_TYPES = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
+STORED = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+
+
+@dataclass
+class Candidate:
+    """A weight of the graph in one orientation. ``rows(first, last)`` are its elements in row-major order.
+
+    ``part`` is an expert's matrix within a stack (experts × rows × columns). It is the expert's number, and which
+    ``(half, halves)`` of the checkpoint's rows, because gate and up projections are stacked too.
+    """
+
+    weight: Initializer
+    transposed: bool
+    part: tuple[int, int, int] | None = None
+
+    def probe(self) -> bytes:
+        array = self._array()
+        flat = np.unravel_index(_positions(array.size), array.shape) if array.ndim else ()
+        return bytes(np.ascontiguousarray(array[flat]).reshape(-1).tobytes())
+
+    def rows(self, first: int, end: int) -> Any:
+        return np.ascontiguousarray(self._array()[first:end]).reshape(-1)
+
+    def _array(self) -> Any:
+        array = self.weight.array()
+        array = array.view(BIT_TYPES[DTYPES[self.weight.dtype]])
+        if self.part is None:
+            return array.T if self.transposed else array.reshape(-1)
+        expert, half, halves = self.part
+        matrix = array[expert].T if self.transposed else array[expert]
+        length = len(matrix) // halves
+        matrix = matrix[half * length : (half + 1) * length]
+        return matrix if self.transposed else matrix.reshape(-1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the checkpoint, for a transposed weight or a part."""
+        if self.part is None:
+            return tuple(reversed(self.weight.shape)) if self.transposed else self.weight.shape
+        rows, columns = self.weight.shape[1:][:: -1 if self.transposed else 1]
+        return rows // self.part[2], columns
+
+    @property
+    def form(self) -> str:
+        turned = "transposed" if self.transposed else "straight"
+        return turned if self.part is None else f"{turned}, of a stack"
+
+
+def _candidates(weight: Initializer) -> Iterator[Candidate]:
+    """Yield the ways in which a weight may hold a tensor: whole, transposed, or in an expert's matrix."""
+    yield Candidate(weight, False)
+    if len(weight.shape) == 2 and min(weight.shape) > 1:
+        yield Candidate(weight, True)
+    if len(weight.shape) != 3 or min(weight.shape[1:]) < 2:
+        return
+    for expert in range(weight.shape[0]):
+        for transposed, rows in ((False, weight.shape[1]), (True, weight.shape[2])):
+            yield Candidate(weight, transposed, (expert, 0, 1))
+            if rows % 2 == 0:
+                yield from (Candidate(weight, transposed, (expert, half, 2)) for half in (0, 1))
+
+
+def _positions(elements: int) -> Any:
+    """Return the sampled positions: spread over the tensor, including the first and the last."""
+    count = min(_PROBES, elements)
+    return np.unique(np.linspace(0, elements - 1, count).astype(np.int64)) if count else np.zeros(0, np.int64)
+
+
+@dataclass
+class TensorSearch:
+    """The graph's weights by dtype, size and samples. ``held`` are the weights that some tensor explains."""
+
+    reader: ByteReader
+    places: dict[tuple[str, int, bytes], list[Candidate]] = field(default_factory=lambda: defaultdict(list))
+    sizes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    held: dict[str, str] = field(default_factory=dict)
+
+    def add(self, weight: Initializer) -> None:
+        for candidate in _candidates(weight):
+            elements = prod(candidate.shape)
+            self.sizes[elements].add(weight.dtype)
+            self.places[weight.dtype, elements, candidate.probe()].append(candidate)
+        weight.drop_pages()  # the kernel maps far more than the samples
+
+    def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[Candidate, Fold]]:
+        """Yield every weight that holds the tensor, after a comparison of all elements."""
+        samples = self._sample(record)
+        for dtype in sorted(self.sizes.get(record.elements, ())):
+            for fold in folds:
+                probe = bits_of(fold.apply(_cast(samples, precision, dtype, fold)), dtype).tobytes()
+                for candidate in self.places.get((dtype, record.elements, probe), ()):
+                    if _fits(candidate, record) and self._equal(record, candidate, precision, fold):
+                        yield candidate, fold
+
+    def whole(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Tensor:
+        """Return the tensor as a weight of some type would hold it, with every fold. It is read on demand."""
+        columns = record.shape[1] if len(record.shape) == 2 else 1
+        width = columns * (record.nbytes // max(record.elements, 1))
+
+        def rows(dtype: str, fold: Fold, first: int, end: int) -> Any:
+            raw = bytearray((end - first) * width)
+            self.reader.read_into(record.range, first * width, memoryview(raw))
+            return bits_of(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype).reshape(-1, columns)
+
+        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
+            return ((fold.name, partial(rows, dtype, fold)) for fold in folds)
+
+        return Tensor(record.shape, forms)
+
+    def _sample(self, record: TensorRecord) -> torch.Tensor:
+        width = record.nbytes // max(record.elements, 1)
+        raw = bytearray(width * len(_positions(record.elements)))
+        for candidate, position in enumerate(_positions(record.elements)):
+            self.reader.read_into(record.range, int(position) * width, memoryview(raw)[candidate * width :][:width])
+        return _tensor(raw, record)
+
+    def _equal(self, record: TensorRecord, candidate: Candidate, precision: str, fold: Fold) -> bool:
+        inner = record.shape[1] if candidate.transposed else 1
+        rows = record.elements // max(inner, 1)
+        step = max(BLOCK // max(inner, 1), 1)
+        width = record.nbytes // max(record.elements, 1)
+        for first in range(0, rows, step):
+            end = min(first + step, rows)
+            raw = bytearray((end - first) * inner * width)
+            self.reader.read_into(record.range, first * inner * width, memoryview(raw))
+            dtype = candidate.weight.dtype
+            ours = bits_of(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype)
+            same = np.array_equal(ours, candidate.rows(first, end))
+            if not candidate.transposed or end == rows or not same:  # rows of a transposed weight share their pages
+                candidate.weight.drop_pages()
+            if not same:
+                return False
+        return True
+
+
+def _fits(candidate: Candidate, record: TensorRecord) -> bool:
+    """Return whether the shapes fit.
+
+    A transposed weight needs the opposite shape; a straight one may be squeezed or flattened.
+    """
+    return (not candidate.transposed and candidate.part is None) or candidate.shape == record.shape
+
+
+def _tensor(raw: bytearray, record: TensorRecord) -> torch.Tensor:
+    return torch.frombuffer(raw, dtype=STORED[record.dtype]) if raw else torch.empty(0, dtype=STORED[record.dtype])
+
+
+def _cast(tensor: torch.Tensor, precision: str, dtype: str, fold: Fold) -> torch.Tensor:
+    """Return the tensor as a model in ``precision`` holds it.
+
+    It stays wider only if the graph stores the weight wider and without a fold.
+    """
+    target = precision if fold.name else DTYPES[dtype]
+    return tensor.to(getattr(torch, target))
+
+
+def bits_of(tensor: torch.Tensor, dtype: str) -> Any:
+    """Return the bit patterns in the graph's dtype."""
+    made = tensor.to(getattr(torch, DTYPES[dtype]))
+    return made.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[made.element_size()]).numpy()
+
+
+# Compute what exporters fold into a weight, in exact arithmetic that can be compared bit for bit.
+
+
+@record
+class Fold:
+    """A weight as the graph may hold it. ``apply`` maps the weight in the graph's precision to what is stored."""
+
+    name: str
+    apply: Callable[[Any], Any]
+
+
+def folds(config: Any) -> Iterator[Fold]:
+    """Yield the folds that the config of the model implies, the unchanged weight first.
+
+    ``rounded`` is a weight of a 16-bit graph that was rounded and then stored wider. ``one plus`` is Gemma's norm,
+    computed in float32. The scales are those of embeddings and attention scores.
+    """
+    yield Fold("", lambda weight: weight)
+    yield Fold("rounded", lambda weight: weight)
+    yield Fold("one plus", lambda weight: weight.float() + 1.0)
+    for factor in sorted(set(factors(config))):
+        yield Fold(f"times {factor:.6g}", partial(_times, factor=factor))
+
+
+def _times(weight: Any, factor: float) -> Any:
+    """Return the product as a model computes it, with the factor rounded to the weight's precision."""
+    return weight * weight.new_tensor(factor)
+
+
+def head_width(config: Any) -> int:
+    """Return the elements of one attention head, or 0 if the config does not say."""
+    hidden = _number(config, "hidden_size") or _number(config, "d_model")
+    heads = _number(config, "num_attention_heads")
+    return int(_number(config, "head_dim") or (hidden // heads if heads else 0))
+
+
+def factors(config: Any) -> Iterator[float]:
+    """Yield the scales of embeddings and attention scores that the config implies."""
+    hidden = _number(config, "hidden_size") or _number(config, "d_model")
+    if hidden:
+        yield from (hidden**0.5, hidden**-0.5)
+        width = head_width(config)
+        if width:
+            yield from (width**-0.5, width**-0.25)
+    scalar = _number(config, "query_pre_attn_scalar")
+    if scalar:
+        yield scalar**-0.5
+
+
+def _number(config: Any, name: str) -> float:
+    value = getattr(config, name, None)
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0

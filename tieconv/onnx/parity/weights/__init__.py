@@ -1,1 +1,0 @@
-"""Find the checkpoint's tensors in a graph, bit for bit."""
