@@ -14,10 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
 from tests.live import planted  # noqa: E402
 from tieconv.checkpoint.inspection import State  # noqa: E402
+from tieconv.errors import RefusedError  # noqa: E402
+from tieconv.integrations.torch import Watch  # noqa: E402
 from tieconv.reporters.text.inspect_text import render  # noqa: E402
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -235,3 +239,33 @@ def test_torch_stays_unimported() -> None:
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_tensors_without_shape_or_values() -> None:
+    """One sentence for each tensor that has no shape. Those without values are reported as not read."""
+    nested = torch.nested.nested_tensor
+    parts = [torch.ones(2), torch.ones(3)]
+    shapeless = {
+        "has no shape: its lazy module": torch.nn.LazyLinear(8),
+        "lazy module": torch.nn.LazyBatchNorm1d(),
+        "it is a nested tensor": torch.nn.Module(),
+        "nested": torch.nn.Module(),
+    }
+    shapeless["it is a nested tensor"].register_buffer("rows", nested(parts))
+    shapeless["nested"].register_buffer("rows", nested(parts, layout=torch.jagged))
+    for reason, part in shapeless.items():
+        model = planted.Net()
+        model.part = part
+        for act in (tieconv.inspect, tieconv.check, Watch):
+            with pytest.raises(RefusedError, match=reason) as caught:
+                act(model)  # type: ignore[operator]
+            assert caught.value.message.startswith("part.") and caught.value.command_hint, reason
+    with FakeTensorMode():
+        fake = planted.Net()
+        inside = tieconv.inspect(fake)
+    freed = planted.Net(tied=False)
+    freed.out.weight.untyped_storage().resize_(0)
+    for model, reason in ((fake, "a fake tensor"), (freed, "freed")):
+        live = tieconv.inspect(model).live
+        assert live is not None and reason in dict(live.unread)["out.weight"], reason
+    assert inside.live is not None and inside.live.one_object == (("table.weight", "out.weight"),)

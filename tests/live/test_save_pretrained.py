@@ -14,9 +14,12 @@ pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
 from huggingface_hub.errors import StrictDataclassClassValidationError  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
+from tieconv.live.watched_ties import TieWatch  # noqa: E402
 from tieconv.reporters.text.inspect_text import render  # noqa: E402
 
 QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration", "BertForMaskedLM", "MarianMTModel")
@@ -118,6 +121,45 @@ def test_a_config_that_refuses_its_flag(tmp_path: Path) -> None:
     live = tieconv.inspect(model).live
     assert live is not None and "tie_word_embeddings is not supported for DBRX models" in live.refusal
     compare(model, tmp_path)
+
+
+def parametrised(kind: str, *, tie: bool) -> Any:
+    """A model whose head (or embedding) `torch.nn.utils` computes from other tensors."""
+    model = zoo.build("LlamaForCausalLM", tie=tie)
+    head = model.lm_head
+    if kind == "weight_norm":
+        torch.nn.utils.weight_norm(head)
+    elif kind == "prune":
+        prune.random_unstructured(head, "weight", 0.3)
+    elif kind == "parametrize":
+        parametrize.register_parametrization(head, "weight", torch.nn.Identity())
+    elif kind == "embedding":
+        parametrize.register_parametrization(model.model.embed_tokens, "weight", torch.nn.Identity())
+    else:
+        getattr(torch.nn.utils.parametrizations, kind.rpartition(".")[2])(head)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parametrised_matrices(tmp_path: Path) -> None:
+    """Each is a finding, in memory and in the file, that says what the save and transformers do."""
+    kinds = ("parametrize", "weight_norm", "parametrizations.weight_norm", "spectral_norm", "prune", "embedding")
+    for kind in kinds:
+        for tie in (True, False):
+            model = parametrised(kind, tie=tie)
+            compare(model, tmp_path / f"{kind}-{tie}")
+            live = tieconv.inspect(model)
+            (found,) = (finding for finding in live.findings if finding.rule == "HED002")
+            assert "HED002" in [fault.rule for fault in TieWatch(model).faults()], (kind, tie)
+            assert live.live is not None
+            if live.live.refusal:
+                assert f"save_pretrained fails: {live.live.refusal}" in found.message, (kind, tie)
+                continue
+            loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / f"{kind}-{tie}", output_loading_info=True)
+            random = found.tensors[0] in info["missing_keys"]
+            assert ("random values" in found.message) == random, (kind, tie, found.message)
+            tied = loaded.lm_head.weight is loaded.model.embed_tokens.weight
+            assert ("ties lm_head.weight" in found.message) == (tied and not random), (kind, tie, found.message)
 
 
 def test_a_quantiser_leaves_the_names_open() -> None:

@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from tests.live import planted  # noqa: E402
 from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning  # noqa: E402
 from tieconv.integrations.transformers import TieCallback  # noqa: E402
@@ -21,24 +23,25 @@ pytestmark = pytest.mark.filterwarnings("ignore", "error::tieconv.integrations.t
 
 
 class At(transformers.TrainerCallback):  # type: ignore[misc]
-    """Plants a fault after the first step."""
+    """Plants a fault after a step."""
 
-    def __init__(self, fault: Any) -> None:
-        self.fault = fault
+    def __init__(self, fault: Any, step: int = 1) -> None:
+        self.fault, self.step = fault, step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 1:
+        if state.global_step == self.step:
             self.fault(kwargs["model"])
 
 
-def train(model: Any, out: Path, *callbacks: Any, steps: int = 2) -> Any:
-    """A few steps, with a save at the second."""
+def train(model: Any, out: Path, *callbacks: Any, steps: int = 2, kind: Any = transformers.Trainer, **more: Any) -> Any:
+    """A few steps, with a save at each second."""
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
     arguments = transformers.TrainingArguments(
         output_dir=str(out), max_steps=steps, per_device_train_batch_size=2, save_steps=2, use_cpu=True,
-        report_to=[], disable_tqdm=True, logging_strategy="no", save_only_model=True,
+        report_to=[], disable_tqdm=True, logging_strategy="no", save_only_model=True, **more,
     )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
+    data = {"train_dataset": rows, "eval_dataset": rows[:1]}
+    trainer = kind(model=model, args=arguments, callbacks=list(callbacks), **data)
     trainer.train()
     return trainer
 
@@ -93,9 +96,67 @@ def test_another_rank_checks_nothing() -> None:
 
 
 def test_steps_cost_nothing() -> None:
-    """The callback has no method of its own that a step calls."""
-    own = {name for name in vars(TieCallback) if name.startswith("on_")}
-    assert own == {"on_train_begin", "on_save", "on_train_end"}
+    """A step without a save looks at no parameter."""
+    callback, arguments, state, control = hooks(planted.llama())
+    callback._watch = object()  # type: ignore[assignment]  # any use of it raises
+    callback.on_step_end(arguments, state, control)
+    callback.on_epoch_end(arguments, state, control)
+
+
+def hooks(model: Any, out: str = "run") -> tuple[TieCallback, Any, Any, Any]:
+    """A callback after the start of a training, and what the trainer hands to its hooks."""
+    arguments = type("Arguments", (), {"output_dir": out, "save_strategy": "steps"})()
+    state = type("State", (), {"is_world_process_zero": True, "global_step": 2})()
+    control = type("Control", (), {"should_save": False, "should_evaluate": False})()
+    callback = TieCallback("raise")
+    callback.on_train_begin(arguments, state, control, model=model)
+    return callback, arguments, state, control
+
+
+def test_the_hooks_come_before_older_checkpoints_are_deleted(tmp_path: Path) -> None:
+    """In the order of the trainer: the step (or epoch) ends, files are written, states are asked for, `on_save`."""
+    for hook in ("on_step_end", "on_epoch_end"):
+        for flag, strategy in (("should_save", "steps"), ("should_evaluate", "best")):
+            model = planted.llama()
+            callback, arguments, state, control = hooks(model, str(tmp_path))
+            planted.copy_head(model)
+            arguments.save_strategy = strategy
+            setattr(control, flag, True)
+            with pytest.raises(BrokenTieError, match="before the save at step 2"):
+                getattr(callback, hook)(arguments, state, control)
+    callback, *_ = hooks(planted.llama(tied=False), str(tmp_path))
+    assert TieCallback.from_state(callback.state()).on_fault == "raise"  # no checkpoint yet, as in Trainer.__init__
+    planted.llama().save_pretrained(tmp_path / "checkpoint-2")
+    with pytest.raises(BrokenTieError, match=r"lacks lm_head\.weight"):
+        callback.state()
+
+
+class LosesTheHead(transformers.Trainer):  # type: ignore[misc]
+    """A trainer whose second save leaves out the head."""
+
+    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        if self.state.global_step == 4:
+            path = Path(output_dir, "model.safetensors")
+            tensors = load_file(path)
+            del tensors["lm_head.weight"]
+            save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch", "best", "files"])
+def test_the_last_good_checkpoint_stays(strategy: str, tmp_path: Path) -> None:
+    """With `save_total_limit=1`, a fault of the second save leaves the first checkpoint on the disk."""
+    more: dict[str, Any] = {"save_total_limit": 1, "save_strategy": strategy if strategy != "files" else "steps"}
+    if strategy == "best":
+        more |= {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "greater_is_better": True}
+    fault = At(planted.change_head, 5 if strategy == "epoch" else 3)
+    callbacks, kind, tied = [fault, TieCallback("raise")], transformers.Trainer, True
+    if strategy == "files":
+        callbacks, kind, tied = callbacks[1:], LosesTheHead, False
+    with pytest.raises(BrokenTieError, match=r"lacks lm_head" if strategy == "files" else "before the save"):
+        train(planted.llama(tied=tied), tmp_path, *callbacks, steps=8, kind=kind, **more)
+    good = tmp_path / ("checkpoint-4" if strategy == "epoch" else "checkpoint-2")
+    assert (good / "model.safetensors").exists(), [*tmp_path.iterdir()]
 
 
 def test_a_check_of_identities_is_cheap() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised_matrix import HEAD, Verdict
+from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix, Verdict
 
 CODE_LEAVES = ("qweight", "weight_packed", "_weight_qdata", "weight._data", "weight._data._data", "W_q")
 """Ends of the names of codes, after a module's name, where the codes are not stored as ``weight``."""
@@ -63,6 +63,17 @@ def quantised_twin(name: str, stored: Collection[str]) -> str | None:
         return known
     parts = parts_of(module, stored) if module != name else ()
     return next((part for end, part in parts if end not in ("weight", *INERT_LEAVES)), None)
+
+
+_PARAMETRISED = ("parametrizations.weight.", "weight_g", "weight_v", "weight_orig", "weight_mask", "weight_u")
+"""Starts of the names that `torch.nn.utils` makes of a weight: parametrize, weight_norm, spectral_norm and prune."""
+
+
+def parametrised_parts(matrix: QuantisedMatrix) -> tuple[str, ...]:
+    """Return the parts of a matrix that is not quantised: `torch.nn.utils` computes it from them."""
+    start = f"{matrix.name.removesuffix('.weight')}."
+    parts = (part.name for part in matrix.parts if part.name.removeprefix(start).startswith(_PARAMETRISED))
+    return () if matrix.scheme else tuple(sorted(parts))
 
 
 LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})

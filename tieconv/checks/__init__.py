@@ -57,6 +57,7 @@ def _is_usual(inspection: Inspection) -> bool:
         and _is_found(checkpoint)
         and not (checkpoint.cautions or checkpoint.special or checkpoint.orphans or checkpoint.adapter)
         and not inspection.duplicates
+        and inspection.quantised is None
         and embedding is not None
         and embedding.shape[:1] == (config.get("vocab_size"),)
         and not _UNUSUAL & config.keys()

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised import parametrised_parts
+from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
@@ -55,3 +57,61 @@ def _first(inspection: Inspection, start: str) -> str | None:
 
 
 RULE = Rule("HED001", "other-head", Level.ERROR, __doc__ or "", find)
+
+
+def parametrised(inspection: Inspection) -> Iterator[Finding]:
+    """Yield a finding for the embedding, and one for the head."""
+    tables, live = inspection.quantised, inspection.live
+    for matrix in tables.matrices if tables is not None and (live is None or live.saves) else ():
+        parts = parametrised_parts(matrix)
+        if parts:
+            yield PARAMETRISED.finding(
+                f"{evidence.listed([matrix.name])} is parametrised: the model has {evidence.listed(parts)} instead. "
+                f"{_outcome(inspection, matrix, evidence.verb(parts, 'it', 'them'))}",
+                (matrix.name, *parts),
+                level=evidence.certain(inspection, Level.ERROR),
+            )
+
+
+def _outcome(inspection: Inspection, matrix: QuantisedMatrix, them: str) -> str:
+    """Return what a save or a loader makes of the parts. Measured with torch 2.13 and transformers 5.23."""
+    name, head, embedding = evidence.listed([matrix.name]), inspection.head.output_head, inspection.head.input_embedding
+    if inspection.live is not None and inspection.live.refusal:
+        return f"save_pretrained fails: {inspection.live.refusal}."
+    if inspection.family.trusted and matrix.role == HEAD and inspection.config.effective and embedding is not None:
+        return f"transformers ignores {them} and ties {name} to {evidence.listed([embedding.name])}."
+    lost = inspection.config.effective is False or (matrix.role != HEAD and not (head and head.stored))
+    if inspection.family.trusted and lost:
+        return f"transformers ignores {them} and fills {name} with random values."
+    return f"A loader that expects {name} does not find it."
+
+
+PARAMETRISED = Rule(
+    "HED002",
+    "parametrised-matrix",
+    Level.ERROR,
+    """The output head or the input embedding is parametrised, so no loader finds its weight.
+
+## What it does
+Reports a head or an embedding that `torch.nn.utils` computes from other tensors: `parametrize`, `weight_norm`,
+`spectral_norm` or `prune`. It also reports a model in memory before it is saved.
+
+## Why it matters
+A file has only the tensors from which the weight is computed, such as `lm_head.weight_g`. transformers reports them as
+unexpected. It then ties the head, or fills it with random values. `save_pretrained` fails if such a tensor is one
+parameter with the embedding.
+
+## Example
+An untied Llama whose head has `torch.nn.utils.weight_norm`:
+
+    error HED002: lm_head.weight is parametrised: the model has lm_head.weight_g
+    and lm_head.weight_v instead. transformers ignores them and fills
+    lm_head.weight with random values.
+
+## How to fix
+Compute the weight in memory, then save the model again. The functions are
+`torch.nn.utils.parametrize.remove_parametrizations(model.lm_head, "weight")`, `torch.nn.utils.remove_weight_norm` and
+`torch.nn.utils.prune.remove`. The head is then a separate matrix, so set `tie_word_embeddings` to false.
+""",
+    parametrised,
+)

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.quantised import parametrised_parts, quantised_twin
 from tieconv.checkpoint.quantised_matrix import FaultKind, PairState
 from tieconv.checks import evidence, quantised_pairs
 from tieconv.checks.interface import Rule
@@ -55,12 +55,16 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _is_reported(inspection: Inspection) -> bool:
-    """Return whether only scales of the head are stored (QNT003), or another matrix than the embedding (QNT006)."""
+    """Return whether QNT003 (only scales are stored), QNT006 (another matrix) or HED002 reports the head."""
     tables = inspection.quantised
     if tables is None:
         return False
     differs = tables.relation is not None and tables.relation.state is PairState.DIFFERENT
-    return any(tables.faults(FaultKind.NO_CODES)) or (differs and quantised_pairs.tables(inspection) is not None)
+    return (
+        any(map(parametrised_parts, tables.matrices))
+        or any(tables.faults(FaultKind.NO_CODES))
+        or (differs and quantised_pairs.tables(inspection) is not None)
+    )
 
 
 RULE = Rule("QNT001", "quantised-head", Level.WARNING, __doc__ or "", find)

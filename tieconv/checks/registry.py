@@ -108,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     qnt009_float_head_listed.RULE,
     qnt010_codes_not_loaded.RULE,
     hed001_other_head.RULE,
+    hed001_other_head.PARAMETRISED,
     mtp001_missing_layers.RULE,
     idx001_absent_tensor.RULE,
     idx002_unindexed_tensor.RULE,

@@ -14,7 +14,7 @@ from tieconv.gate.model_age import modified, parse_age
 from tieconv.gate.patterns import matches
 from tieconv.sources import is_hub, is_object
 from tieconv.sources.hub.repo_path import is_pattern
-from tieconv.sources.objects.object_models import is_prefix
+from tieconv.sources.objects.object_source import is_prefix
 from tieconv.sources.user_files import read_text
 from tieconv.text import shown
 
@@ -115,7 +115,7 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
 
 def _below_prefix(source: str, recursive: bool) -> tuple[Dated, ...]:
     """Return the models below a prefix. As for a directory, a prefix with weights is one model unless ``recursive``."""
-    from tieconv.sources.objects.object_models import directories, fixed_part
+    from tieconv.sources.objects.object_source import directories, fixed_part
 
     root = fixed_part(source)
     models = directories(root, is_weight)

@@ -3,9 +3,43 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+from tieconv.errors import RefusedError
 
 
 def is_module(value: object) -> bool:
     """Return whether ``value`` is a `torch.nn.Module`. Without an imported torch, nothing is one."""
     network = getattr(sys.modules.get("torch"), "nn", None)
     return network is not None and isinstance(value, network.Module)
+
+
+_INNER = ("module", "_orig_mod")
+"""Names under which DDP, DeepSpeed, accelerate and `torch.compile` hold the model."""
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the innermost model. Raises `RefusedError` for FSDP1, which flattens parameters."""
+    while True:
+        _refuse_flat(module)
+        children = dict(module.named_children())
+        inner = next((children[name] for name in _INNER if [*children] == [name]), None)
+        if inner is None or "config" in vars(module):
+            return module
+        module = inner
+
+
+def _refuse_flat(module: Any) -> None:
+    flat = sys.modules.get("torch.distributed.fsdp")
+    if flat is not None and isinstance(module, flat.FullyShardedDataParallel):
+        raise RefusedError(
+            "FSDP1 flattens parameters, so tieconv cannot tell which of them are tied",
+            "use FSDP2 (fully_shard), or check the saved directory: tieconv check DIR",
+            "live.fsdp1",
+        )
+
+
+def is_peft(module: Any) -> bool:
+    """Return whether the module is a model of PEFT. Without an imported peft, nothing is one."""
+    kind = getattr(sys.modules.get("peft"), "PeftModel", None)
+    return kind is not None and isinstance(module, kind)

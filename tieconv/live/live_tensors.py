@@ -1,13 +1,22 @@
-"""Capture the parameters and buffers of a module: types, shapes, identity, and the bytes that can be read."""
+"""Capture the parameters and buffers of a module: types, shapes, identity, and the bytes that can be read.
+
+Tied names that this process cannot read whole are compared by their local shards.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.relation.proved import OtherBytes, Unread
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
+from tieconv.errors import RefusedError
 from tieconv.formats.torch.torch_dtypes import DTYPES
+from tieconv.text import shown
 
 
 @record
@@ -49,14 +58,17 @@ def capture(module: Any, names: Iterable[str] | None = None) -> tuple[LiveTensor
 
 
 def capture_state(module: Any, state: Mapping[str, Any]) -> tuple[LiveTensor, ...]:
-    """Return the tensors of ``state``, whose names are those of ``module``. Skips values that are not tensors."""
+    """Return the tensors of ``state``, whose names are those of ``module``. Skips values that are not tensors.
+
+    Raises `RefusedError` for a tensor without a shape: of a lazy module, nested, or with a symbolic size.
+    """
     import torch
 
     return tuple(_captured(module, name, value) for name, value in state.items() if isinstance(value, torch.Tensor))
 
 
 def _captured(module: Any, name: str, value: Any) -> LiveTensor:
-    shape = tuple(getattr(value, "ds_shape", None) or value.shape)  # ZeRO-3 leaves an empty tensor
+    shape = _shape(name, value)
     dtype, width = _dtype(value)
     identity = id(value)
     on_meta = value.is_meta
@@ -74,6 +86,21 @@ def _captured(module: Any, name: str, value: Any) -> LiveTensor:
     return LiveTensor(
         name, dtype, shape, width, identity, _storage_key(value), offset, stride, value.detach(), on_meta=on_meta
     )
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    import torch
+
+    if torch.nn.parameter.is_lazy(value):
+        reason, hint = "its lazy module has not run yet", "run the model once on an input, then call tieconv again"
+    elif value.is_nested:
+        reason, hint = "it is a nested tensor", "call tieconv with a submodule without this tensor"
+    else:
+        shape = tuple(getattr(value, "ds_shape", None) or value.shape)  # ZeRO-3 leaves an empty tensor
+        if all(type(side) is int for side in shape):
+            return shape
+        reason, hint = "a size of it is symbolic", "call tieconv outside the trace, with the module itself"
+    raise RefusedError(f"{shown(name)} has no shape: {reason}", hint, "live.shape")
 
 
 def _dtype(value: Any) -> tuple[str, int]:
@@ -124,10 +151,13 @@ def _unreadable(value: Any) -> str:
     if value.is_quantized or value.layout is not torch.strided or value.is_conj() or value.is_neg():
         return "not stored as dense values"
     try:
-        value.untyped_storage().data_ptr()
+        storage = value.untyped_storage()
+        if storage.device != value.device:  # a fake tensor says "cpu", and its storage is on the meta device
+            return "a fake tensor, without values"
+        storage.data_ptr()
     except (RuntimeError, NotImplementedError):
         return f"a tensor of the class {kind.__name__}"
-    return ""
+    return "freed, without values" if value.numel() and not storage.nbytes() else ""
 
 
 def _storage_key(value: Any) -> str:
@@ -158,3 +188,50 @@ def _groups(pairs: Iterable[tuple[object, str]]) -> Iterator[tuple[str, ...]]:
     for key, name in pairs:
         groups.setdefault(key, []).append(name)
     return (tuple(names) for names in groups.values() if len(names) > 1)
+
+
+EQUAL_SHARDS = "the local shards are equal. tieconv did not gather the others"
+_DIFFERENT_SHARDS = "the local shards differ"
+
+
+def with_local_shards(evidence: Inspection, tensors: Mapping[str, LiveTensor]) -> Inspection:
+    """Return the evidence with the reason of each unread name, and with the shards of this process compared.
+
+    Different shards prove different tensors. Equal shards prove nothing about the others, so the name stays unread.
+    ``tensors`` are by their names in the evidence.
+    """
+    ties = tuple(_completed(tie, tensors) for tie in evidence.ties)
+    return evidence if ties == evidence.ties else replace(evidence, ties=ties)
+
+
+def _completed(tie: Tie, tensors: Mapping[str, LiveTensor]) -> Tie:
+    reference = next((member.name for member in tie.members if member.state is State.CANONICAL), "")
+    members = tuple(_compared(member, reference, tensors) for member in tie.members)
+    differs = any(isinstance(member.relation, OtherBytes) for member in members)
+    return replace(tie, members=members, consistent=False if differs and tie.declared else tie.consistent)
+
+
+def _compared(member: Member, reference: str, tensors: Mapping[str, LiveTensor]) -> Member:
+    left, right = tensors.get(reference), tensors.get(member.name)
+    if member.state is not State.UNREAD or left is None or right is None:
+        return member
+    reason = right.unread or left.unread
+    if left.shard is not None and right.shard is not None:
+        if not equal_values(left.shard, right.shard):
+            return replace(member, relation=OtherBytes(reason=_DIFFERENT_SHARDS))
+        reason = EQUAL_SHARDS
+    return replace(member, relation=Unread(reason=reason)) if reason else member
+
+
+def equal_values(left: Any, right: Any) -> bool:
+    """Return whether two torch tensors have the same type, shape and bytes. They may be on two devices."""
+    import torch
+
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    rows = zip(left.reshape(-1).split(_ELEMENTS), right.reshape(-1).split(_ELEMENTS), strict=True)
+    return all(torch.equal(a.view(torch.uint8), b.to(a.device).view(torch.uint8)) for a, b in rows)
+
+
+_ELEMENTS = 16 * 1024 * 1024
+"""Elements compared at a time: a copy to another device takes no more memory."""

@@ -11,17 +11,16 @@ from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.files.model_files import Checkpoint, Document, FileState, Layout
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
-from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.finding import Finding, Remedy
+from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.live_model import LIVE, LiveModel
 from tieconv.checkpoint.value_type import record
 from tieconv.checks import run_checks
 from tieconv.inspection import inspect_checkpoint
-from tieconv.live.live_tensors import LiveTensor, capture, shared_elements, shared_objects
-from tieconv.live.local_shards import with_local_shards
-from tieconv.live.remedies_in_python import in_memory
+from tieconv.live import is_peft, unwrapped
+from tieconv.live.live_tensors import LiveTensor, capture, shared_elements, shared_objects, with_local_shards
 from tieconv.live.save_pretrained import FileTensor, SavedNames, can_save, file_names, keep_names
 from tieconv.live.storage_reader import StorageReader, lay_out
-from tieconv.live.unwrap import is_peft, unwrapped
 
 if TYPE_CHECKING:
     from tieconv.loaders.interface import Consumer
@@ -91,7 +90,8 @@ def inspect_tensors(
         from tieconv.loaders import predict
 
         judged = replace(judged, consumers=predict(judged, chosen))
-    return replace(evidence, live=live, consumers=judged.consumers, findings=in_memory(run_checks(judged), evidence))
+    findings = _in_memory(run_checks(replace(judged, live=live)), evidence)
+    return replace(evidence, live=live, consumers=judged.consumers, findings=findings)
 
 
 def _inspected(
@@ -229,9 +229,47 @@ def _with_adapter(model: Any, names: Names, chosen: tuple[Consumer, ...]) -> Ins
         written=tuple(sorted(entry.name for entry in parts)),
     )
     findings = tuple(_all_findings(evidence, base))
-    return replace(evidence, live=live, findings=in_memory(findings, evidence))
+    return replace(evidence, live=live, findings=_in_memory(findings, evidence))
 
 
 def _all_findings(evidence: Inspection, base: Inspection) -> Iterator[Any]:
     yield from run_checks(evidence)
     yield from (finding for finding in base.findings if finding.rule.startswith("TIE"))
+
+
+_AFTER = 'model.save_pretrained("DIR"), then: '
+
+
+def _in_memory(findings: Iterable[Finding], evidence: Inspection) -> tuple[Finding, ...]:
+    """Return the findings with remedies that are statements about the model, not commands on files."""
+    return tuple(replace(finding, remedy=_statement(finding, evidence)) for finding in findings)
+
+
+def _statement(finding: Finding, evidence: Inspection) -> Remedy | None:
+    remedy = finding.remedy
+    if remedy is None:
+        return None
+    verb = remedy.action.verb if remedy.action is not None else ""
+    if verb == "retie":
+        return _retie(evidence, remedy)
+    if verb.startswith("set-tie ") and verb.split()[1] in ("true", "false"):
+        return Remedy("; ".join(_flags(evidence, verb.split()[1].title())), remedy.safe)
+    return Remedy(f"{_AFTER}{remedy.command}", remedy.safe)
+
+
+def _retie(evidence: Inspection, remedy: Remedy) -> Remedy:
+    """Return the calls that tie the pair. `tie_weights` needs the flag; a shared parameter needs only the flag."""
+    tie = evidence.word_tie
+    shared = tie is not None and all(member.state in _SHARED for member in tie.members)
+    flags = [] if tie is not None and tie.declared else [*_flags(evidence, "True")]
+    calls = [] if shared else ["model.tie_weights()"]
+    return Remedy("; ".join([*flags, *calls]), remedy.safe or shared)
+
+
+_SHARED = (State.CANONICAL, State.ALIASED)
+
+
+def _flags(evidence: Inspection, value: str) -> Iterator[str]:
+    """Yield an assignment for each level of the config with the tie flag."""
+    paths = [entry.path for entry in evidence.config.declared] or ["tie_word_embeddings"]
+    return (f"model.config.{path} = {value}" for path in paths)

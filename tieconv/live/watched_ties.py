@@ -11,15 +11,13 @@ from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.live_model import LiveModel
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.evidence import declared_tied, disputed, listed
-from tieconv.live import peft_module
-from tieconv.live.live_tensors import LiveTensor, capture, elements
-from tieconv.live.local_shards import equal_values
+from tieconv.live import is_peft, peft_module, unwrapped
+from tieconv.live.live_tensors import LiveTensor, capture, elements, equal_values
 from tieconv.live.module_inspection import inspect_module
-from tieconv.live.unwrap import is_peft, unwrapped
 from tieconv.opened import inspected, opened
 from tieconv.text import shown
 
-WATCHED = ("TIE001", "TIE002", "TIE003", "TIE005", "TIE006", "TIE010", "TIE011", "BIA002", "BIA003", "PEF001")
+WATCHED = ("TIE001", "TIE002", "TIE003", "TIE005", "TIE006", "TIE010", "TIE011", "BIA002", "BIA003", "HED002", "PEF001")
 """Rules about a tie that is broken. The others are about files, or about a config that loaders read differently."""
 
 
@@ -56,7 +54,8 @@ class TieWatch:
         separate = [fault for fault in _separate(base, watched_tensors(self.model)) if reported.isdisjoint(fault.names)]
         findings = [finding for finding in (*evidence.findings, *base.findings) if _counts(finding)]
         broken = (_fault(finding) for finding in findings if reported.isdisjoint(finding.tensors))
-        shared = _several(evidence.live) if evidence.live is not None else ()
+        quoted = any(finding.rule == "HED002" for finding in findings)
+        shared = _several(evidence.live, quoted) if evidence.live is not None else ()
         return (*lost, *separate, *dict.fromkeys(broken), *shared)
 
     def lost(self) -> Iterator[TieFault]:
@@ -166,7 +165,7 @@ def _separate(evidence: Inspection, tensors: Iterable[LiveTensor]) -> Iterator[T
             yield _with_values(start, members, _TIE)
 
 
-def _several(live: LiveModel) -> Iterator[TieFault]:
+def _several(live: LiveModel, refusal_is_quoted: bool) -> Iterator[TieFault]:
     for names in live.one_storage:
         yield TieFault(
             f"{listed(names)} share their values, but they are {len(names)} parameters. "
@@ -175,7 +174,7 @@ def _several(live: LiveModel) -> Iterator[TieFault]:
             "",
             names,
         )
-    if live.refusal:
+    if live.refusal and not refusal_is_quoted:
         yield TieFault(f"save_pretrained fails: {live.refusal}", "list the names in _tied_weights_keys")
 
 

@@ -21,3 +21,9 @@ def is_object(source: str) -> bool:
 def is_remote(source: str) -> bool:
     """Return whether MODEL is on the Hub or in an object store."""
     return source.startswith((PREFIX, *OBJECT_PREFIXES))
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name from a server is a relative path that stays inside its directory on every file system."""
+    parts = name.split("/")
+    return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in parts)

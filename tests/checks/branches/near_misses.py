@@ -20,9 +20,9 @@ from tieconv import api
 from tieconv.formats.safetensors.header import read_weight_file
 
 OF_THE_PAIR = ("TIE", "NUM", "VOC", "QNT", "HED", "CON", "STO002")
-STAYS = {"TIE012", "TIE013", "CON004", "CON005", "VOC001", "QNT006", "QNT007", "QNT008", "QNT009", "QNT010"}
-"""Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows, and
-codes that contradict the config, each other or a loader."""
+STAYS = {"TIE012", "TIE013", "CON004", "CON005", "VOC001", "QNT006", "QNT007", "QNT008", "QNT009", "QNT010", "HED002"}
+"""Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows,
+codes that contradict the config, each other or a loader, and a parametrised head."""
 
 CLASS = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised import parametrised_parts
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairState, QuantisedTables
 
 _NAMES = {EMBEDDING: "input embedding", HEAD: "output head"}
@@ -14,6 +15,8 @@ def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
     if broken is not None:
         return f"Unknown: the quantised {_NAMES[broken.role]} is broken."
     unread = next((matrix for matrix in tables.matrices if not matrix.scheme), None)
+    if unread is not None and parametrised_parts(unread):
+        return f"Unknown: the {_NAMES[unread.role]} is parametrised, and loaders do not find its weight."
     if unread is not None:
         return f"Unknown: tieconv does not know how the {_NAMES[unread.role]} is quantised."
     if not inspection.config.effective:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised import parametrised_parts
 from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.text import shown
 
@@ -23,7 +24,7 @@ def embedding_row(inspection: Inspection) -> Row:
         whole = f"{_shape((rows, *pieces[0].shape[1:]))} {shown(pieces[0].dtype)}"
         return "input embedding", " + ".join(shown(piece.name) for piece in pieces), f"{whole} in {len(pieces)} tensors"
     if inspection.family.input_embedding and _in_parts(inspection, "embedding"):
-        return "input embedding", shown(inspection.family.input_embedding), "quantised, stored in parts"
+        return "input embedding", shown(inspection.family.input_embedding), _parts(inspection, "embedding")
     return ("input embedding", *(_quantised(inspection, "embedding") or (_no_embedding(inspection),)))
 
 
@@ -40,7 +41,7 @@ def output_row(inspection: Inspection) -> Row:
         stored = f"{_shape(output.shape or ())} {shown(output.dtype)}{_operator(inspection, 'head')}"
         return "output head", shown(output.name), stored
     if _in_parts(inspection, "head"):
-        return "output head", shown(output.name), "quantised, stored in parts"
+        return "output head", shown(output.name), _parts(inspection, "head")
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
     tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
@@ -81,6 +82,12 @@ def _operator(inspection: Inspection, role: str) -> str:
 def _in_parts(inspection: Inspection, role: str) -> bool:
     """Return whether the matrix in ``role`` is quantised, so that a separate block describes it."""
     return inspection.quantised is not None and inspection.quantised.of(role) is not None
+
+
+def _parts(inspection: Inspection, role: str) -> str:
+    matrix = inspection.quantised.of(role) if inspection.quantised is not None else None
+    kind = "parametrised" if matrix is not None and parametrised_parts(matrix) else "quantised"
+    return f"{kind}, stored in parts"
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from tieconv.sources.hub.client import url_of
 from tieconv.sources.hub.errors import MALFORMED, Transport, malformed, translate
 from tieconv.sources.hub.listing import Snapshot, Stored
 from tieconv.sources.hub.repo_path import RepoPath, parse
-from tieconv.sources.hub.session import file_key
-from tieconv.sources.hub.transfer_settings import transferring
+from tieconv.sources.hub.session import file_key, transferring
 from tieconv.sources.local.files import locate
 from tieconv.sources.threads import interruptible
 from tieconv.text import shell_word, shown

@@ -9,10 +9,10 @@ from typing import Any
 from tieconv.checkpoint.files.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.sources import is_inside
 from tieconv.sources.hub.client import Client
 from tieconv.sources.hub.repo_path import RepoPath
 from tieconv.sources.local.files import MAX_FILES
-from tieconv.sources.ranged.remote_name import is_inside
 from tieconv.text import shown
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -13,7 +13,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.sources.digest import hash_file, kind_of
 from tieconv.sources.hub.errors import Transport, status_of, translate
 from tieconv.sources.hub.listing import Snapshot
-from tieconv.sources.hub.transfer_settings import transferring
+from tieconv.sources.hub.session import transferring
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 from tieconv.version import VERSION

@@ -6,8 +6,7 @@ import re
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.sources import PREFIX, is_hub
-from tieconv.sources.ranged.remote_name import is_inside
+from tieconv.sources import PREFIX, is_hub, is_inside
 from tieconv.text import shown
 
 _KINDS = ("datasets/", "spaces/", "buckets/")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +15,14 @@ from urllib.parse import unquote
 
 from httpx2 import SyncByteStream
 from huggingface_hub import constants, set_client_factory
-from huggingface_hub.utils import _http, get_session
+from huggingface_hub.utils import (
+    _http,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    get_session,
+    logging,
+)
 
 from tieconv.sources.hub.errors import BUSY, LONGEST_WAIT, AnswerError, postponed, retry_after
 from tieconv.sources.threads import interruptible
@@ -53,6 +62,26 @@ def limits(largest: int, hashes: Mapping[str, str] | None = None) -> Iterator[No
     finally:
         with _lock:
             _scopes.remove(scope)
+
+
+@contextmanager
+def transferring(largest: int = LARGEST_ANSWER, hashes: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Transfer with `limits`, with progress bars only on a terminal, and without huggingface_hub's log.
+
+    The log would show signed URLs. With such a URL anybody could read or write the file.
+    """
+    level, hide = logging.get_verbosity(), not sys.stderr.isatty() and not are_progress_bars_disabled()
+    if hide:
+        disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), limits(largest, hashes):
+            warnings.filterwarnings("ignore", category=UserWarning, module="huggingface_hub")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if hide:
+            enable_progress_bars()
 
 
 def file_key(address: str) -> str:

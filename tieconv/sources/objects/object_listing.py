@@ -9,10 +9,10 @@ from typing import Any
 from tieconv.checkpoint.files.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.sources import is_inside
 from tieconv.sources.local.files import MAX_FILES
 from tieconv.sources.objects.object_client import ObjectClient
 from tieconv.sources.objects.object_path import ObjectPath
-from tieconv.sources.ranged.remote_name import is_inside
 from tieconv.text import shown
 
 _INDEX = ".index.json"

@@ -6,7 +6,7 @@ import re
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.sources.ranged.remote_name import is_inside
+from tieconv.sources import is_inside
 from tieconv.text import shown
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}[A-Za-z0-9]")
