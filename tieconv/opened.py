@@ -88,10 +88,10 @@ def inspected(
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
     findings = run_checks(evidence)
-    if evidence.consumers:
-        from tieconv.loaders.remedies import loadable
+    if evidence.consumers and findings:
+        from tieconv.remedies import helpful  # imports the planners
 
-        findings = loadable(evidence, chosen, findings)
+        findings = helpful(evidence, chosen, findings)
     return replace(evidence, fetched=fetched_so_far(files), findings=findings)
 
 

@@ -12,7 +12,7 @@ import pytest
 import tieconv
 from tests.checks.fixtures.loaders import STABLELM
 from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, with_row
-from tests.cli.run import ok, refused
+from tests.cli.run import ok, refused, run
 from tieconv.loaders import predict
 from tieconv.loaders.registry import CONSUMERS
 
@@ -93,3 +93,51 @@ def test_a_copy_that_a_loader_needs_is_not_to_be_dropped(tmp_path: Path) -> None
     assert asked.message == f"{plain.message} llama.cpp 2026 needs the copy."
     (other,) = tieconv.inspect(model, consumers="vllm").findings
     assert other == plain
+
+
+def test_a_remedy_changes_the_prediction(tmp_path: Path) -> None:
+    """SGLang leaves a tied head without values. Only a stored copy helps, and `check --fix` writes it once."""
+    for architecture, kind in (  # none of these files has metadata, which could mark the copy as wanted
+        ("PhiForCausalLM", "phi"),
+        ("MixtralForCausalLM", "mixtral"),
+        ("Qwen2MoeForCausalLM", "qwen2_moe"),
+        ("StableLmForCausalLM", "stablelm"),
+    ):
+        config = {**LLAMA, "architectures": [architecture], "model_type": kind}
+        model = save(tmp_path / kind, flagged(config, True), llama())
+        finding = tieconv.inspect(model, consumers="sglang").findings[0]
+        assert finding.rule == "CON001", architecture
+        assert finding.remedy is not None, architecture
+        assert finding.remedy.command == f"tieconv untie {model} --keep-flag -o OUT", architecture
+        fixed = run("check --for sglang --fix -o", tmp_path / f"{kind}-fixed", model)
+        assert (fixed.exit_code, "not fixed" in fixed.stdout) == (0, False), (architecture, fixed.output)
+
+
+def test_no_command_helps_is_said_once_each_was_tried(tmp_path: Path) -> None:
+    """A loader that refuses the tied names needs a copy less; one that no command helps gets no command."""
+    model = save(tmp_path / "model", flagged({**LLAMA, "sliding_window": 4}, True), llama(head=matrix()))
+    text = ok("inspect --consumers", model).stdout
+    assert f"Run: tieconv retie {model} -o OUT" in text
+    (finding,) = (entry for entry in tieconv.inspect(model, consumers="safetensors").findings if entry.rule == "CON003")
+    assert finding.remedy is not None
+    assert finding.remedy.safe
+    config = {**LLAMA, "architectures": ["PhiForCausalLM"], "model_type": "phi"}
+    other = save(tmp_path / "other", flagged(config, True), llama())
+    (refusal,) = tieconv.inspect(other, consumers="vllm<0.29").findings
+    assert (refusal.rule, refusal.remedy) == ("CON003", None)
+    assert refusal.message.endswith(". No command of tieconv helps.")
+    assert "\nRun: nothing. No command" in ok("inspect --for vllm<0.29", other).stdout
+
+
+def test_a_command_that_harms_another_loader(tmp_path: Path) -> None:
+    """A named loader is not traded for another one; with all loaders, the sentence names those that fail after it."""
+    config = {**LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    model = save(tmp_path / "model", flagged(config, True), llama())
+    (named,) = tieconv.inspect(model, consumers="sglang,safetensors").findings
+    assert named.remedy is not None
+    assert named.remedy.command == f"tieconv untie {model} -o OUT"
+    every = next(entry for entry in tieconv.inspect(model, consumers="all").findings if entry.rule == "CON001")
+    assert every.remedy is not None
+    assert "--keep-flag" in every.remedy.command
+    assert every.remedy.action is None, "check --fix would break safetensors"
+    assert every.message.endswith(". After this command, safetensors 0.8 does not load it correctly.")

@@ -15,7 +15,8 @@ The model loads and generates noise. Most loaders print one line about it at mos
     random numbers
 
 ## How to fix
-If the model is tied, `tieconv retie` sets the flag at every level that a loader reads. If the head was trained
+tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps: `tieconv
+retie` sets the flag at every level, and `tieconv untie --keep-flag` stores the head. If the head was trained
 separately, this checkpoint does not contain it.
 """
 
@@ -23,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.checks import evidence, predictions, remedies
+from tieconv.checks import evidence, predictions
 from tieconv.checks.interface import Rule
 
 
@@ -37,16 +38,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         if inspection.checkpoint.is_embedder and head is not None and group[0].tensors == (head.name,):
             yield RULE.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
             continue
-        yield RULE.finding(predictions.message(group), group[0].tensors, remedy=_remedy(inspection))
-
-
-def _remedy(inspection: Inspection) -> Remedy | None:
-    tie = inspection.word_tie
-    if tie is None or not tie.stored_members:
-        return None
-    # The outputs stay the same if a tied model's tensor gets its right name.
-    same = tie.declared and not evidence.disputed(inspection)
-    return remedies.retie(inspection, safe=same) or remedies.untie(inspection, safe=same)
+        yield RULE.finding(predictions.message(group), group[0].tensors)
 
 
 RULE = Rule("CON001", "loader-random-head", Level.ERROR, __doc__ or "", find)

@@ -26,15 +26,14 @@ from collections.abc import Iterator
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.checks import predictions, remedies
+from tieconv.checks import predictions
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each set of tensors."""
     for group in predictions.grouped(inspection, Outcome.DISCARDED):
-        remedy = remedies.set_untied(inspection, safe=True)
-        yield RULE.finding(predictions.message(group), group[0].tensors, remedy=remedy)
+        yield RULE.finding(predictions.message(group), group[0].tensors)
 
 
 RULE = Rule("CON002", "loader-discards-head", Level.ERROR, __doc__ or "", find)

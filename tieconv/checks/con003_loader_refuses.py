@@ -14,36 +14,27 @@ A tied StableLM, which stores only the embedding, asked for llama.cpp:
     architecture needs an output.weight
 
 ## How to fix
-`tieconv untie --keep-flag` stores the head for a loader that needs it. The config stays tied. `tieconv retie` drops a
-copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that most loaders read.
-`tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
+tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps, or says
+that no command does. `tieconv untie --keep-flag` stores the head for a loader that needs it, and the config stays tied.
+`tieconv retie` drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that
+most loaders read. `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome, Prediction
-from tieconv.checks import evidence, predictions, remedies
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.checks import predictions
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each set of tensors."""
     for group in predictions.grouped(inspection, Outcome.ERROR):
-        remedy = _remedy(inspection, group[0])
-        yield RULE.finding(predictions.message(group), group[0].tensors, remedy=remedy)
-
-
-def _remedy(inspection: Inspection, prediction: Prediction) -> Remedy | None:
-    tie = evidence.head_tie(inspection)
-    if tie is None or prediction.tensors != (tie[1].name,) or tie[0].consistent is not True:
-        return None
-    if not tie[1].stored:
-        return remedies.untie(inspection, ("--keep-flag", ""), safe=True)
-    return remedies.retie(inspection, safe=True)
+        yield RULE.finding(predictions.message(group), group[0].tensors)
 
 
 RULE = Rule("CON003", "loader-refuses", Level.ERROR, __doc__ or "", find)

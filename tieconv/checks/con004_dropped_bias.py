@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Prediction
-from tieconv.checks import evidence, predictions, remedies
+from tieconv.checks import evidence, predictions
 from tieconv.checks.interface import Rule
 
 
@@ -39,7 +39,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for dropped, alike in by_biases.items():
         verb = "does" if len(alike) == 1 else "do"
         message = f"{predictions.loaders(alike)} {verb} not use {evidence.listed(dropped)}"
-        yield RULE.finding(message, dropped, level=_level(inspection, dropped), remedy=_remedy(inspection, dropped))
+        yield RULE.finding(message, dropped, level=_level(inspection, dropped))
 
 
 def _level(inspection: Inspection, dropped: tuple[str, ...]) -> Level:
@@ -52,13 +52,6 @@ def _others(inspection: Inspection, dropped: tuple[str, ...]) -> bool:
     """Return whether another name of the same bias is stored."""
     pairs = [{member.name for member in tie.stored_members} for tie in inspection.ties]
     return any(names & set(dropped) and names - set(dropped) for names in pairs)
-
-
-def _remedy(inspection: Inspection, dropped: tuple[str, ...]) -> Remedy | None:
-    paired = any(member.name in dropped for tie in inspection.ties for member in tie.stored_members)
-    if not paired or _others(inspection, dropped):
-        return None
-    return remedies.bias(inspection, "unify", safe=False)
 
 
 RULE = Rule("CON004", "loader-drops-bias", Level.ERROR, __doc__ or "", find)

@@ -30,7 +30,7 @@ def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
     if any(_untie_refuses(inspection, tie, member) for tie in inspection.ties for member in tie.members):
         return None
     flips = inspection.config.effective and not evidence.unheeded_false(inspection)
-    if flips and not flag_is_storage(inspection):
+    if flips and ("--keep-flag", "") not in options and not flag_is_storage(inspection):
         return None
     return _remedy(inspection, "untie", *options, safe=safe)
 

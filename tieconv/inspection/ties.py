@@ -54,7 +54,7 @@ def _survey_one(
         canonical=located[group.canonical] or spelled(family, group.canonical, tensors),
         canonical_stored=located[group.canonical] is not None,
         declared=declared,
-        consistent=_consistent(members, declared),
+        consistent=consistent(members, declared),
         gated=group.gated,
         bytes_wasted=sum(tensors[member.name].nbytes for member in members if member.relation.repeats_bytes),
         members=members,
@@ -102,7 +102,7 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
     return relate(reader, reference, tensor)
 
 
-def _consistent(members: tuple[Member, ...], declared: bool) -> bool | None:
+def consistent(members: tuple[Member, ...], declared: bool) -> bool | None:
     """Return the entry of the state × declared table in the docs; ``None`` if a needed comparison was not made."""
     states = {member.state for member in members} - {State.CANONICAL}
     if not declared:

@@ -86,11 +86,13 @@ def inspect_tensors(
         )
         sources = {entry.name: by_name[entry.source] for entry in written if entry.source}
         judged = _inspected(saved, reader, names, sources, _accessors(model, tensors))
-    if chosen:
-        from tieconv.loaders import predict
+    if not chosen:
+        return replace(evidence, live=live, findings=_in_memory(run_checks(replace(judged, live=live)), evidence))
+    from tieconv.loaders import predict
+    from tieconv.remedies import helpful  # imports the planners
 
-        judged = replace(judged, consumers=predict(judged, chosen))
-    findings = _in_memory(run_checks(replace(judged, live=live)), evidence)
+    judged = replace(judged, consumers=predict(judged, chosen))
+    findings = _in_memory(helpful(judged, chosen, run_checks(replace(judged, live=live))), evidence)
     return replace(evidence, live=live, consumers=judged.consumers, findings=findings)
 
 

@@ -29,14 +29,20 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
     counts = ", ".join(count(len(findings), level) for level, findings in present.items())
     level, worst = next(iter(present.items()))
     yield paint(_cut(f"{counts}: {worst[0].message}", width), LEVEL_STYLES[level])
-    yield f"Run: {_next(worst)}"
+    yield f"Run: {_next(worst, inspection.findings)}"
 
 
-def _next(worst: Sequence[Finding]) -> str:
-    """Return the first remedy of the worst findings, else the command that explains the first finding."""
-    remedy = next((finding.remedy for finding in worst if finding.remedy), None)
+def _next(worst: Sequence[Finding], findings: Sequence[Finding]) -> str:
+    """Return the first remedy of the worst findings, else the command that explains the first finding.
+
+    If only predictions of loaders are that bad, no explanation helps: it returns the first remedy of any finding.
+    """
+    about_files = [finding for finding in worst if not finding.rule.startswith("CON")]
+    remedy = next((finding.remedy for finding in (worst if about_files else findings) if finding.remedy), None)
+    if remedy is None and not about_files and str(worst[0].level) == "error":
+        return "nothing. No command of tieconv helps these loaders."
     if remedy is None:
-        return f"tieconv explain {worst[0].rule}"
+        return f"tieconv explain {(about_files or worst)[0].rule}"
     return remedy.command if remedy.safe else f"{remedy.command} {REVIEW_FIRST}"
 
 

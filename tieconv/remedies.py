@@ -1,0 +1,239 @@
+"""Compute which command changes what the chosen loaders do: plan it, then predict the loaders of the planned model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from tieconv.checkpoint.finding import REVIEW_FIRST, Action, Finding, Level, Remedy
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Depth, Inspection, State
+from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checkpoint.relation.proved import Identical
+from tieconv.checkpoint.tie_group import Member
+from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checks import evidence, remedies
+from tieconv.errors import RefusedError
+from tieconv.inspection.ties import consistent
+from tieconv.loaders import predict
+from tieconv.loaders.evidence.without_tensors import without_tensors
+from tieconv.loaders.interface import Consumer
+from tieconv.loaders.loaded import Parameter
+from tieconv.loaders.registry import CONSUMERS
+from tieconv.plans import plan_retie, plan_untie
+from tieconv.plans.meaning.described import described
+from tieconv.plans.meaning.parameter_values import KnownValues
+from tieconv.plans.named_format import plan_add_format
+from tieconv.plans.other_formats import alone
+from tieconv.plans.verbs.bias_verbs import plan_bias_unify
+from tieconv.plans.verbs.convert import Format, plan_convert
+from tieconv.plans.verbs.set_tie import Flag, plan_set_tie
+
+_DROPS = ("retie", "dedup")
+_FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)
+_RELAYED = {"CON001": Outcome.RANDOM, "CON002": Outcome.DISCARDED, "CON003": Outcome.ERROR, "CON004": None}
+"""The rules that relay predictions, with the outcome that they report; ``None``: a head bias that is not used."""
+
+
+def helpful(inspection: Inspection, chosen: Iterable[Consumer], findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return ``findings`` with the commands that help the ``chosen`` loaders, worst first.
+
+    A finding about loaders gets the command that changes their predictions, or says that no command does. Another
+    finding loses its command if a loader needs the copy that the command drops. Otherwise one command would drop the
+    copy, and the next finding would recommend writing it again. Without a command it becomes a note, unless it is an
+    error.
+    """
+    trial = _Trial(inspection, tuple(chosen), findings)
+    needing = trial.needing()
+    judged = (
+        trial.relayed(finding)
+        if finding.rule in _RELAYED and finding.level is not Level.NOTE
+        else _spared(finding, needing)
+        for finding in findings
+    )
+    return tuple(sorted(judged, key=lambda finding: list(Level).index(finding.level)))
+
+
+def _spared(finding: Finding, needing: list[Prediction]) -> Finding:
+    """Return the finding without its command, as a note, if loaders need what it drops; an error stays an error."""
+    action = finding.remedy.action if finding.remedy else None
+    if not needing or action is None or action.verb not in _DROPS:
+        return finding
+    level = finding.level if finding.level is Level.ERROR else Level.NOTE
+    verb = "needs" if len(needing) == 1 else "need"
+    needs = f"{_names(needing)} {verb} the copy"
+    ends = finding.message[-1:] == "."
+    message = f"{finding.message} {needs}." if ends else f"{finding.message}; {needs}"
+    return replace(finding, level=level, message=message, remedy=None)
+
+
+class _Trial:
+    """The predictions before and after each command that may help. A command is planned once."""
+
+    def __init__(self, inspection: Inspection, chosen: tuple[Consumer, ...], findings: tuple[Finding, ...]) -> None:
+        self.before = inspection.consumers
+        predicted = {(entry.name, entry.version) for entry in self.before}
+        self.chosen = tuple(each for each in chosen if (each.name, each.version) in predicted)
+        self.all = len(chosen) == len(CONSUMERS)
+        depth = Depth.CANDIDATES if inspection.depth is Depth.HEADER else inspection.depth
+        # The commands of a guessed pair name it, as a user would.
+        self.inspection = replace(inspection, depth=depth, family=replace(inspection.family, named=True))
+        self.others = [finding.remedy.action for finding in findings if finding.remedy and finding.remedy.action]
+        self.tried: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Plan, tuple[Prediction, ...]] | None] = {}
+
+    def needing(self) -> list[Prediction]:
+        """Return the loaders that load the model, and fail without the identical copies of the word embedding."""
+        tie = self.inspection.word_tie
+        copies = {member.name for member in tie.members if member.state is State.IDENTICAL} if tie else set()
+        after = predict(without_tensors(self.inspection, copies), self.chosen) if copies else ()
+        return [
+            was
+            for was, comes in zip(self.before, after, strict=False)
+            if comes.outcome in _FAULTS and was.outcome not in _FAULTS
+        ]
+
+    def relayed(self, finding: Finding) -> Finding:
+        """Return the finding with the command that helps most of its loaders and harms the fewest others."""
+        concerned = [number for number, entry in enumerate(self.before) if _is_about(finding, entry)]
+        best, gain, failing = None, 0, list[Prediction]()
+        for remedy in self._candidates(finding.rule):
+            tried = self._after(remedy)
+            if tried is None:
+                continue
+            plan, after = tried
+            left = [number for number in concerned if _is_faulty(finding, after[number])]
+            harmed = [
+                number
+                for number, (was, comes) in enumerate(zip(self.before, after, strict=True))
+                if comes.outcome in _FAULTS and was.outcome not in _FAULTS
+            ]
+            if len(left) == len(concerned):
+                continue
+            # With `all`, the user did not name the loaders that are harmed. The sentence does.
+            helps = len(concerned) - len(left) - (0 if self.all else len(harmed))
+            if best is None or helps > gain:
+                review = any(REVIEW_FIRST in note for note in plan.notes)
+                best = replace(remedy, safe=remedy.safe and not review)
+                gain, failing = helps, [self.before[number] for number in sorted({*left, *harmed})]
+        if best is None:
+            return replace(finding, remedy=None, message=_with_sentence(finding, self._no_help()))
+        do = "does" if len(failing) == 1 else "do"
+        says = f"After this command, {_names(failing)} {do} not load it correctly." if failing else ""
+        # `check --fix` must not trade one failing loader for another.
+        traded = any(entry.outcome not in _FAULTS for entry in failing)
+        return replace(
+            finding, remedy=replace(best, action=None) if traded else best, message=_with_sentence(finding, says)
+        )
+
+    def _candidates(self, rule: str) -> Iterator[Remedy]:
+        given = self.inspection
+        unify = remedies.bias(given, "unify", safe=False)
+        yield from filter(
+            None,
+            (
+                unify if rule == "CON004" else None,
+                remedies.retie(given, safe=True),
+                remedies.untie(given, ("--keep-flag", ""), safe=True),
+                remedies.set_untied(given, safe=True),
+                remedies.untie(given, safe=True),
+                remedies.add_format(given, safe=True),
+                remedies.convert(given),
+                unify,
+            ),
+        )
+
+    def _no_help(self) -> str:
+        """Return that no command helps, if every command that a finding names was planned."""
+        unread = any(member.state is State.UNREAD for tie in self.inspection.ties for member in tie.members)
+        known = all((action.verb, action.options) in self.tried for action in self.others)
+        return "No command of tieconv helps." if known and not unread else ""
+
+    def _after(self, remedy: Remedy) -> tuple[Plan, tuple[Prediction, ...]] | None:
+        """Return the plan of a command and the predictions after it; ``None`` if it is refused or changes nothing."""
+        action = remedy.action
+        assert action is not None
+        key = (action.verb, action.options)
+        if key not in self.tried:
+            given = self.inspection
+            if ("--drop-other-formats", "") in action.options:
+                given = replace(given, checkpoint=alone(given.checkpoint))
+            try:
+                plan = _plan(action, given)
+            except RefusedError:
+                self.tried[key] = None
+            else:
+                after = _compared(given, described(given, plan), plan)
+                self.tried[key] = None if plan.changes_nothing else (plan, predict(after, self.chosen))
+        return self.tried[key]
+
+
+def _plan(action: Action, inspection: Inspection) -> Plan:
+    match action.verb:
+        case "retie":
+            return plan_retie(inspection)
+        case "untie":
+            return plan_untie(inspection, keep_flag=("--keep-flag", "") in action.options)
+        case "set-tie false":
+            return plan_set_tie(inspection, Flag.FALSE)
+        case "convert":
+            return plan_convert(inspection, Format.SAFETENSORS)
+        case "bias unify":
+            return plan_bias_unify(inspection)
+    return plan_add_format(inspection)
+
+
+def _compared(before: Inspection, after: Inspection, plan: Plan) -> Inspection:
+    """Return the model after a plan with the relations that are known: no byte of it can be compared yet."""
+    values = KnownValues(before, plan)
+    known = {
+        (evidence.reference(tie), member.name): member.relation
+        for tie in before.ties
+        for member in tie.members
+        if member.stored
+    }
+
+    def valued(name: str) -> Parameter:
+        return Parameter(name, name)
+
+    def compared(reference: str, member: Member) -> Member:
+        if member.state not in (State.UNREAD, State.ALIASED):
+            return member
+        both = [values.after(valued(name)) for name in (reference, member.name)]
+        if both[0] == both[1]:
+            aliased = member.state is State.ALIASED and after.checkpoint.format == "torch"
+            return member if aliased else replace(member, relation=Identical())
+        kept = known.get((reference, member.name))
+        unchanged = kept and both == [values.before(valued(name)) for name in (reference, member.name)]
+        return replace(member, relation=kept) if kept and unchanged else member
+
+    ties = []
+    for tie in after.ties:
+        members = tuple(compared(evidence.reference(tie), member) for member in tie.members)
+        ties.append(replace(tie, members=members, consistent=consistent(members, tie.declared)))
+    bias, was, head = after.head.output_bias, before.head.output_bias, after.head
+    unread = bias is not None and was is not None and bias.state is BiasState.UNREAD
+    if bias and was and unread and values.after(valued(bias.name)) == values.before(valued(was.name)):
+        head = replace(head, output_bias=replace(bias, state=was.state, max_abs=was.max_abs))
+    return replace(after, ties=tuple(ties), head=head)
+
+
+def _is_about(finding: Finding, prediction: Prediction) -> bool:
+    if finding.rule == "CON004":
+        return prediction.dropped == finding.tensors
+    return prediction.outcome is _RELAYED[finding.rule] and prediction.tensors == finding.tensors
+
+
+def _is_faulty(finding: Finding, after: Prediction) -> bool:
+    """Return whether the loader still fails; for an unused bias, whether it still does not use it."""
+    unused = finding.rule == "CON004" and not set(after.dropped).isdisjoint(finding.tensors)
+    return unused or after.outcome in (*_FAULTS, Outcome.UNKNOWN)
+
+
+def _names(predictions: Iterable[Prediction]) -> str:
+    return evidence.listed(f"{entry.name} {entry.version}" for entry in predictions)
+
+
+def _with_sentence(finding: Finding, sentence: str) -> str:
+    if not sentence:
+        return finding.message
+    return f"{finding.message}{'' if finding.message[-1:] == '.' else '.'} {sentence}"
