@@ -89,7 +89,7 @@ def inspected(
         evidence = replace(evidence, consumers=predict(evidence, chosen))
     findings = run_checks(evidence)
     if evidence.consumers and findings:
-        from tieconv.remedies import helpful  # imports the planners
+        from tieconv.loader_remedies import helpful  # imports the planners
 
         findings = helpful(evidence, chosen, findings)
     return replace(evidence, fetched=fetched_so_far(files), findings=findings)

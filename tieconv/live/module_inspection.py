@@ -89,7 +89,6 @@ def inspect_tensors(
     if not chosen:
         return replace(evidence, live=live, findings=_in_memory(run_checks(replace(judged, live=live)), evidence))
     from tieconv.loaders import predict
-    from tieconv.remedies import helpful  # imports the planners
 
     judged = replace(judged, consumers=predict(judged, chosen))
     findings = _in_memory(helpful(judged, chosen, run_checks(replace(judged, live=live))), evidence)

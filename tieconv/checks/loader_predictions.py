@@ -1,0 +1,243 @@
+"""Rules about loaders: they relay the predictions. Those about the same tensors become one finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checks import evidence
+from tieconv.checks.evidence import listed
+from tieconv.checks.interface import Rule
+
+
+def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Prediction]]:
+    """Yield the predictions of an outcome, grouped by their tensors."""
+    if inspection.family.output_head is None:
+        return
+    by_tensors: dict[tuple[str, ...], list[Prediction]] = {}
+    for prediction in inspection.consumers:
+        if prediction.outcome is outcome:
+            by_tensors.setdefault(prediction.tensors, []).append(prediction)
+    yield from by_tensors.values()
+
+
+def loaders(predictions: Iterable[Prediction]) -> str:
+    """Return names and versions, such as ``transformers 4.57 and vllm <0.29``, and what no test runs."""
+    return listed(
+        f"{prediction.name} {prediction.version}{' (unverified)' if _unverified(prediction) else ''}"
+        for prediction in predictions
+    )
+
+
+def _unverified(prediction: Prediction) -> bool:
+    return not prediction.measured and prediction.outcome is not Outcome.UNKNOWN
+
+
+def message(predictions: list[Prediction]) -> str:
+    """Return the loaders with the first detail, or with each detail if the predictions have no tensors.
+
+    Predictions about the same tensors mean the same, so one detail is enough.
+    """
+    if predictions[0].tensors:
+        return f"{loaders(predictions)}: {predictions[0].detail}"
+    by_detail: dict[str, list[Prediction]] = {}
+    for prediction in predictions:
+        by_detail.setdefault(prediction.detail, []).append(prediction)
+    return "; ".join(f"{loaders(alike)}: {detail}" for detail, alike in by_detail.items())
+
+
+def random_head(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each set of tensors."""
+    for group in grouped(inspection, Outcome.RANDOM):
+        head = inspection.head.output_head
+        if inspection.checkpoint.is_embedder and head is not None and group[0].tensors == (head.name,):
+            yield RANDOM_HEAD.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
+            continue
+        yield RANDOM_HEAD.finding(message(group), group[0].tensors)
+
+
+RANDOM_HEAD = Rule(
+    "CON001",
+    "loader-random-head",
+    Level.ERROR,
+    """A loader fills the head or the embedding with random values.
+
+## What it does
+Reports loaders that will find no stored values for the output head or the input embedding. They fill the parameter with
+random values or do not initialize its memory. tieconv predicts only the loaders that you ask for (`--consumers`,
+`--for`).
+
+## Why it matters
+The model loads and generates noise. Most loaders print one line about it at most.
+
+## Example
+`tie_word_embeddings` absent, only the embedding stored, asked for transformers 5.x:
+
+    error CON001: transformers 5.x: lm_head.weight is not stored and starts with
+    random numbers
+
+## How to fix
+tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps: `tieconv
+retie` sets the flag at every level, and `tieconv untie --keep-flag` stores the head. If the head was trained
+separately, this checkpoint does not contain it.
+""",
+    random_head,
+)
+
+
+def discarded_head(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each set of tensors."""
+    for group in grouped(inspection, Outcome.DISCARDED):
+        yield DISCARDED_HEAD.finding(message(group), group[0].tensors)
+
+
+DISCARDED_HEAD = Rule(
+    "CON002",
+    "loader-discards-head",
+    Level.ERROR,
+    """A loader discards a stored head, or a stored embedding, that holds different values.
+
+## What it does
+Reports loaders that will replace a stored tensor with another tensor that differs from it. tieconv predicts only the
+loaders that you ask for (`--consumers`, `--for`).
+
+## Why it matters
+The loader prints nothing, the text stays fluent, and the trained values are lost.
+
+## Example
+`"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
+
+    error CON002: mlx-lm 0.32: the loader replaces lm_head.weight by
+    model.embed_tokens.weight without an error
+
+## How to fix
+`tieconv set-tie false` declares the model untied at every level, so loaders use the stored head. For an FSMT whose
+config already says untied, transformers 4 replaces the decoder's table with the head. No file can prevent that: load
+such a model with transformers 5.
+""",
+    discarded_head,
+)
+
+
+def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each set of tensors."""
+    for group in grouped(inspection, Outcome.ERROR):
+        yield LOADER_REFUSES.finding(message(group), group[0].tensors)
+
+
+LOADER_REFUSES = Rule(
+    "CON003",
+    "loader-refuses",
+    Level.ERROR,
+    """A loader refuses the model.
+
+## What it does
+Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
+read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`).
+
+## Why it matters
+A release that works in transformers may still fail in your server.
+
+## Example
+A tied StableLM, which stores only the embedding, asked for llama.cpp:
+
+    error CON003: llama.cpp 2026: lm_head.weight is not stored, and the
+    architecture needs an output.weight
+
+## How to fix
+tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps, or says
+that no command does. `tieconv untie --keep-flag` stores the head for a loader that needs it, and the config stays tied.
+`tieconv retie` drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that
+most loaders read. `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
+""",
+    loader_refuses,
+)
+
+
+def dropped_bias(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each set of biases."""
+    by_biases: dict[tuple[str, ...], list[Prediction]] = {}
+    for prediction in inspection.consumers:
+        if prediction.dropped:
+            by_biases.setdefault(prediction.dropped, []).append(prediction)
+    for dropped, alike in by_biases.items():
+        verb = "does" if len(alike) == 1 else "do"
+        message = f"{loaders(alike)} {verb} not use {listed(dropped)}"
+        yield DROPPED_BIAS.finding(message, dropped, level=_level(inspection, dropped))
+
+
+def _level(inspection: Inspection, dropped: tuple[str, ...]) -> Level:
+    bias = inspection.head.output_bias
+    known = bias is not None and bias.name in dropped and bias.state is BiasState.NONZERO
+    return Level.ERROR if known and not _others(inspection, dropped) else Level.WARNING
+
+
+def _others(inspection: Inspection, dropped: tuple[str, ...]) -> bool:
+    """Return whether another name of the same bias is stored."""
+    pairs = [{member.name for member in tie.stored_members} for tie in inspection.ties]
+    return any(names & set(dropped) and names - set(dropped) for names in pairs)
+
+
+DROPPED_BIAS = Rule(
+    "CON004",
+    "loader-drops-bias",
+    Level.ERROR,
+    """A loader does not use a stored head bias.
+
+## What it does
+Reports loaders that will not use a stored head bias. It is an error if the bias is not zero. It is a warning if tieconv
+did not read the bias, or if the loader uses its other name. tieconv predicts only the loaders that you ask for
+(`--consumers`, `--for`).
+
+## Why it matters
+A trained bias changes each logit. Without it the most likely token changes.
+
+## Example
+An untied BERT that stores only the outer name of its bias, asked for transformers 5.x:
+
+    error CON004: transformers 5.x does not use cls.predictions.bias
+
+## How to fix
+`tieconv bias unify` writes both names of a pair. If the class has no bias, the model needs another class or another
+loader.
+""",
+    dropped_bias,
+)
+
+
+def unknown_loader(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    for group in grouped(inspection, Outcome.UNKNOWN):
+        if len(group) == 1:
+            yield UNKNOWN_LOADER.finding(message(group))
+        else:
+            yield UNKNOWN_LOADER.finding(f"tieconv cannot predict what {loaders(group)} do with this model")
+
+
+UNKNOWN_LOADER = Rule(
+    "CON005",
+    "loader-unknown",
+    Level.NOTE,
+    """Nothing predicts what a loader does with the model.
+
+## What it does
+Lists the loaders that you asked for (`--consumers`, `--for`) and that tieconv cannot predict. Either tieconv has no
+measurement of the class in that loader, or only the model's own code defines the class.
+
+## Why it matters
+No finding for a loader does not mean that the loader works.
+
+## Example
+A tied BERT, asked for text-generation-inference:
+
+    note CON005: text-generation-inference 3.x: tieconv has no measurement of
+    text-generation-inference for BertForMaskedLM
+
+## How to fix
+Load the model with that loader and compare its outputs.
+""",
+    unknown_loader,
+)

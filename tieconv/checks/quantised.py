@@ -1,0 +1,512 @@
+"""Rules about quantised embeddings and heads: their parts, their config entries, and what loaders make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.quantised import LISTING_METHODS, lists_float_head, parametrised_parts, quantised_twin
+from tieconv.checkpoint.quantised_matrix import (
+    EMBEDDING,
+    HEAD,
+    FaultKind,
+    PairState,
+    QuantisedMatrix,
+    QuantisedTables,
+    Verdict,
+)
+from tieconv.checks import evidence, quantised_faults, quantised_pairs, remedies
+from tieconv.checks.interface import Rule
+from tieconv.loaders.evidence.quantised_cells import MLX, TRANSFORMERS
+from tieconv.loaders.registry import consumer
+from tieconv.text import shown, size
+
+
+def quantised_head(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    head_tie, embedding = evidence.head_tie(inspection), inspection.head.input_embedding
+    if head_tie is None or embedding is None or embedding.dtype not in FLOATS or not head_tie[0].declared:
+        return
+    tensors = inspection.checkpoint.tensors
+    codes = quantised_twin(head_tie[1].name, tensors)
+    if codes is None or quantised_twin(embedding.name, tensors) or _is_reported(inspection):
+        return
+    yield QUANTISED_HEAD.finding(
+        f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), but "
+        f"{evidence.says(inspection, True)}. The loader decides whether the codes or "
+        f"{evidence.listed([embedding.name])} give the logits.",
+        (head_tie[1].name, codes, embedding.name),
+        level=evidence.certain(inspection, Level.WARNING),
+        remedy=quantised_pairs.remedy(inspection, "set-tie false", *quantised_pairs.LOADED_UNTIED),
+    )
+
+
+def _is_reported(inspection: Inspection) -> bool:
+    """Return whether QNT003 (only scales are stored), QNT006 (another matrix) or HED002 reports the head."""
+    tables = inspection.quantised
+    if tables is None:
+        return False
+    differs = tables.relation is not None and tables.relation.state is PairState.DIFFERENT
+    return (
+        any(map(parametrised_parts, tables.matrices))
+        or any(tables.faults(FaultKind.NO_CODES))
+        or (differs and quantised_pairs.tables(inspection) is not None)
+    )
+
+
+QUANTISED_HEAD = Rule(
+    "QNT001",
+    "quantised-head",
+    Level.WARNING,
+    """A tied model stores its head as quantised codes.
+
+## What it does
+Reports a tied model with a head of codes and scales, but with a float embedding. If more than quantisation separates
+the two matrices, QNT006 reports them.
+
+## Why it matters
+The same matrix then has two encodings, and the loader decides which one gives the logits. Loaders that tie use the
+embedding and drop the codes. Loaders that read the codes use them. Some leave the head without values and generate
+"!!!!".
+
+## Example
+`"tie_word_embeddings": true`, and a head that was quantised separately:
+
+    warning QNT001: lm_head.weight is stored as quantised codes
+    (lm_head.qweight), but the config says tied. The loader decides whether the
+    codes or model.embed_tokens.weight give the logits.
+
+## How to fix
+`tieconv set-tie false` keeps both matrices and makes the config say untied. Or quantise again, and leave the head out
+(`lm_head: false`, or the list of modules to ignore). `tieconv inspect` says whether the codes are a quantised copy of
+the embedding. No command drops the codes.
+""",
+    quantised_head,
+)
+
+
+def codes_without_scales(inspection: Inspection) -> Iterator[Finding]:
+    """Yield a finding for each matrix that lacks scales."""
+    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.NO_SCALES):
+        yield CODES_WITHOUT_SCALES.finding(
+            f"{fault.reason}. Without the scales the {quantised_faults.noun(matrix)} has no values.",
+            fault.tensors,
+            level=evidence.certain(inspection, Level.ERROR),
+        )
+
+
+CODES_WITHOUT_SCALES = Rule(
+    "QNT002",
+    "codes-without-scales",
+    Level.ERROR,
+    """A quantised embedding or head has codes without scales.
+
+## What it does
+Lists every scale that the scheme of the codes needs, and reports codes without one. It knows the schemes of
+compressed-tensors, GPTQ, AWQ, bitsandbytes, FP8, torchao, quanto, HQQ and MLX.
+
+## Why it matters
+A code counts steps, and the scale is the size of a step. Loaders fail without it, or they fill the scales with ones or
+with random numbers. The logits are then noise.
+
+## Example
+A head of GPTQ codes whose scales were lost in a merge of shards:
+
+    error QNT002: lm_head.qweight has no scales. Without the scales the output
+    head has no values.
+
+## How to fix
+Restore the scales from the original files, or quantise again. tieconv cannot compute the scales.
+""",
+    codes_without_scales,
+)
+
+
+def scales_without_codes(inspection: Inspection) -> Iterator[Finding]:
+    """Yield a finding for each matrix that has only scales."""
+    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.NO_CODES):
+        names = fault.tensors[: evidence.LISTED]
+        yield SCALES_WITHOUT_CODES.finding(
+            f"{evidence.clause(names, 'is', 'are')} stored without codes. The {quantised_faults.noun(matrix)} has no "
+            "values.",
+            names,
+            level=evidence.certain(inspection, Level.ERROR),
+        )
+
+
+SCALES_WITHOUT_CODES = Rule(
+    "QNT003",
+    "scales-without-codes",
+    Level.ERROR,
+    """A quantised embedding or head has scales without codes.
+
+## What it does
+Looks for scales and zero points under the names of the embedding and the head. They need codes beside them.
+
+## Why it matters
+The matrix is missing, although some of its parts are there. Loaders fail, or they fill the matrix with random values.
+One cause is a tool that dropped the codes of a tied head but kept its scales.
+
+## Example
+A head whose codes were dropped to tie it again:
+
+    error QNT003: lm_head.weight_scale is stored without codes. The output head
+    has no values.
+
+## How to fix
+If the model is tied, remove the scales too. Else restore the codes from the original files, or quantise again.
+""",
+    scales_without_codes,
+)
+
+
+def part_shapes(inspection: Inspection) -> Iterator[Finding]:
+    """Yield a finding for the first part of each matrix that does not fit."""
+    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.SHAPE):
+        yield PART_SHAPES.finding(
+            f"{fault.reason}. Loaders refuse the {quantised_faults.noun(matrix)} or read wrong values.",
+            fault.tensors,
+            level=evidence.certain(inspection, Level.ERROR),
+        )
+
+
+PART_SHAPES = Rule(
+    "QNT004",
+    "part-shapes",
+    Level.ERROR,
+    """The parts of a quantised embedding or head do not fit together.
+
+## What it does
+Computes the shape of each part from the others: codes, scales, zero points, indexes of groups. It also compares the
+unpacked matrix with the vocabulary and the hidden size in the config.
+
+## Why it matters
+Loaders refuse parts that do not fit. Some broadcast them or read beyond a group, and the logits are then noise. One
+cause is a config from a run with another group size. Another is a vocabulary that was resized without its scales.
+
+## Example
+A head of GPTQ codes whose scales are of two groups:
+
+    error QNT004: lm_head.scales is 2×8, but 8×4 codes in groups of 4 need 1×8.
+    Loaders refuse the output head or read wrong values.
+
+## How to fix
+Take the parts and the config from one run of the quantiser, or quantise again.
+""",
+    part_shapes,
+)
+
+
+def missing_zero_points(inspection: Inspection) -> Iterator[Finding]:
+    """Yield a finding for each matrix that lacks zero points."""
+    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.NO_ZERO_POINTS):
+        yield MISSING_ZERO_POINTS.finding(
+            f"{fault.reason}. The values of the {quantised_faults.noun(matrix)} are unknown.",
+            fault.tensors,
+            level=evidence.certain(inspection, Level.ERROR),
+        )
+
+
+MISSING_ZERO_POINTS = Rule(
+    "QNT005",
+    "missing-zero-points",
+    Level.ERROR,
+    """A quantised embedding or head lacks the zero points that its config declares.
+
+## What it does
+Reports codes without zero points if the config says asymmetric (`"symmetric": false`, `"sym": false`,
+`"zero_point": true`). For MLX, it reports codes without `biases` if the mode is affine.
+
+## Why it matters
+The zero point says which code means 0. Loaders fail without it, or they take the middle of the codes. Every value is
+then moved by some steps.
+
+## Example
+A head of GPTQ codes with `"sym": false` and without `qzeros`:
+
+    error QNT005: lm_head.qweight has no qzeros, but the config says
+    asymmetric. The values of the output head are unknown.
+
+## How to fix
+Restore the zero points from the original files, or quantise again. If the codes are symmetric, correct the config.
+""",
+    missing_zero_points,
+)
+
+
+_WORDS = {
+    PairState.EQUAL_VALUES: "only the dequantised values are equal",
+    PairState.COPY: "one is a quantised copy of the other",
+    PairState.CALIBRATED_COPY: "one is close to a quantised copy of the other",
+    PairState.DIFFERENT: "the dequantised values differ",
+}
+
+
+def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding. QNT001 reports a quantised head that is a copy of a float embedding."""
+    tables = quantised_pairs.tables(inspection)
+    relation = tables.relation if tables is not None else None
+    if relation is None or tables is None or relation.state not in _WORDS or not inspection.config.effective:
+        return
+    if tables.of(EMBEDDING) is None and relation.state is not PairState.DIFFERENT:
+        return
+    embedding, head = quantised_pairs.names(inspection)
+    kind = "quantised" if tables.of(HEAD) else "float"
+    yield QUANTISED_TABLES_DIFFER.finding(
+        f"the {kind} {evidence.listed([head])} differs from {evidence.listed([embedding])} "
+        f"({_WORDS[relation.state]}), but {evidence.says(inspection, True)}. Loaders fail, or they lose a matrix.",
+        (embedding, head),
+        level=evidence.certain(inspection, Level.ERROR),
+        remedy=quantised_pairs.remedy(inspection, "set-tie false", *quantised_pairs.LOADED_UNTIED),
+    )
+
+
+QUANTISED_TABLES_DIFFER = Rule(
+    "QNT006",
+    "quantised-tables-differ",
+    Level.ERROR,
+    """A tied model has a quantised matrix and a different second one.
+
+## What it does
+Reports a tied model whose embedding is quantised, if a part of the stored head differs. The head may be float, may have
+other codes, or may only round to the same values. It also reports a quantised head beside a float embedding, if more
+than quantisation separates the two.
+
+## Why it matters
+One parameter cannot have two values. Loaders fail, or they silently drop the head or the codes. Each loader then
+computes different logits from the same files.
+
+## Example
+`"tie_word_embeddings": true`, and two separately quantised matrices:
+
+    error QNT006: the quantised lm_head.weight differs from
+    model.embed_tokens.weight (the dequantised values differ), but the config
+    says tied. Loaders fail, or they lose a matrix.
+
+## How to fix
+`tieconv set-tie false` keeps both matrices and makes the config say untied. `tieconv retie` refuses, because it would
+lose the values of the head.
+""",
+    quantised_tables_differ,
+)
+
+
+def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    relation = quantised_pairs.relation(inspection)
+    if relation is None or relation.state is not PairState.EQUAL or not relation.bytes_wasted:
+        return
+    embedding, head = quantised_pairs.names(inspection)
+    tied = inspection.config.effective
+    untied = "" if tied else f" {evidence.capital(evidence.says(inspection, False))}, so nothing is wrong."
+    yield QUANTISED_COPY.finding(
+        f"every part of the quantised {evidence.listed([head])} equals that of {evidence.listed([embedding])}. "
+        f"The copy wastes {size(relation.bytes_wasted)}.{untied}",
+        (embedding, head),
+        level=None if tied else Level.NOTE,
+        remedy=quantised_pairs.remedy(inspection, "retie", "MLX"),
+    )
+
+
+QUANTISED_COPY = Rule(
+    "QNT007",
+    "quantised-copy",
+    Level.WARNING,
+    """A quantised head repeats the quantised embedding, part by part.
+
+## What it does
+Reports a quantised head if its scheme and every byte of its parts equal the embedding's. It counts the wasted bytes.
+In an untied model this is a note, because nothing is wrong.
+
+## Why it matters
+The second copy costs up to half a gigabyte on disk. In a tied model it can also stop a loader. mlx-lm fails, because
+a tied model has no parameters for the codes of the head.
+
+## Example
+`"tie_word_embeddings": true`, and the same codes and scales under both names:
+
+    warning QNT007: every part of the quantised lm_head.weight equals that of
+    model.embed_tokens.weight. The copy wastes 1.15 kB.
+
+## How to fix
+`tieconv retie` drops every part of the head, and edits the flag and the quantisation config together. It prints which
+loaders load the result, and refuses if transformers 5 would load it wrongly.
+""",
+    quantised_copy,
+)
+
+
+def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    pair = quantised_pairs.tables(inspection)
+    head = pair.of(HEAD) if pair else None
+    if head is not None and head.config.verdict is Verdict.LEFT_OUT and not head.faults:
+        yield _report(inspection, head)
+
+
+def _report(inspection: Inspection, matrix: QuantisedMatrix) -> Finding:
+    entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
+    edits = inspection.quantisation is not None and inspection.quantisation.method in LISTING_METHODS
+    return CODES_LEFT_OUT.finding(
+        f"{evidence.listed([matrix.name])} is stored as quantised codes, but the quantisation config leaves it out"
+        f"{entry}. Loaders find no float matrix there.",
+        (matrix.name,),
+        level=evidence.certain(inspection, Level.ERROR),
+        remedy=remedies.of_parts(inspection, "set-tie auto") if edits else None,
+    )
+
+
+CODES_LEFT_OUT = Rule(
+    "QNT008",
+    "codes-left-out",
+    Level.ERROR,
+    """The config leaves the output head out of the quantisation, but the file stores codes for it.
+
+## What it does
+Reports a quantised head that the quantisation config does not include. The entry may be `ignore`,
+`modules_to_not_convert`, `llm_int8_skip_modules`, a false `lm_head`, or the absence of a target.
+
+## Why it matters
+A loader builds an ordinary matrix there and finds no tensor for it. It fails, or it fills the matrix with random
+numbers or with uninitialised memory.
+
+## Example
+A head that compressed-tensors packed, and a config whose `ignore` lists `lm_head`:
+
+    error QNT008: lm_head.weight is stored as quantised codes, but the
+    quantisation config leaves it out (ignore: lm_head). Loaders find no float
+    matrix there.
+
+## How to fix
+`tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for
+compressed-tensors, GPTQ, AWQ, bitsandbytes and FP8. Or restore the float matrix from the model that was quantised.
+""",
+    codes_left_out,
+)
+
+
+_FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)
+
+
+def float_head_listed(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding. TIE003 reports an untied head that is not stored."""
+    declared, head = inspection.quantisation, inspection.family.output_head
+    view = inspection.head.output_head
+    absent = view is None or not view.stored
+    if declared is None or head is None or inspection.family.tying is not Tying.CAN or not lists_float_head(inspection):
+        return
+    if absent and not inspection.config.effective:
+        return
+    entry = f" ({shown(declared.head.entry)})" if declared.head.entry else ""
+    answer = consumer(*TRANSFORMERS).predict(inspection)
+    fails = answer.outcome in _FAULTS and answer.detail.startswith("transformers")
+    follows = f"{evidence.capital(answer.detail)}." if fails else "Some loaders build a quantised head there."
+    yield FLOAT_HEAD_LISTED.finding(
+        f"the quantisation config includes {evidence.listed([head])}{entry}, but no codes are stored for it. {follows}",
+        (head,),
+        level=evidence.certain(inspection, Level.ERROR if fails else Level.WARNING),
+        remedy=remedies.of_parts(inspection, "set-tie auto") if declared.method in LISTING_METHODS else None,
+    )
+
+
+FLOAT_HEAD_LISTED = Rule(
+    "QNT009",
+    "float-head-listed",
+    Level.ERROR,
+    """The config says that the output head is quantised, but the file stores no codes for it.
+
+## What it does
+Reports a head that the quantisation config includes, although it is float or tied to floats. The entry may be a
+target of compressed-tensors, or a true `lm_head`. A list of modules to skip may lack the head.
+
+## Why it matters
+Loaders follow the config and build a quantised head. It has no codes then. transformers 5 fails, or computes the logits
+from uninitialised memory. Some loaders of GPTQ and AWQ look for stored codes, and load the floats.
+
+## Example
+A tied model quantised by bitsandbytes, with `"llm_int8_skip_modules": ["none"]`:
+
+    error QNT009: the quantisation config includes lm_head.weight
+    (llm_int8_skip_modules: none), but no codes are stored for it.
+    transformers builds a quantised head and finds no codes: it fails.
+
+## How to fix
+`tieconv set-tie auto` lists the head among the modules that are not quantised. It keeps every tensor.
+""",
+    float_head_listed,
+)
+
+
+def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding: an error for a tied model that the loader loads wrongly without a message."""
+    tables = quantised_pairs.tables(inspection)
+    if tables is None or not _is_whole(tables) or not _is_subject(inspection, tables):
+        return
+    loader, label = (
+        (MLX, "mlx-lm 0.32") if tables.matrices[0].scheme.startswith("MLX") else (TRANSFORMERS, "transformers 5")
+    )
+    answer = consumer(*loader).predict(inspection)
+    silent = answer.outcome in (Outcome.RANDOM, Outcome.DISCARDED)
+    if not silent and answer.outcome is not Outcome.ERROR:
+        return
+    tied = inspection.config.effective
+    if not silent and not tied:
+        return
+    names = quantised_pairs.names(inspection)
+    yield CODES_NOT_LOADED.finding(
+        f"{label} does not load {evidence.listed([names[1]])} of this quantised model. "
+        f"{evidence.capital(answer.detail)}.",
+        (names[1],),
+        level=evidence.certain(inspection, Level.ERROR if silent and tied else Level.WARNING),
+    )
+
+
+def _is_whole(tables: QuantisedTables) -> bool:
+    """Return whether each matrix is read and the config includes it: other rules report the others."""
+    return not any(
+        matrix.faults or not matrix.scheme or (matrix.role == HEAD and matrix.config.verdict is Verdict.LEFT_OUT)
+        for matrix in tables.matrices
+    )
+
+
+def _is_subject(inspection: Inspection, tables: QuantisedTables) -> bool:
+    """Return whether the model is tied without a head, or untied with a quantised head."""
+    head = inspection.head.output_head
+    if inspection.config.effective:
+        return tables.of(EMBEDDING) is not None and tables.of(HEAD) is None and (head is None or not head.stored)
+    return tables.of(HEAD) is not None
+
+
+CODES_NOT_LOADED = Rule(
+    "QNT010",
+    "codes-not-loaded",
+    Level.WARNING,
+    """A loader does not load a quantised model, although its files are whole.
+
+## What it does
+Asks the measured answers of transformers 5, or of mlx-lm for files of MLX. Reports a tied model with a quantised
+embedding and no head, if the loader does not tie them. Reports an untied model with a quantised head, if the loader
+loses the head without an error.
+
+## Why it matters
+A tie names one tensor, and a quantised matrix has several. transformers 5.23 ties the codes of an FP8 embedding, but
+not its scales, and the logits are noise. It fails at the packed embeddings of compressed-tensors. It does not read a
+head of GPTQ codes, and starts it with random numbers.
+
+## Example
+A tied model whose embedding is packed by compressed-tensors:
+
+    warning QNT010: transformers 5 does not load lm_head.weight of this
+    quantised model. transformers fails to load it: it looks for a tensor named
+    .weight in a quantised embedding.
+
+## How to fix
+For compressed-tensors, load with `CompressedTensorsConfig(dequantize=True)`. `tieconv untie` stores a second copy of
+the parts. `tieconv inspect --consumers` says what every loader does.
+""",
+    codes_not_loaded,
+)
