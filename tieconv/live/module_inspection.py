@@ -88,6 +88,7 @@ def inspect_tensors(
         judged = _inspected(saved, reader, names, sources, _accessors(model, tensors))
     if not chosen:
         return replace(evidence, live=live, findings=_in_memory(run_checks(replace(judged, live=live)), evidence))
+    from tieconv.loader_remedies import helpful  # imports the planners
     from tieconv.loaders import predict
 
     judged = replace(judged, consumers=predict(judged, chosen))
