@@ -293,21 +293,20 @@ def test_https_passes_the_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for name, value in {**variables(store, tmp_path), "AWS_CA_BUNDLE": str(certificate)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(object_client, "RETRIES", 1)
-    elsewhere, proxy = Elsewhere(), UserProxy()
-    address = f"127.0.0.1:{proxy.server_address[1]}"
+    elsewhere = Elsewhere()
     cases = (
         ({"NO_PROXY": "127.0.0.1"}, False),
-        ({"HTTPS_PROXY": f"http://{address}", "NO_PROXY": "127.0.0.0/8"}, False),
-        ({"HTTPS_PROXY": f"http://us%40er:word@{address}", "NO_PROXY": "example.com"}, True),
-        ({"ALL_PROXY": address, "NO_PROXY": ""}, True),
+        ({"HTTPS_PROXY": "http://ADDRESS", "NO_PROXY": "127.0.0.0/8"}, False),
+        ({"HTTPS_PROXY": "http://us%40er:word@ADDRESS", "NO_PROXY": "example.com"}, True),
+        ({"ALL_PROXY": "ADDRESS", "NO_PROXY": ""}, True),
     )
     expected = verdict(local(MODELS / "t5"))
     for chosen, through in cases:
+        proxy = UserProxy()  # a new one: a connection for the proxy of another case may come late
         with monkeypatch.context() as environment:
             environment.setattr(object_client, "_stores", {})
             for name, value in chosen.items():
-                environment.setenv(name, value)
-            proxy.heads.clear()
+                environment.setenv(name, value.replace("ADDRESS", f"127.0.0.1:{proxy.server_address[1]}"))
             assert verdict(json.loads(str(inspect("s3://bucket/m")))) == expected, chosen
             assert bool(proxy.heads) == through, chosen
             assert all(head.startswith(b"CONNECT ") for head in proxy.heads)
@@ -318,6 +317,8 @@ def test_https_passes_the_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             writer.delete(["a"])
             for gate in [gate for _, gate in object_client._stores.values()]:
                 gate.cut()
+        proxy.shutdown()
+        proxy.server_close()
     monkeypatch.setattr(object_client, "_stores", {})
     for asked in ("LIST", "m/config.json", "m/model.safetensors"):
         store.faults = {asked: Fault("status", value=f"307 Location={elsewhere.url.replace('http:', 'https:')}")}
@@ -325,8 +326,6 @@ def test_https_passes_the_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             inspect("s3://bucket/m")
         assert raised.value.code == "objects.redirect" and elsewhere.heard == 0, asked
     elsewhere.close()
-    proxy.shutdown()
-    proxy.server_close()
     stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
@@ -25,6 +26,8 @@ _LARGEST_BATCH = 8
 """The most tasks that a worker gets at once."""
 _IN_FLIGHT = 2
 """Batches for each worker: one that runs, and one that waits."""
+_LONGEST_DIRECTORY = 60
+"""Bytes that the path of the temporary directory may have, below which multiprocessing adds about 35."""
 _PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged.ranged_files"]
 
 
@@ -151,9 +154,26 @@ def _context(clean: bool) -> BaseContext:
             import_module(name)
         return multiprocessing.get_context()
     _start_tracker()
+    _choose_socket_directory()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
+
+
+def _choose_socket_directory() -> None:
+    """Keep multiprocessing's sockets in /tmp, as Python 3.14 does, if the temporary directory's path is too long.
+
+    The address of a Unix socket has at most 108 bytes. The first call of ``get_temp_dir`` decides for the process.
+    """
+    from multiprocessing import util
+
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_DIRECTORY:
+        return
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - mkdtemp makes a private directory there
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
 def _start_tracker() -> None:

@@ -171,8 +171,8 @@ def _side(dim: Any, size_: int, length: int) -> int:
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     terms = [term.strip() for term in dim.dim_param.split("+")]
-    one = size_ if len(terms) == 1 else length
-    return sum(int(term) if term.isdigit() else one for term in terms)
+    open_side = size_ if len(terms) == 1 else length
+    return sum(int(term) if term.isdigit() else open_side for term in terms)
 
 
 # --- branches and trips ----------------------------------------------------------------------------------
