@@ -29,16 +29,14 @@ if TYPE_CHECKING:
         plan_untie,
         push,
     )
+    from tieconv.checkpoint.graph_plan import ExportOutcome, GraphOutcome
     from tieconv.checkpoint.inspection import Inspection
-    from tieconv.checkpoint.results.analysis import Analysis
+    from tieconv.checkpoint.results.analysis import Analysis, Evolution
     from tieconv.checkpoint.results.checked import CheckReport
     from tieconv.checkpoint.results.comparison import Comparison
-    from tieconv.checkpoint.results.evolution import Evolution
-    from tieconv.checkpoint.results.exported import ExportOutcome
     from tieconv.checkpoint.results.parity import Parity
     from tieconv.checkpoint.results.push import Push
-    from tieconv.checkpoint.write_plan.graph import GraphOutcome
-    from tieconv.checkpoint.write_plan.plan import Outcome
+    from tieconv.checkpoint.write_plan import Outcome
     from tieconv.errors import (
         DestinationError,
         MissingPackageError,
@@ -96,12 +94,12 @@ _HOMES = {
     "CheckReport": "checkpoint.results.checked",
     "Comparison": "checkpoint.results.comparison",
     "DestinationError": "errors",
-    "Evolution": "checkpoint.results.evolution",
-    "ExportOutcome": "checkpoint.results.exported",
-    "GraphOutcome": "checkpoint.write_plan.graph",
+    "Evolution": "checkpoint.results.analysis",
+    "ExportOutcome": "checkpoint.graph_plan",
+    "GraphOutcome": "checkpoint.graph_plan",
     "Inspection": "checkpoint.inspection",
     "MissingPackageError": "errors",
-    "Outcome": "checkpoint.write_plan.plan",
+    "Outcome": "checkpoint.write_plan",
     "Parity": "checkpoint.results.parity",
     "PlannedWrite": "planned",
     "Push": "checkpoint.results.push",

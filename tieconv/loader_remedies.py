@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tieconv.checkpoint.finding import REVIEW_FIRST, Action, Finding, Level, Remedy
-from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.finding import REVIEW_FIRST, Action, Finding, Level, Outcome, Prediction, Remedy
 from tieconv.checkpoint.inspection import Depth, Inspection, State
-from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checkpoint.relation.proved import Identical
-from tieconv.checkpoint.tie_group import Member
-from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.tie_group import BiasState, Member
+from tieconv.checkpoint.write_plan import Plan
 from tieconv.checks import evidence, remedies
 from tieconv.errors import RefusedError
 from tieconv.inspection.ties import consistent
@@ -126,18 +124,18 @@ class _Trial:
         )
 
     def _candidates(self, rule: str) -> Iterator[Remedy]:
-        given = self.inspection
-        unify = remedies.bias(given, "unify", safe=False)
+        inspection = self.inspection
+        unify = remedies.bias(inspection, "unify", safe=False)
         yield from filter(
             None,
             (
                 unify if rule == "CON004" else None,
-                remedies.retie(given, safe=True),
-                remedies.untie(given, ("--keep-flag", ""), safe=True),
-                remedies.set_untied(given, safe=True),
-                remedies.untie(given, safe=True),
-                remedies.add_format(given, safe=True),
-                remedies.convert(given),
+                remedies.retie(inspection, safe=True),
+                remedies.untie(inspection, ("--keep-flag", ""), safe=True),
+                remedies.set_untied(inspection, safe=True),
+                remedies.untie(inspection, safe=True),
+                remedies.add_format(inspection, safe=True),
+                remedies.convert(inspection),
                 unify,
             ),
         )
@@ -154,15 +152,15 @@ class _Trial:
         assert action is not None
         key = (action.verb, action.options)
         if key not in self.tried:
-            given = self.inspection
+            inspection = self.inspection
             if ("--drop-other-formats", "") in action.options:
-                given = replace(given, checkpoint=alone(given.checkpoint))
+                inspection = replace(inspection, checkpoint=alone(inspection.checkpoint))
             try:
-                plan = _plan(action, given)
+                plan = _plan(action, inspection)
             except RefusedError:
                 self.tried[key] = None
             else:
-                after = _compared(given, described(given, plan), plan)
+                after = _compared(inspection, described(inspection, plan), plan)
                 self.tried[key] = None if plan.changes_nothing else (plan, predict(after, self.chosen))
         return self.tried[key]
 
@@ -202,9 +200,9 @@ def _compared(before: Inspection, after: Inspection, plan: Plan) -> Inspection:
         if both[0] == both[1]:
             aliased = member.state is State.ALIASED and after.checkpoint.format == "torch"
             return member if aliased else replace(member, relation=Identical())
-        kept = known.get((reference, member.name))
-        unchanged = kept and both == [values.before(valued(name)) for name in (reference, member.name)]
-        return replace(member, relation=kept) if kept and unchanged else member
+        earlier = known.get((reference, member.name))
+        unchanged = earlier and both == [values.before(valued(name)) for name in (reference, member.name)]
+        return replace(member, relation=earlier) if earlier and unchanged else member
 
     ties = []
     for tie in after.ties:

@@ -14,7 +14,7 @@ from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.inspection.bare_names import bare_name, with_bare_names
+from tieconv.inspection.ties import bare_name, with_bare_names
 from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
@@ -22,8 +22,7 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.interface import ByteReader, Files
-    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
+    from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.local.files import FileSet
     from tieconv.sources.objects.object_files import ObjectFiles
@@ -104,7 +103,7 @@ def fetched_so_far(files: object) -> Fetched | None:
 def tensor_reader(checkpoint: Checkpoint, files: RangedFiles | FileSet) -> ByteReader:
     """Return the reader of tensor bytes. A graph may store small tensors as numbers, a training run chunks."""
     if checkpoint.table:
-        from tieconv.inspection.chunks.chunk_reader import ChunkReader  # most models have whole tensors
+        from tieconv.inspection.chunk_reader import ChunkReader  # most models have whole tensors
 
         return ChunkReader(files, checkpoint.tensors.values(), checkpoint.table)
     if not checkpoint.graphs:

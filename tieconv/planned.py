@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
-from tieconv.checkpoint.json_values import Printed
-from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.plan import Outcome, Plan
+from tieconv.checkpoint.value_type import Printed, record
+from tieconv.checkpoint.write_plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
-from tieconv.execute.remote.new_prefix import check_free, check_remote_target, writer_of
-from tieconv.execute.remote.remote_files import forecast, why_upload
+from tieconv.execute.new_prefix import check_free, check_remote_target, writer_of
+from tieconv.execute.remote_files import forecast, why_upload
 from tieconv.execute.staging import resumable, sweep
 from tieconv.execute.target import destination
 from tieconv.sources import is_object
@@ -114,7 +113,7 @@ class PlannedWrite(Printed):
         writer, headers = writer_of(out), partial(self.reinspect, depth=Depth.HEADER)
         why = why_upload(self.plan, writer.path)
         if not why:
-            from tieconv.execute.remote.server_copy import server_copy
+            from tieconv.execute.new_prefix import server_copy
             from tieconv.sources.objects.object_source import CopyUnsupportedError
 
             full = options.get("verify") == "full"
@@ -136,7 +135,7 @@ class PlannedWrite(Printed):
         progress: Progress | None,
         options: WriteOptions,
     ) -> Outcome:
-        from tieconv.execute.remote.upload import upload
+        from tieconv.execute.new_prefix import upload
         from tieconv.sources.temporary import temporary_directory
 
         check_free(writer)

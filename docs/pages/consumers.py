@@ -11,8 +11,8 @@ from typing import Any
 
 from docs.pages.quantised_answers import quantised_answers
 from tieconv import api
-from tieconv.checkpoint.files.model_files import OPENED
-from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checkpoint.finding import Outcome, Prediction
+from tieconv.checkpoint.model_files import OPENED
 from tieconv.loaders.registry import CONSUMERS
 
 MEASURED = Path(__file__).parents[1] / "measured" / "consumers.json"

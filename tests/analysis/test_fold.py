@@ -16,10 +16,10 @@ from tests.patience import examples
 from tieconv.analysis.model.subject import Final, Subject
 from tieconv.analysis.relation.quantised_roundtrip import DIGITS, simplest
 from tieconv.analysis.retie_cost.fold import unfold
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.write_plan.plan import NormFold
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan import NormFold
 from tieconv.errors import RefusedError
-from tieconv.execute.contents.mean import floats, rounded
+from tieconv.execute.arithmetic import floats, rounded
 
 NORM, SHIFT = "model.norm.weight", "model.norm.bias"
 Array = np.ndarray[Any, Any]

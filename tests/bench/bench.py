@@ -53,7 +53,7 @@ def make_model(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Pa
     """A Llama-shaped bfloat16 checkpoint of random bits; with ``head`` a bit-equal lm_head, flag false."""
     import numpy as np
 
-    from tieconv.formats.safetensors.write_header import encode_header
+    from tieconv.formats.safetensors import encode_header
 
     folder.mkdir(parents=True)
     matrix = VOCABULARY * WIDTH * 2

@@ -11,8 +11,7 @@ import pytest
 from tests.checks.fixtures.model import HEAD, LLAMA, flagged, matrix, save
 from tieconv import api
 from tieconv.architectures.vocabulary import vocabulary_rows
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.shape_fit import fits
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, fits
 from tieconv.loaders.load import TRANSFORMERS_5, load
 from tieconv.loaders.loaded import Cause
 

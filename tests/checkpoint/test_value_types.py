@@ -10,9 +10,8 @@ from tests.conftest import ROOT
 
 COMPILED = {
     # Half a million of them may exist, one a tensor: a compiled __init__ takes 0.6 µs, a record's 2 µs.
-    "formats/torch/pickle_state.py": {"SavedTensor"},
-    "formats/torch/write.py": {"Placed"},
-    "execute/contents/layout.py": {"Piece"},
+    "formats/torch/write.py": {"SavedTensor", "Placed"},
+    "execute/file_layout.py": {"Piece"},
     "formats/json/edit.py": {"_Entry"},
     "comparison/pair.py": {"Source"},
 }

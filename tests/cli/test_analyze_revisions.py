@@ -16,8 +16,7 @@ from tests.analysis.test_evolution import checkpoint, noise
 from tests.cli.run import ok, refused, run
 from tests.reporters.reports import BAITS
 from tests.reporters.test_analyze_html import harmless
-from tieconv.checkpoint.results.analysis import Headline, Measure
-from tieconv.checkpoint.results.evolution import Evolution, RevisionFigures
+from tieconv.checkpoint.results.analysis import Evolution, Headline, Measure, RevisionFigures
 from tieconv.install import install_command
 from tieconv.reporters import figure_table as evolution_table
 from tieconv.reporters.figure_table import comma_separated

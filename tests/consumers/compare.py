@@ -14,7 +14,7 @@ from typing import Any
 from tests.consumers import grid
 from tests.oracles import run_transformers as loader
 from tieconv import api
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.finding import Prediction
 
 LOADER = Path(loader.__file__)
 

@@ -13,7 +13,7 @@ from tests.checks.remedy import run
 from tests.consumers import layouts
 from tests.oracles import run_transformers as loader
 from tieconv import api
-from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.finding import Outcome
 from tieconv.errors import TieconvError
 
 RECORDED = json.loads(layouts.RECORDED.read_text(encoding="utf-8"))

@@ -11,8 +11,8 @@ import pytest
 from tests.checks.fixtures.graphs import onx001_good, onx003_good
 from tests.checks.fixtures.model import BART, HEAD, LLAMA, flagged, matrix, save, vector
 from tieconv import api
+from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Cause

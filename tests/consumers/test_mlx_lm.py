@@ -20,7 +20,7 @@ from tests.checks.fixtures.model import (
     weights,
 )
 from tieconv import api
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.finding import Prediction
 from tieconv.errors import RefusedError
 from tieconv.loaders import release_tables
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from fixtures import zoo
 from tests.oracles import run_transformers as loader
 from tieconv import api
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.finding import Prediction
 
 FSMT = "FSMTForConditionalGeneration"
 ENCODER, DECODER, HEAD = (

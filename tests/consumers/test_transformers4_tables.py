@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests.checks.fixtures.model import BART, BERT, BERT_EMBED, HEAD, Array, bert, flagged, matrix, save, vector
 from tieconv import api
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.finding import Prediction
 
 SHARED, ENCODER, DECODER = (
     "model.shared.weight",

@@ -11,13 +11,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, FileState, Layout
-from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
-from tieconv.checkpoint.write_plan.operation import LinkFile
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights, Zeros
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
-from tieconv.formats.safetensors.header import read_weight_file
-from tieconv.formats.safetensors.write_header import encode_header
+from tieconv.checkpoint.model_files import Checkpoint, Document, FileState, Layout
+from tieconv.checkpoint.weight_file import TensorRecord, WeightFile
+from tieconv.checkpoint.write_plan import (
+    LinkFile,
+    OutputTensor,
+    OutputText,
+    OutputWeights,
+    Plan,
+    Promises,
+    TiePromise,
+    Zeros,
+)
+from tieconv.formats.safetensors import encode_header, read_weight_file
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = "model.safetensors.index.json"

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.execute import models as small
 from tieconv import api
-from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import StalePlanError
 from tieconv.planned import PlannedWrite
 

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.write_plan.output import OutputWeights
+from tieconv.checkpoint.write_plan import OutputWeights
 from tieconv.errors import TieconvError, WriteFailedError
-from tieconv.execute import Target, execute, tree
-from tieconv.execute import refusals as checks
-from tieconv.execute.contents import layout
-from tieconv.execute.proof import verify
-from tieconv.execute.publish import swap
+from tieconv.execute import Target, execute, file_layout, publish, tree, verify
+from tieconv.execute import target as checks
 
 from . import models
 from .conftest import Mount
@@ -87,9 +84,9 @@ def test_any_call_fails(
     def fail(*_arguments: Any, **_more: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    where: Any = {"exchange": swap, "sync_directory": tree}.get(call, os)
+    where: Any = {"exchange": publish, "sync_directory": tree}.get(call, os)
     if call == "exchange" and not option:
-        where, call = swap, "_renameat2"
+        where, call = publish, "_renameat2"
     plan = models.retie(model)
     before = models.digest(tmp_path)
     with monkeypatch.context() as patch:
@@ -156,26 +153,26 @@ def test_name_that_does_not_become_durable(
         def cannot(*_paths: Path) -> None:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-        monkeypatch.setattr(swap, "exchange", cannot)
+        monkeypatch.setattr(publish, "exchange", cannot)
 
     def fail(_path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(swap, "sync_directory", fail)
+    monkeypatch.setattr(publish, "sync_directory", fail)
     source = model / "model.safetensors" if lone else model
     fails(models.retie(source), Target(out, **option), "input/output error")
 
 
 def test_source_that_ends_early(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that is cut while it is read is an error, not a loop."""
-    real = layout.header
+    real = file_layout.header
 
     def header(output: OutputWeights) -> bytes:
         os.truncate(model / "model.safetensors", 9000)
         return real(output)
 
     plan = models.retie(model)
-    monkeypatch.setattr(layout, "header", header)
+    monkeypatch.setattr(file_layout, "header", header)
     monkeypatch.setattr(checks, "can_clone", lambda *_args: False)
     with pytest.raises(TieconvError, match="ended while it was read"):
         execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)

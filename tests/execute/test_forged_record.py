@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tieconv.checkpoint.write_plan.output import OutputWeights
+from tieconv.checkpoint.write_plan import OutputWeights
 from tieconv.errors import VerificationError
-from tieconv.execute.contents.write_record import Record, Shared
-from tieconv.execute.proof.verify import Verifier
+from tieconv.execute.verify import Verifier
+from tieconv.execute.write import Record, Shared
 
 from . import models
 

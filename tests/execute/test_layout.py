@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from tests.patience import examples
-from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Zeros
-from tieconv.checkpoint.write_plan.plan import Promises
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan import OutputTensor, OutputWeights, Promises, Zeros
 from tieconv.execute import Target, execute
-from tieconv.execute.contents.layout import Piece, header, padding, pieces
-from tieconv.formats.safetensors.header import PAGE
+from tieconv.execute.file_layout import Piece, header, padding
+from tieconv.execute.file_layout import tensor_pieces as pieces
+from tieconv.formats.safetensors import PAGE
 
 from . import models
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tieconv.errors import DestinationError
-from tieconv.execute import Target, execute
-from tieconv.execute.staging import Staging, staging_directory, sweep
-from tieconv.execute.staging.marker import SIZE, Owner, is_cut, parse
+from tieconv.execute import Target, execute, staging
+from tieconv.execute.staging import SIZE, Owner, Staging, is_cut, parse, sweep
 from tieconv.execute.target import staging_path
 
 from . import models
@@ -321,7 +320,7 @@ def test_another_directory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if name == path.name:
             (os.chmod(path, change[1]) if change[0] == "chmod" else os.chown(path, change[1], change[1]))
 
-    monkeypatch.setattr(staging_directory.os, "mkdir", swapped)
+    monkeypatch.setattr(staging.os, "mkdir", swapped)
     with pytest.raises(DestinationError, match="in the way"):
         Staging(tmp_path / "out")
     assert os.listdir(path) == []

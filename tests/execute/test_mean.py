@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
-from tieconv.checkpoint.write_plan.output import Averaged, OutputTensor, OutputWeights
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.write_plan import Averaged, OutputTensor, OutputWeights, Plan, Promises
 from tieconv.errors import RefusedError
-from tieconv.execute import Target, execute
-from tieconv.execute.contents import mean as arithmetic
-from tieconv.execute.contents.mean import floats, midpoints, rounded
+from tieconv.execute import Target, arithmetic, execute
+from tieconv.execute.arithmetic import floats, midpoints, rounded
 
 from . import models
 from .test_scale import SHAPES, value

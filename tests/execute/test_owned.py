@@ -9,8 +9,7 @@ import pytest
 
 from tieconv.errors import DestinationError, RefusedError, WriteFailedError
 from tieconv.execute import Target, execute
-from tieconv.execute.publish.interrupts import Interrupts
-from tieconv.execute.publish.owned import checked, owning
+from tieconv.execute.publish import Interrupts, checked, owning
 from tieconv.execute.staging import Staging
 from tieconv.execute.target import staging_path
 

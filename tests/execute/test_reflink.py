@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tieconv.execute import Target, execute
-from tieconv.execute import refusals as checks_module
+from tieconv.execute import target as checks_module
 
 from . import models
 from .conftest import Mount

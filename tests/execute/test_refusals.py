@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.write_plan.operation import LinkFile
-from tieconv.checkpoint.write_plan.output import OutputText
-from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.write_plan import LinkFile, OutputText, Plan
 from tieconv.errors import (
     DestinationError,
     RefusedError,
@@ -22,7 +20,7 @@ from tieconv.errors import (
     WriteFailedError,
 )
 from tieconv.execute import Target, check_target, execute
-from tieconv.execute import refusals as checks_module
+from tieconv.execute import target as checks_module
 
 from . import models
 from .conftest import Mount

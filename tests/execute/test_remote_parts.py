@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from tests.hub.models import same_head, sharded
 from tieconv import plan_retie, plan_untie
-from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.checkpoint.write_plan.output import InlineBytes, Zeros
-from tieconv.execute.remote import parts as multipart
-from tieconv.execute.remote.parts import Limits, Part, split_parts
-from tieconv.execute.remote.remote_files import RemoteFile, published, remote_file
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan import InlineBytes, Zeros
+from tieconv.execute import remote_files as multipart
+from tieconv.execute.remote_files import Limits, Part, RemoteFile, published, remote_file, split_parts
 
 SMALL = Limits(least=50, most=500, upload=120, copy=200)
 sizes = st.one_of(st.integers(1, 120), st.integers(45, 55), st.integers(400, 1500))

@@ -20,9 +20,9 @@ from tests import children
 from tests.cli.run import ok, refused, run
 from tieconv import api
 from tieconv.errors import WriteFailedError
-from tieconv.execute import refusals
-from tieconv.execute.contents.write import Writer
+from tieconv.execute import target
 from tieconv.execute.target import staging_path
+from tieconv.execute.write import Writer
 
 from . import models
 
@@ -108,8 +108,8 @@ def test_a_full_disk_keeps_the_files(model: Path, monkeypatch: pytest.MonkeyPatc
     assert "run the same command again to go on" in message and "no space left" in message
     needed = sum(path.stat().st_size for path in shards(Path("expected")))
     with monkeypatch.context() as patch:
-        patch.setattr(refusals, "_can_share", lambda *_: False)
-        patch.setattr(refusals, "free_bytes", lambda _: needed // 2 + 8192)
+        patch.setattr(target, "_can_share", lambda *_: False)
+        patch.setattr(target, "free_bytes", lambda _: needed // 2 + 8192)
         assert "not enough space" in refused(*CONVERT, "model", "-o", "out2", "--resume")
         assert "3 of 6" in resumed()
 
@@ -263,7 +263,7 @@ def test_nothing_is_taken_through_a_linked_directory(model: Path, tmp_path: Path
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_just_after_the_rename(model: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
     """The rerun removes the staging directory, whatever it says about OUT, which is whole."""
-    from tieconv.execute.publish import owned
+    from tieconv.execute import publish as owned
 
     if overwrite:
         shutil.copytree(model, "out")

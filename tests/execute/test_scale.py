@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.patience import examples
 from tieconv.errors import RefusedError
-from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.arithmetic import scaled
 
 SHAPES = {"F16": (5, 10), "BF16": (8, 7), "F32": (8, 23), "F64": (11, 52)}
 

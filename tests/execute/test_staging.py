@@ -16,8 +16,7 @@ import pytest
 from tests.patience import HANGS
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute
-from tieconv.execute.staging import Staging, sweep
-from tieconv.execute.staging.marker import Owner
+from tieconv.execute.staging import Owner, Staging, sweep
 from tieconv.execute.target import is_staging, staging_path
 
 from . import models, processes

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tieconv
 from tests.formats.test_torch_read import read, save, state_dicts, tensor_bytes
 from tests.patience import examples
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive
@@ -227,7 +227,7 @@ def test_a_wrong_checksum_of_the_source_is_found(verify: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("position", ["pickle", "tensor", "directory"])
 def test_damage_before_the_proof_is_found(position: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read back is compared, whatever part of the file it is."""
-    from tieconv.execute.proof.verify import Verifier
+    from tieconv.execute.verify import Verifier
 
     source = llama(tmp_path / "model", tied_state())
     planned = tieconv.plan_untie(source)

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Scaled
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan import OutputTensor, OutputWeights, Plan, Promises, Scaled, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
-from tieconv.execute import Target, execute
-from tieconv.execute.contents import layout, sync
-from tieconv.formats.safetensors.write_header import encode_header
+from tieconv.execute import Target, execute, file_layout, write
+from tieconv.formats.safetensors import encode_header
 
 from . import models
 
@@ -81,7 +79,7 @@ def expect(
 ) -> VerificationError:
     """Damage what is staged, after it was written and before it is proved."""
     before = models.digest(Path(plan.checkpoint.root))
-    original = sync.Syncer.add
+    original = write.Syncer.add
     seen: set[str] = set()
 
     def add(self: Any, descriptor: int) -> None:
@@ -93,7 +91,7 @@ def expect(
         if new is not None and len(seen) == total:
             damage(new)
 
-    monkeypatch.setattr(sync.Syncer, "add", add)
+    monkeypatch.setattr(write.Syncer, "add", add)
     with pytest.raises(VerificationError) as caught:
         execute(plan, Target(out, verify=verify, **options), reinspect=models.inspect)
     assert not os.path.lexists(out)
@@ -150,7 +148,7 @@ def test_structure_trusts_the_kernel_only(
 def test_structure_compares_zeros(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros were written by hand."""
     plan = models.with_bias(model)
-    start = len(layout.header(plan.weights[0]))
+    start = len(file_layout.header(plan.weights[0]))
     error = expect(plan, tmp_path / "out", monkeypatch, flip("model.safetensors", start + 3), "structure")
     assert "lm_head.bias" in error.message
 

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Scaled
-from tieconv.checkpoint.write_plan.plan import Promises
+from tieconv.checkpoint.write_plan import OutputTensor, OutputWeights, Promises, Scaled
 from tieconv.errors import DestinationError, RefusedError, StalePlanError
-from tieconv.execute import Target, execute, replaces_directory
-from tieconv.execute.publish import swap
+from tieconv.execute import Target, execute, publish, replaces_directory
 
 from . import models
 
@@ -252,7 +250,7 @@ def test_in_place_through_a_link(model: Path, tmp_path: Path) -> None:
 
 def test_in_place_without_exchange(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where directories cannot be exchanged, in place is refused before anything is written."""
-    monkeypatch.setattr(swap, "exchange", _cannot)
+    monkeypatch.setattr(publish, "exchange", _cannot)
     before = models.digest(model)
     with pytest.raises(RefusedError) as caught:
         execute(models.retie(model), Target(model, in_place=True), reinspect=models.inspect)
@@ -271,7 +269,7 @@ def test_overwrite(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     out = models.sharded(tmp_path / "out")
     os.chmod(out, 0o2750)
     if not exchange:
-        monkeypatch.setattr(swap, "exchange", _cannot)
+        monkeypatch.setattr(publish, "exchange", _cannot)
     execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
     assert models.files_under(out) == models.files_under(model)
     assert mode(out) == 0o2750
@@ -282,7 +280,7 @@ def test_overwrite_fails_in_the_last_step(model: Path, tmp_path: Path, monkeypat
     """If the new model cannot take its name, the old one gets it back."""
     out = models.sharded(tmp_path / "out")
     before = models.digest(out)
-    monkeypatch.setattr(swap, "exchange", _cannot)
+    monkeypatch.setattr(publish, "exchange", _cannot)
     rename = os.rename
 
     def fail_second(old: Path, new: Path, **at: int) -> None:
@@ -311,7 +309,7 @@ def test_out_appears_meanwhile(model: Path, tmp_path: Path) -> None:
     assert models.strays(tmp_path) == []
     (tmp_path / "staged").mkdir()
     with pytest.raises(DestinationError):
-        swap.publish_new(tmp_path / "staged", out)
+        publish.publish_new(tmp_path / "staged", out)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "new.txt"])
@@ -334,14 +332,14 @@ def test_source_changes_meanwhile(model: Path, tmp_path: Path, name: str, in_pla
 
 def test_file_that_appears_in_the_last_instant(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another program puts into the model just before the exchange is carried over."""
-    exchange = swap.exchange
+    exchange = publish.exchange
 
     def late(first: Path, second: Path) -> None:
         if second == model:
             (model / "notes.txt").write_text("mine")
         exchange(first, second)
 
-    monkeypatch.setattr(swap, "exchange", late)
+    monkeypatch.setattr(publish, "exchange", late)
     execute(models.retie(model), Target(model, in_place=True), reinspect=models.inspect)
     assert (model / "notes.txt").read_text() == "mine"
 

@@ -20,7 +20,7 @@ from tieconv import api
 from tieconv.architectures import find, locate
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.finding import Prediction
 from tieconv.comparison.pair import views
 from tieconv.loaders.transformers.names5 import mistakable, unread
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tieconv.checkpoint.files.model_files import Checkpoint, FileState, Listing
-from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint, FileState, Listing
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
-from tieconv.formats.interface import Format
+from tieconv.formats.directory import Format
 from tieconv.sources.local.files import FileSet, locate, open_files
 
 CONFIG = b'{"model_type": "llama"}\n'

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
 from tests.formats.contract import Stored
-from tieconv.checkpoint.files.weight_file import WeightFile
-from tieconv.formats.safetensors.header import read_weight_file
+from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.formats.safetensors import read_weight_file
 
 WRITER_NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tieconv
 from fixtures.hostile import CONFIG, INDEX, SINGLE, weights
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
+from tieconv.checkpoint.model_files import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
 from tieconv.sources.local.files import locate, open_files

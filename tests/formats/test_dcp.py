@@ -14,8 +14,8 @@ from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.formats.dcp import chunk_metadata as dcp_metadata
-from tieconv.formats.dcp import pickle as dcp_pickle
+from tieconv.formats import dcp_metadata
+from tieconv.formats import dcp_metadata as dcp_pickle
 
 torch = pytest.importorskip("torch")
 EMBED, HEAD = "model.model.embed_tokens.weight", "model.lm_head.weight"

@@ -15,8 +15,8 @@ from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
 from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
-from tieconv.formats.gguf import reader
-from tieconv.formats.gguf.ggml_types import TYPES
+from tieconv.formats import gguf as reader
+from tieconv.formats.gguf import TYPES
 
 gguf_package = pytest.importorskip("gguf")
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fixtures.gguf_bytes import F32, Q4_0, Tensor, gguf
 from tieconv import api
 from tieconv.errors import RefusedError
-from tieconv.formats.gguf.ggml_types import TYPES
+from tieconv.formats.gguf import TYPES
 from tieconv.loaders.engines.gguf_architectures import head_rule
 
 gguf_package = pytest.importorskip("gguf")

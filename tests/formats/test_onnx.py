@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
 from tests.patience import examples, prompt
-from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
-from tieconv.formats.onnx.protobuf import MAX_FIELDS
+from tieconv.formats.onnx.messages import MAX_FIELDS
 from tieconv.formats.onnx.tensor import TYPES, SpeltReader
 from tieconv.sources.local.files import locate, open_files
 

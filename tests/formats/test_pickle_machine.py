@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
 from tests.patience import examples, prompt
-from tieconv.formats.torch import shortcut as torch_shortcut
-from tieconv.formats.torch.globals_ import ALLOWED
-from tieconv.formats.torch.pickle import machine as pickle_machine
-from tieconv.formats.torch.pickle import machine_state as pickle_state
-from tieconv.formats.torch.pickle.machine_state import Machine, allowance
-from tieconv.formats.torch.pickle.values import Pairs, PickleProblem
-from tieconv.formats.torch.rebuild import storage_reference
+from tieconv.formats.torch import globals_, pickle_machine, pickle_stack
+from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.pickle_stack import Machine, allowance
+from tieconv.formats.torch.pickle_values import Pairs, PickleProblem
 
 
 def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:
@@ -32,14 +29,14 @@ def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:
         return Machine(*arguments, shortcuts=shortcuts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_shortcut, "FIRST", 0)
+        patch.setattr(globals_, "FIRST", 0)
         if not shortcuts:
             patch.setattr(pickle_machine, "Machine", machine)
         try:
             return pickle_machine.run(data, 0, ALLOWED, storage_reference, lambda: 10_000_000)
         except PickleProblem as problem:
             return (problem.code,)
-        except pickle_state.Truncated:
+        except pickle_stack.Truncated:
             return ("truncated",)
 
 
@@ -74,7 +71,7 @@ def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Machine, "charge", counted)
     outcome(pickle_of({f"layer.{i}": torch.zeros(3, 4) for i in range(1000)}), shortcuts=True)
-    assert sum(taken) > 900 * pickle_state.SHORTCUT
+    assert sum(taken) > 900 * pickle_stack.SHORTCUT
 
 
 def test_shortcuts_change_nothing() -> None:
@@ -158,7 +155,7 @@ def test_idle_opcodes_are_refused_within_a_second(unit: bytes, code: str) -> Non
 
 
 def test_the_memo_of_scattered_places_is_bounded() -> None:
-    places = range(1000, 1002 + 2 * pickle_state.MAX_SCATTERED, 2)
+    places = range(1000, 1002 + 2 * pickle_stack.MAX_SCATTERED, 2)
     body = b"N" + b"".join(b"r" + struct.pack("<I", index) for index in places)
     assert outcome(pickled(body), shortcuts=True) == ("pickle.memo",)
     assert outcome(pickled(body[:-5]), shortcuts=True) == (None, len(body) - 5 + 3)
@@ -176,4 +173,4 @@ def test_an_honest_pickle_is_far_from_the_limit() -> None:
     import pickletools
 
     number = sum(1 for _ in pickletools.genops(pickle_of({f"layer.{i}": torch.zeros(1) for i in range(2000)})))
-    assert number < 2000 * pickle_state.OPCODES_EACH // 1.5
+    assert number < 2000 * pickle_stack.OPCODES_EACH // 1.5

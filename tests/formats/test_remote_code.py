@@ -8,7 +8,7 @@ import pytest
 
 from tests.checks.fixtures.model import LLAMA, REMOTE, Config, flagged, llama, save
 from tieconv import api
-from tieconv.formats import remote_code
+from tieconv.formats import directory
 
 CLASS = "class A:\n    _tied_weights_keys{} = {}\n"
 
@@ -86,5 +86,5 @@ def test_hostile_source_says_nothing(source: bytes | str, tmp_path: Path) -> Non
 
 
 def test_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_code, "SIZE_LIMIT", 20)
+    monkeypatch.setattr(directory, "SIZE_LIMIT", 20)
     assert rules(tmp_path / "model", CLASS.format("", '["lm_head.weight"]')) == []

@@ -16,12 +16,10 @@ from fixtures.hostile import entry, file_of
 from tests.formats.contract import FormatContract, Malformed, Stored
 from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
 from tests.patience import examples
-from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.weight_file import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
-from tieconv.formats.safetensors.header import HEADER_LIMIT
-from tieconv.formats.safetensors.model import unknown_dtypes
-from tieconv.formats.safetensors.write_header import encode_header
+from tieconv.formats.safetensors import HEADER_LIMIT, encode_header, unknown_dtypes
 
 SINGLE = "model.safetensors"
 

@@ -14,9 +14,9 @@ import pytest
 
 from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
-from tieconv.checkpoint.files.weight_file import WeightFile
+from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.torch.pickle.opcode_names import opcode_name
+from tieconv.formats.torch.pickle_stack import opcode_name
 from tieconv.formats.torch.reader import read_torch_file
 
 CANARY = Path("/nonexistent") / "canary"

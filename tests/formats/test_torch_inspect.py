@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import tieconv
 from tests.formats.test_torch_read import DTYPES, read, save, state_dicts
 from tests.patience import examples
-from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.inspection.equality.relation import relate
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.inspection.equality import relate
 from tieconv.inspection.storage import view_storages
 from tieconv.reporters.text.inspect_text import render
 from tieconv.sources.local.files import open_files

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.patience import examples, prompt
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.sources.local.files import locate, open_files

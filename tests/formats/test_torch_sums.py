@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import tieconv
 from tieconv import api
-from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.cli import main
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 
-from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.weight_file import BITS
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 CONFIG: dict[str, object] = {

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tieconv
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import TieconvError
 from tieconv.formats.onnx.tensor import SpeltReader
 from tieconv.opened import tensor_reader

@@ -13,7 +13,7 @@ import transformers as tr
 
 from tests.gpu.memory import open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config
-from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel

@@ -12,7 +12,7 @@ import torch
 from tests.gpu.models import Workshop, matrix_bytes
 from tests.gpu.standin import STANDIN, free_bytes
 from tests.onnx.stored import disk
-from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph

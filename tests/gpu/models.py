@@ -16,7 +16,7 @@ import tieconv
 from tests.onnx import exported
 from tests.onnx.architectures import ARCHITECTURES
 from tests.onnx.export_table import make
-from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.onnx.write import session_proof as graph_proof
 
 LARGE = "llama-large"

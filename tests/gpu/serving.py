@@ -11,7 +11,7 @@ import torch
 
 from tests.gpu import latency
 from tests.gpu.models import LARGE, Workshop
-from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph

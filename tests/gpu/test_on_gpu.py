@@ -16,7 +16,7 @@ from tests.gpu.machine import describe
 from tests.gpu.record import PARTS
 from tests.gpu.refusals import CASES
 from tests.onnx.test_export_table import EXPERTS
-from tieconv.onnx.session.placement import HEAVY
+from tieconv.onnx.session.open_ import HEAVY
 from tieconv.onnx.session.provider import CPU, CUDA
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ from tests.gpu.models import Workshop
 from tests.gpu.standin import STANDIN
 from tests.onnx import faults
 from tests.onnx.table import FAULTS
-from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.passes import shape_nodes, weight_gathers

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.run import ok, run
 from tests.execute.test_leftover import whole_state
-from tieconv.execute.staging.marker import Owner
+from tieconv.execute.staging import Owner
 from tieconv.execute.target import staging_path
 
 ROOT = Path(__file__).parents[2]

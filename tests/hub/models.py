@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from tieconv.formats.safetensors.write_header import encode_header
+from tieconv.formats.safetensors import encode_header
 
 ROWS, WIDTH = 2048, 128
 CONFIG = {

@@ -79,7 +79,7 @@ def test_graph_by_ranges(head: str, external: bool, hub: Hub, tieconv: Run, tmp_
 def test_graph_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that would take thousands of requests is refused with the way out; a local one is read."""
     from tieconv.errors import UnreadableError
-    from tieconv.formats.onnx import protobuf
+    from tieconv.formats.onnx import messages as protobuf
 
     piece = b"\x0a\xa0\x9c\x01" + bytes(20_000)  # field 1 of so many bytes
     data = piece * 50

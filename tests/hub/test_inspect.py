@@ -250,7 +250,7 @@ def peak(depth: str, environment: dict[str, str]) -> tuple[str, int]:
 @pytest.mark.parametrize("state", ["identical", "near"])
 def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """A proof over two tensors of 96 MB takes less than 16 MiB of memory, reads each once and as a stream."""
-    from tieconv.formats.safetensors.write_header import encode_header
+    from tieconv.formats.safetensors import encode_header
 
     size = 96 << 20
     (tmp_path / "m").mkdir()

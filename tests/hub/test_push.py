@@ -207,7 +207,7 @@ def stored_chunks(xorb: bytes) -> bytes:
 @pytest.fixture
 def noisy(hub: Hub, tmp_path: Path) -> Path:
     """A directory that adds a weight file of noise to its repository."""
-    from tieconv.formats.safetensors.write_header import encode_header
+    from tieconv.formats.safetensors import encode_header
 
     for name, seed in (("far", 1), ("near", 2)):
         (tmp_path / name).mkdir()

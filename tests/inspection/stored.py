@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord
 
 Array = npt.NDArray[Any]
 

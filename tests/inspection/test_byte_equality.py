@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.inspection.blocks import BLOCK, SAMPLE, pieces, sample_pieces, stream
-from tieconv.inspection.equality.compare_bytes import common_prefix, equal
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.inspection.equality import common_prefix, equal
+from tieconv.inspection.view_reader import BLOCK, SAMPLE, pieces, sample_pieces, stream
 
 from .stored import Memory
 

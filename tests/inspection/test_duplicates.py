@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.tie_group import Duplicate
-from tieconv.inspection.blocks import BLOCK, SAMPLE
-from tieconv.inspection.equality.duplicates import find_duplicates
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.view_reader import BLOCK, SAMPLE
 
 from .stored import Memory, bits_of, normal, values_of
 

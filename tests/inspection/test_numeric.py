@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.inspection.numeric.bits import (
-    FORMATS,
-    convert,
-    decode,
-    encode,
-    is_finite,
-    is_nan,
-    monotone,
-    ulp_distance,
-)
+from tieconv.checkpoint.weight_file import BITS
+from tieconv.inspection.numeric.bits import FORMATS, convert, decode, encode, is_finite, is_nan, monotone, ulp_distance
 
 from .stored import FLOAT_DTYPES, INFINITY, MANTISSA, bits_of, exact_bits, value_of, values_of
 

@@ -10,9 +10,9 @@ import pytest
 
 PROLOGUE = """
 import os, resource, sys
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.inspection.equality.duplicates import find_duplicates
-from tieconv.inspection.equality.relation import relate
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.equality import relate
 from tieconv.inspection.tensor_values import bias_summary, has_nan
 
 class Pattern:

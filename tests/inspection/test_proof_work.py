@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.inspection.stored import Array, Memory
-from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.inspection.equality.relation import relate
-from tieconv.inspection.numeric import factor_bounds
+from tieconv.checkpoint.weight_file import BITS
+from tieconv.inspection.equality import relate
+from tieconv.inspection.numeric import bits as numeric_transpose
+from tieconv.inspection.numeric import rows
 from tieconv.inspection.numeric import rows as numeric_rows
-from tieconv.inspection.numeric import transpose as numeric_transpose
 from tieconv.inspection.numeric.bits import PIECE
 
 ROWS, WIDTH = 256, 4096
@@ -86,13 +86,13 @@ def test_passes(kind: str, dtype: str, shape: tuple[int, int], monkeypatch: pyte
     """A few passes over the bytes, and no more than one whose every element bounds a factor, whatever they hold."""
     memory, bounded = Memory(), [0]
     left, right = pair(kind, dtype)
-    interval = factor_bounds._interval
+    interval = rows._interval
 
     def counted(values: Array, *rest: object) -> object:
         bounded[0] += len(values)
         return interval(values, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(factor_bounds, "_interval", counted)
+    monkeypatch.setattr(rows, "_interval", counted)
     reader = memory.counted()
     stored = [memory.store(name, dtype, bits.reshape(shape)) for name, bits in (("a", left), ("b", right))]
     tracemalloc.start()

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
-from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.interface import State
 from tieconv.checkpoint.relation.proved import Compared, Empty, Identical, OtherShape
-from tieconv.inspection.equality.relation import relate
+from tieconv.checkpoint.weight_file import BITS, TensorRecord
+from tieconv.inspection.equality import relate
 
 from .stored import FLOAT_DTYPES, INFINITY, MANTISSA, Array, Memory, bits_of, normal, values_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tieconv.inspection.numeric.bits import Pair
-from tieconv.inspection.numeric.scale import Scaling, _first_bounds, _fit, scaling
+from tieconv.inspection.numeric.rows import Scaling, _first_bounds, _fit, scaling
 
 from .stored import Array, Memory, bits_of, normal, values_of
 

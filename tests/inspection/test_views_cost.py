@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import State
-from tieconv.inspection.equality.relation import relate, relate_cast
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.inspection.equality import relate, relate_cast
 from tieconv.sources import strided
 from tieconv.sources.strided import dense, gather
 

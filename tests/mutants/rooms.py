@@ -36,7 +36,6 @@ EXECUTE = tuple(
 TESTS: dict[str, tuple[str, ...]] = {
     "onnx/parity": ("tests/onnx",),
     "onnx/share": ("tests/onnx/share", "tests/onnx"),
-    "execute/staging": EXECUTE,
     "analysis": ("tests/analysis", "tests/cli"),
     "api": ("tests/gate", "tests/cli", "tests/test_api.py", "tests/hub", "tests/onnx"),
     "checkpoint": ("tests/checkpoint", "tests/checks", "tests/cli", "tests/gate", "tests/onnx"),

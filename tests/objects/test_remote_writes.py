@@ -19,8 +19,8 @@ from tests.objects.stub import Fault, Store
 from tests.objects.writable_stub import Writes, start_writable
 from tests.patience import HANGS
 from tieconv import TieconvError, diff, plan_retie, plan_untie
-from tieconv.execute.remote import parts as multipart
-from tieconv.execute.remote.parts import Limits
+from tieconv.execute import remote_files as multipart
+from tieconv.execute.remote_files import Limits
 
 pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
 
@@ -259,7 +259,7 @@ def test_the_text_says_what_is_moved(store: Store, writes: Writes, model: Path, 
 
 _DRIVER = """
 import tieconv
-from tieconv.execute.remote import parts
+from tieconv.execute import remote_files as parts
 parts.S3 = parts.Limits(least=100_000, upload=400_000, copy=300_000)
 tieconv.plan_retie("s3://bucket/m").execute("s3://bucket/out")
 """

@@ -157,7 +157,7 @@ def test_a_server_is_read_as_the_disk(server: tuple[str, Any], tmp_path: Path) -
 
 def test_a_replaced_object_is_refused_by_a_server(server: tuple[str, Any], tmp_path: Path) -> None:
     """The server itself compares the ETag."""
-    from tieconv.checkpoint.files.weight_file import ByteRange
+    from tieconv.checkpoint.weight_file import ByteRange
     from tieconv.opened import opened
 
     root, store = server
@@ -174,7 +174,7 @@ def test_a_replaced_object_is_refused_by_a_server(server: tuple[str, Any], tmp_p
 def test_a_server_gets_a_model(server: tuple[str, Any], tmp_path: Path) -> None:
     """S3 copies ranges and compares the ETag; Azure gets an upload. Both refuse the second write to a prefix."""
     pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
-    from tieconv.execute.remote import parts as multipart
+    from tieconv.execute import remote_files as multipart
 
     root, store = server
     big = sharded(tmp_path / "big", 2, head=noise(ROWS * WIDTH * 2, 1), tied=True)
@@ -224,7 +224,7 @@ def _grow(shard: Path) -> None:
     import json
 
     from tests.hub.models import write_shard
-    from tieconv.formats.safetensors.header import read_weight_file
+    from tieconv.formats.safetensors import read_weight_file
 
     data = shard.read_bytes()
     file = read_weight_file(lambda size, offset: data[offset : offset + size], len(data), shard.name)

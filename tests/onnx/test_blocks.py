@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from tests.onnx.graphs import PLAIN, identity, write_graph
 from tieconv import inspect
-from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.results.parity import Identity
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.packed_weights import Weight, find_blocks
 from tieconv.onnx.parity.weight_identity import weight_identity

@@ -18,9 +18,9 @@ from tests.cli.run import ok, refused
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tieconv import api
-from tieconv.execute.publish import swap
+from tieconv.execute import publish
 from tieconv.execute.target import staging_path
-from tieconv.onnx.write import in_place as graph_in_place
+from tieconv.onnx.write import write as graph_in_place
 from tieconv.text import size
 
 
@@ -153,7 +153,7 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 from tieconv import api
-from tieconv.onnx.write import in_place as graph_in_place
+from tieconv.onnx.write import write as graph_in_place
 target, stop = sys.argv[1:]
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_killed_at_random(graph: Path, tmp_path: Path, whole: bool) -> None:
 
 def test_no_exchange(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system cannot exchange directories, one is not replaced in several steps."""
-    monkeypatch.setattr(swap, "can_exchange", lambda directory: False)
+    monkeypatch.setattr(publish, "can_exchange", lambda directory: False)
     assert "this file system cannot replace" in refused("dedup --in-place", graph.parent, after_plan=True)
     assert len(copies(graph, MATRIX)) == 2
 

@@ -22,8 +22,8 @@ from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.sessions import outputs, same_bits
 from tests.onnx.test_remedies import embed_layer_norm
 from tieconv import api
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Depth, Inspection, State
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.reporters import schemas
 
 SCHEMA = json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text())

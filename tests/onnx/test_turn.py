@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.checkpoint.write_plan.output import Gathered
-from tieconv.onnx.write import transposed_write as graph_turn
-from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan import Gathered
+from tieconv.onnx.write import write as graph_turn
+from tieconv.onnx.write.write import first_not_turned, write_turned
 
 sides = st.integers(1, 11)
 

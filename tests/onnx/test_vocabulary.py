@@ -13,7 +13,7 @@ from tests.onnx import faults
 from tests.onnx.exported import ROWS
 from tests.onnx.planted import tokens
 from tieconv import inspect
-from tieconv.checkpoint.results.parity_metrics import Vocabulary
+from tieconv.checkpoint.results.parity import Vocabulary
 from tieconv.onnx.parity import batches as one_token
 from tieconv.onnx.parity import lookups
 from tieconv.onnx.parity.batches import spread_ids, token_cells

@@ -19,7 +19,7 @@ from tests.cli.run import ok, refused, run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tieconv import api
-from tieconv.checkpoint.write_plan.graph import SharedMatrix
+from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph import packages as graph_packages

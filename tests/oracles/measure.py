@@ -22,7 +22,7 @@ from tests.oracles import checkpoints
 from tests.oracles.cells import Cell, cells
 from tests.oracles.runner import Runner
 from tieconv import api
-from tieconv.checkpoint.prediction import Prediction
+from tieconv.checkpoint.finding import Prediction
 
 KEPT = Path(__file__).parents[2] / "docs" / "measured" / "oracles"
 DANGEROUS = ("random", "discarded", "error")

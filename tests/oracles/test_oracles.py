@@ -16,7 +16,7 @@ from tests.oracles.cells import DTYPES, HEADS, LAYOUTS, Cell, cells
 from tests.oracles.environments import ENVIRONMENTS
 from tests.oracles.families import FAMILIES
 from tests.oracles.measure import KEPT, Judged, faults, figures
-from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.loaders.registry import CONSUMERS
 
 RESULTS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))}

@@ -23,7 +23,7 @@ from tests.patience import examples
 from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.write_plan import Plan
 from tieconv.errors import RefusedError
 from tieconv.loaders.load import TRANSFORMERS_5, load
 from tieconv.loaders.loaded import Absence

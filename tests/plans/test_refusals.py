@@ -28,7 +28,7 @@ from tests.checks.fixtures.model import (
     save_shards,
     vector,
 )
-from tieconv.checkpoint.write_plan.operation import DropTensor, ScaleTensor, SetConfig, SetMetadata
+from tieconv.checkpoint.write_plan import DropTensor, ScaleTensor, SetConfig, SetMetadata
 from tieconv.errors import RefusedError
 
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.files.dtypes import BITS, nbytes
-from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord
-from tieconv.checkpoint.write_plan.output import OutputStorage, OutputTensor
+from tieconv.checkpoint.weight_file import BITS, ByteRange, Storage, TensorRecord, nbytes
+from tieconv.checkpoint.write_plan import OutputStorage, OutputTensor
 from tieconv.plans.verbs.dedup import trimmed
 from tieconv.plans.verbs.shard_split import split_shards, widest_first
 from tieconv.text import parse_size

@@ -47,7 +47,7 @@ WORDS = frozenset(
 ALLOWED = {
     ("tieconv/checkpoint/family.py", "OTHER"): "a role of the JSON",
     (
-        "tieconv/checkpoint/files/weight_file.py",
+        "tieconv/checkpoint/weight_file.py",
         "other",
     ): "the second operand of `__eq__`, as Python's documentation names it",
     ("tieconv/checkpoint/relation/interface.py", "NEAR"): "a state of the JSON",
@@ -57,7 +57,7 @@ ALLOWED = {
     ("tieconv/checkpoint/results/parity.py", "how"): "a key of parity's JSON",
     ("tieconv/checkpoint/value_type.py", "other"): "the second operand of `__eq__`, as Python's documentation names it",
     (
-        "tieconv/inspection/numeric/factor_bounds.py",
+        "tieconv/inspection/numeric/rows.py",
         "other",
     ): "the second operand of `__and__`, as Python's documentation has it",
 }
@@ -65,9 +65,10 @@ SAME_ROLE = frozenset(
     re.findall(
         r"\w+",
         """
-        __init__ __main__ analysis biases carry_out comparison convert dedup disguise errors evidence evolution external
-        files fixes fleet head interface model packages parity plan push quantised reader registry reindex remedies
-        resize retie section set_tie shards storage sums target ties transformers untie uses verify write
+        __init__ __main__ analysis bias biases carry_out comparison convert dedup disguise errors evidence evolution
+        external files fixes fleet head index interface model packages parity plan push quantised reader registry
+        reindex remedies resize retie section set_tie shards storage sums target ties transformers untie uses verify
+        write
         """,
     )
 )

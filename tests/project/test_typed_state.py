@@ -15,7 +15,7 @@ JSON = "a JSON document of the model, whose keys its author chose"
 LINE = "a function that makes or reads a JSON line, whose schema says what is inside"
 ALLOWED = {
     ("tieconv/analysis/certificate/token_ids.py", "TokenizerFiles", "documents"): JSON,
-    ("tieconv/checkpoint/files/model_files.py", "Document", "value"): JSON,
+    ("tieconv/checkpoint/model_files.py", "Document", "value"): JSON,
     ("tieconv/demo/train.py", "Trained", "model"): MODULE,
     ("tieconv/gate/fleet/runs.py", "LineFormat", "entry"): LINE,
     ("tieconv/gate/fleet/runs.py", "LineFormat", "parse"): LINE,

@@ -16,8 +16,8 @@ import torch
 import tieconv
 from tests.onnx.graphs import write_graph
 from tieconv import api
-from tieconv.checkpoint.json_values import Summarised
 from tieconv.checkpoint.results.push import FileChange
+from tieconv.checkpoint.value_type import Summarised
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
@@ -83,7 +83,7 @@ def parity_provider():
 
 def test_a_result_shows_itself_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`repr` names the type, the source and the answer; paths here are short enough to stand whole."""
-    monkeypatch.setattr("tieconv.checkpoint.json_values._SOURCE", 300)
+    monkeypatch.setattr("tieconv.checkpoint.value_type._SOURCE", 300)
     expected = results(tmp_path)
     assert [repr(result) for result in expected.values()] == list(expected)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import prompt
-from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.local import files as local
 from tieconv.sources.local.files import FileSet, locate, open_files, open_regular

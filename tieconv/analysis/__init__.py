@@ -15,7 +15,7 @@ from tieconv.analysis.retie_cost.cost import Costs, costs
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
+from tieconv.checkpoint.write_plan import RetieForecast
 from tieconv.errors import UnreadableError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown

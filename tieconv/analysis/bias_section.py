@@ -12,11 +12,10 @@ from tieconv.analysis.model.tables import Array, Table, points, spans
 from tieconv.analysis.relation.maps import ENOUGH, GEMM, WIDEST
 from tieconv.analysis.rows_section import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Measure, Section
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.tie_group import BiasState
+from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.text import shown
 
 if TYPE_CHECKING:

@@ -22,15 +22,14 @@ from tieconv.analysis.alignment.token_tables import Array, token_bytes
 from tieconv.analysis.alignment.token_tables import Table as TokenTable
 from tieconv.analysis.model.subject import Tokens, open_tables, read_tokens
 from tieconv.analysis.model.tables import Table, lengths, spans
-from tieconv.checkpoint.files.model_files import Listing
-from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.results.analysis import Headline, Measure
-from tieconv.checkpoint.results.evolution import Evolution, RevisionFigures
+from tieconv.checkpoint.model_files import Listing
+from tieconv.checkpoint.results.analysis import Evolution, Headline, Measure, RevisionFigures
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.formats.handed_in import line_of, parse_line
+from tieconv.formats.json.strict import line_of, parse_line
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local.files import FileSet, open_files

@@ -25,9 +25,8 @@ from tieconv.analysis.model.tables import (
 )
 from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.cost import zero_mass
-from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.errors import SettingsError
 from tieconv.sources.user_files import read_text
 from tieconv.text import count, shown

@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from tieconv.api.reports import guard_report as guard_report
     from tieconv.api.reports import write_report as write_report
     from tieconv.api.training_run import analyze_revisions as analyze_revisions
+    from tieconv.checkpoint.graph_plan import ExportOutcome as ExportOutcome
+    from tieconv.checkpoint.graph_plan import GraphOutcome as GraphOutcome
     from tieconv.checkpoint.inspection import Fetched as Fetched
     from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
     from tieconv.checkpoint.results.checked import CheckReport as CheckReport
-    from tieconv.checkpoint.results.exported import ExportOutcome as ExportOutcome
     from tieconv.checkpoint.results.fleet import CommandRun as CommandRun
     from tieconv.checkpoint.results.fleet import FleetProgress as FleetProgress
     from tieconv.checkpoint.results.parity import Parity as Parity
     from tieconv.checkpoint.results.parity import Verdict as Verdict
-    from tieconv.checkpoint.write_plan.graph import GraphOutcome as GraphOutcome
-    from tieconv.checkpoint.write_plan.plan import Outcome as Outcome
+    from tieconv.checkpoint.write_plan import Outcome as Outcome
     from tieconv.checks.interface import Rule as Rule
     from tieconv.gate.model_sources import is_collection as is_collection
     from tieconv.gate.model_sources import is_list as is_list
@@ -107,14 +107,14 @@ _HOMES = {
     "plan_retie": "api.plans.ties",
     "plan_set_tie": "api.plans.ties",
     "plan_untie": "api.plans.ties",
-    "GraphOutcome": "checkpoint.write_plan.graph",
+    "GraphOutcome": "checkpoint.graph_plan",
     "Fetched": "checkpoint.inspection",
-    "Outcome": "checkpoint.write_plan.plan",
+    "Outcome": "checkpoint.write_plan",
     "CheckReport": "checkpoint.results.checked",
     "CheckedModel": "checkpoint.results.checked",
     "CommandRun": "checkpoint.results.fleet",
     "FleetProgress": "checkpoint.results.fleet",
-    "ExportOutcome": "checkpoint.results.exported",
+    "ExportOutcome": "checkpoint.graph_plan",
     "Parity": "checkpoint.results.parity",
     "Verdict": "checkpoint.results.parity",
     "Rule": "checks.interface",

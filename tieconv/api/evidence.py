@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-    from tieconv.checkpoint.files.model_files import Checkpoint
+    from tieconv.checkpoint.model_files import Checkpoint
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.ranged.ranged_files import Tick
 

@@ -15,7 +15,7 @@ from tieconv.text import command, path_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.results.exported import ExportOutcome
+    from tieconv.checkpoint.graph_plan import ExportOutcome
     from tieconv.checkpoint.results.parity import Parity
     from tieconv.onnx.export.plan import PlannedExport
 
@@ -54,8 +54,7 @@ def plan_export(
     _check_choice("layout", layout, LAYOUT_NAMES)
     if quantise is not None:
         _check_choice("quantise", quantise, ("int8", "int4", "dynamic-int8"))
-    from tieconv.checkpoint.write_plan.export_options import ExportOptions
-    from tieconv.checkpoint.write_plan.graph import HeadForm
+    from tieconv.checkpoint.graph_plan import ExportOptions, HeadForm
 
     options = ExportOptions(
         precision=precision,

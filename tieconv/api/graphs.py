@@ -14,7 +14,7 @@ from tieconv.text import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.model_files import Listing
+    from tieconv.checkpoint.model_files import Listing
     from tieconv.onnx.write.plan import PlannedGraphs
 
 
@@ -45,11 +45,11 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
     bit of a session's results. If none does, the matrix stays as it is. Raises `UnsafePathError` for external data that
     is a link or lies outside the graph's directory. Raises `RefusedError` without the packages that read graphs.
     """
-    from tieconv.checkpoint.write_plan.graph import HeadForm
+    from tieconv.checkpoint.graph_plan import HeadForm
     from tieconv.onnx.graph.packages import require_graph_packages
 
     require_graph_packages()
-    from tieconv.onnx.write.dedup import plan_graph_dedup as make
+    from tieconv.onnx.write.plan import plan_graph_dedup as make
 
     return make(_readable(path), None if head_form is None else HeadForm(head_form))
 
@@ -62,14 +62,14 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
     from tieconv.onnx.graph.packages import require_graph_packages
 
     require_graph_packages()
-    from tieconv.onnx.write.untie import plan_graph_untie as make
+    from tieconv.onnx.write.plan import plan_graph_untie as make
 
     return make(_readable(path))
 
 
 def _readable(path: str | Path) -> Listing:
     """Return the listing of a readable path. Raises `RefusedError` for a graph that no session opens."""
-    from tieconv.checkpoint.files.cautions import REFUSED_BY_READER
+    from tieconv.checkpoint.model_files import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
     from tieconv.onnx.write.session_proof import check_opens
     from tieconv.sources.local.files import open_files

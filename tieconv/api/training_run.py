@@ -11,7 +11,7 @@ from tieconv.opened import on_disk, opened
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.results.evolution import Evolution
+    from tieconv.checkpoint.results.analysis import Evolution
 
 
 def analyze_revisions(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.shape_fit import fits
+from tieconv.checkpoint.quantised_matrix import quantised_twin
+from tieconv.checkpoint.weight_file import fits
 
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})

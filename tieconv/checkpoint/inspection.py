@@ -8,21 +8,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
-from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
-from tieconv.checkpoint.head import Head
-from tieconv.checkpoint.json_values import Printed, plain, quoted
-from tieconv.checkpoint.live_model import LiveModel
+from tieconv.checkpoint.model_files import Adapter, Checkpoint
+from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, Verdict
 from tieconv.checkpoint.relation.interface import State as State
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
+from tieconv.checkpoint.value_type import Printed, plain, quoted, record
 from tieconv.text import count, tally
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.finding import Finding
-    from tieconv.checkpoint.prediction import Prediction
+    from tieconv.checkpoint.finding import Finding, Prediction
     from tieconv.checkpoint.quantised_matrix import DeclaredQuantisation, QuantisedTables
-    from tieconv.checkpoint.storage_use import StorageUse
-from tieconv.checkpoint.tie_group import Duplicate, Tie
+    from tieconv.checkpoint.weight_file import StorageUse
+
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
 
@@ -216,4 +214,58 @@ class Inspection(Printed):
             "base_tied": self.base.config.effective if self.base and self.base.config.known else None,
             "target_modules": list(adapter.targets),
             "modules_to_save": list(adapter.saved),
+        }
+
+
+def lists_float_head(inspection: Inspection) -> bool:
+    """Return whether the config lists the head as quantised, but no codes give it values.
+
+    Beside a quantised embedding, an absent head may be tied to the codes: the result is false then.
+    """
+    declared, tables = inspection.quantisation, inspection.quantised
+    listing = (*LISTING_METHODS, "auto-round")
+    if declared is None or declared.method not in listing or declared.head.verdict is not Verdict.QUANTISED:
+        return False
+    if tables is not None and tables.of(HEAD) is not None:
+        return False
+    head = inspection.head.output_head
+    return tables is None or (head is not None and head.stored)
+
+
+# Facts about a model in memory besides its tensors: shared parameters, and what a save writes.
+
+
+LIVE = "live"
+"""The format of a checkpoint that describes a module in memory."""
+
+
+@record
+class LiveModel:
+    """A module in memory. Names are those of the module, except in ``written``.
+
+    ``one_object`` are groups of names of one parameter. ``one_storage`` are groups of several parameters that are the
+    same elements of one storage: an optimizer updates each of them. ``unread`` are the names whose values tieconv did
+    not read, with the reason. ``written`` are the names in the file that `save_pretrained` would write. ``left_out``
+    are those that it would drop, each with the name that stays (empty: none). ``refusal`` is why `save_pretrained`
+    would fail. ``saves`` is false for a module without `save_pretrained`.
+    """
+
+    class_name: str
+    one_object: tuple[tuple[str, ...], ...] = ()
+    one_storage: tuple[tuple[str, ...], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    saves: bool = False
+    written: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    refusal: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object under ``live``."""
+        saved = {"writes": list(self.written), "leaves_out": dict(self.left_out), "refuses": self.refusal or None}
+        return {
+            "class": self.class_name,
+            "one_object": [list(names) for names in self.one_object],
+            "one_storage": [list(names) for names in self.one_storage],
+            "unread": dict(self.unread),
+            "save_pretrained": saved if self.saves else None,
         }

@@ -9,7 +9,18 @@ instance takes about 2 µs instead of 0.6. A class with half a million instances
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+import html
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, dataclass_transform
+
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 T = TypeVar("T")
 
@@ -94,3 +105,101 @@ def _reduce(self: Any) -> tuple[Any, ...]:
 _METHODS = {
     f"__{method.__name__.strip('_')}__": method for method in (_init, _repr, _eq, _hash, _setattr, _delattr, _reduce)
 }
+
+
+# Convert values to JSON; records that print as their JSON document and have a one-line ``repr``.
+
+
+_SOURCE = 60
+
+
+def plain(value: object) -> object:
+    """Return a JSON-ready value: tuples as lists, non-finite numbers (which JSON lacks) as text."""
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    return value
+
+
+def stated_fields(value: DataclassInstance) -> dict[str, object]:
+    """Return each field of a record by its name, JSON-ready, except those at their default."""
+    values = ((entry, getattr(value, entry.name)) for entry in fields(value))
+    return {entry.name: plain(content) for entry, content in values if content != entry.default}
+
+
+def quoted(path: str) -> str:
+    """Return ``path`` in quotes; a long path loses its beginning."""
+    return shown(repr(path if len(path) <= _SOURCE else f"…{path[1 - _SOURCE :]}"), _SOURCE * 10)
+
+
+class Summarised:
+    """A record with a one-line ``repr`` and a small table for notebooks."""
+
+    __slots__ = ()
+
+    def _facts(self) -> tuple[str, ...]:
+        """Return the main facts: the source, the answer, the counts."""
+        raise NotImplementedError
+
+    def _rows(self) -> Iterable[tuple[str, ...]]:
+        """Yield the rows of the table that a notebook shows below the facts."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(shown(fact, _SOURCE * 10) for fact in self._facts())})"
+
+    def _repr_html_(self) -> str:
+
+        return table(type(self).__name__, self._facts(), self._rows())
+
+
+class Printed(Summarised):
+    """A record whose ``str()`` is the JSON of its `to_dict`."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the document of the record's schema."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+
+
+# HTML for a notebook: a line of facts and a small table, in the notebook's own colours.
+
+
+_MOST_ROWS = 12
+_MOST_CHARACTERS = 400
+_BLOCK = '<div class="mathjax_ignore tex2jax_ignore">'  # a name between dollars is not a formula
+_STYLE = "text-align:left;vertical-align:top"
+_SHORT = 32
+"""Characters of a cell that stays on one line."""
+
+
+def table(name: str, facts: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return the facts of the record ``name`` and its first rows as HTML; all text is escaped."""
+    return "".join(_parts(name, facts, [*rows]))
+
+
+def _parts(name: str, facts: Iterable[str], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    yield f"{_BLOCK}<p><strong>{_text(name)}</strong> {' · '.join(map(_text, facts))}</p>"
+    if rows:
+        yield "<table><tbody>"
+        yield from (f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:_MOST_ROWS])
+        yield "</tbody></table>"
+    if len(rows) > _MOST_ROWS:
+        yield f"<p>… and {len(rows) - _MOST_ROWS:,} more (print() shows all)</p>"
+    yield "</div>"
+
+
+def _cell(value: str) -> str:
+    wrap = "white-space:nowrap" if len(value) <= _SHORT else "overflow-wrap:anywhere"
+    return f'<td style="{_STYLE};{wrap}">{_text(value)}</td>'
+
+
+def _text(value: str) -> str:
+    return html.escape(shown(value, _MOST_CHARACTERS))

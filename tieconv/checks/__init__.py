@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures import unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised import LEAVES
-from tieconv.checkpoint.tie_group import Tie
+from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.quantised_matrix import LEAVES
+from tieconv.checkpoint.tie_group import BiasState, Tie
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from tieconv.architectures.flag_levels import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.shape_fit import fits
+from tieconv.checkpoint.model_files import Caution
+from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import fits
 from tieconv.text import shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.files.cautions import REFUSED_BY_READER
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import REFUSED_BY_READER
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 

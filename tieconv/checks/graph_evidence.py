@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.finding import Action, Remedy
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import Cast, Transposed
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie

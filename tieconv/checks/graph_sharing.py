@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.graph_structure import (
+from tieconv.checkpoint.graph_plan import RUNTIMES
+from tieconv.checkpoint.graph_structure import (
     OLDEST_IR,
     OLDEST_OPSET,
     OLDEST_QUANTISED_OPSET,
@@ -13,9 +13,8 @@ from tieconv.checkpoint.files.graph_structure import (
     MatrixUse,
     near_homes,
 )
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import RUNTIMES
+from tieconv.checkpoint.weight_file import BITS, TensorRecord
 from tieconv.text import shown
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")

@@ -26,8 +26,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import parametrised_parts
-from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix
+from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix, parametrised_parts
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.finding import Finding, Level, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checks import evidence
 from tieconv.checks.evidence import listed
 from tieconv.checks.interface import Rule

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Tying
-from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome
-from tieconv.checkpoint.quantised import LISTING_METHODS, lists_float_head, parametrised_parts, quantised_twin
+from tieconv.checkpoint.finding import Finding, Level, Outcome
+from tieconv.checkpoint.inspection import Inspection, lists_float_head
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
     HEAD,
+    LISTING_METHODS,
     FaultKind,
     PairState,
     QuantisedMatrix,
     QuantisedTables,
     Verdict,
+    parametrised_parts,
+    quantised_twin,
 )
+from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, quantised_faults, quantised_pairs, remedies
 from tieconv.checks.interface import Rule
 from tieconv.loaders.evidence.quantised_cells import MLX, TRANSFORMERS

@@ -8,12 +8,11 @@ from tieconv.architectures import unexplained
 from tieconv.architectures.own_flag import is_foreign
 from tieconv.architectures.wrappers import unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
-from tieconv.checkpoint.files.cautions import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution
-from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence
 from tieconv.loaders.engines.gguf_architectures import TIES, head_rule
 from tieconv.text import shown

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.files.cautions import SEVERAL, TRAINING
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.storage_use import Slack
+from tieconv.checkpoint.model_files import SEVERAL, TRAINING
 from tieconv.checkpoint.tie_group import Duplicate
+from tieconv.checkpoint.weight_file import Slack
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size

@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.kept_copies import KEY, marked
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import KEY, marked
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import size

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
@@ -18,7 +17,7 @@ from tieconv.checkpoint.results.comparison import (
 )
 from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences
 from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
-from tieconv.inspection.stored_order import same_order, type_may_change
+from tieconv.inspection.declared import same_order, type_may_change
 from tieconv.text import count, shown
 
 __all__ = ["compare"]

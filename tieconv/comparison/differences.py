@@ -8,16 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG
-from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix
-from tieconv.checkpoint.results.comparison import ConfigDifference, Contrast, FileDifference, TensorDifference, Weight
-from tieconv.checkpoint.results.matrix_difference import MatrixDifference, MatrixSide
+from tieconv.checkpoint.results.comparison import (
+    ConfigDifference,
+    Contrast,
+    FileDifference,
+    MatrixDifference,
+    MatrixSide,
+    TensorDifference,
+    Weight,
+)
+from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.comparison.pair import Pair, of_side
-from tieconv.inspection.blocks import is_costly
-from tieconv.inspection.quantised.pair_relation import Table, relate_tables
+from tieconv.inspection.quantised.survey_quantised import Table, relate_tables
+from tieconv.inspection.view_reader import is_costly
 from tieconv.sources.digest import same_hash
 from tieconv.sources.local.files import open_regular
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.results.push import Effect
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.comparison.differences import compare_configs
 from tieconv.comparison.pair import Pair, Relations, Source
 from tieconv.text import count, shown, size

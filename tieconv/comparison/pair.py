@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import frexp
 
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.equality.compare_bytes import equal
-from tieconv.inspection.equality.relation import relate
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.inspection.equality import equal, relate
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.inspection.view_reader import readable
 from tieconv.loaders.evidence.head_pair import head_pair, in_file

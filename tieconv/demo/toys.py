@@ -16,9 +16,7 @@ from tieconv.demo import toy_settings
 from tieconv.demo.toy_analysis import Losses, RunOfToys, analyze_toys, gradient_effect, summary
 from tieconv.demo.toy_settings import GradientRatio, Text, Toy, generate
 from tieconv.errors import DestinationError, RefusedError
-from tieconv.execute.publish.interrupts import interrupts
-from tieconv.execute.publish.owned import owning
-from tieconv.execute.publish.swap import publish_new
+from tieconv.execute.publish import interrupts, owning, publish_new
 from tieconv.execute.staging import Staging
 from tieconv.install import install_command
 from tieconv.reference.packages import need, quiet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tieconv.execute.carry_out import execute
-from tieconv.execute.refusals import check_far_target, check_target, stale
-from tieconv.execute.target import Target, replaces_directory
+from tieconv.execute.target import Target, check_far_target, check_target, replaces_directory, stale
 
 __all__ = ["Target", "check_far_target", "check_target", "execute", "replaces_directory", "stale"]

@@ -8,40 +8,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tieconv.checkpoint.files.model_files import FileState
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.output import OutputWeights
-from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.write_plan import OutputWeights, Plan
 from tieconv.errors import VerificationError
-from tieconv.execute import tree
-from tieconv.execute.byte_meter import ByteMeter, Progress
-from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
-from tieconv.execute.contents.file_layout import file_layout
-from tieconv.execute.contents.finished_file import is_finished
-from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Writer
-from tieconv.execute.contents.write_record import Record
-from tieconv.execute.proof.dropped import check_dropped
-from tieconv.execute.proof.promises import check_promises
-from tieconv.execute.proof.sums import blame_source, check_source_sums
-from tieconv.execute.proof.verify import Verifier
-from tieconv.execute.publish import swap
-from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
-from tieconv.execute.publish.interrupts import Interrupts, interrupts
-from tieconv.execute.publish.owned import checked, owning
-from tieconv.execute.refusals import check_fresh, check_place, check_target, stale
+from tieconv.execute import publish, tree
+from tieconv.execute.copy import Like, first_like, inherit_directory, notes
+from tieconv.execute.file_layout import file_layout
+from tieconv.execute.publish import Interrupts, check_unchanged, checked, interrupts, owning, standing
+from tieconv.execute.publish import exchange_in_place as exchange
 from tieconv.execute.staging import Staging, resumable, sweep
-from tieconv.execute.system_errors import writing
 from tieconv.execute.target import (
     Target,
     changed_names,
+    check_fresh,
+    check_place,
+    check_target,
     destination,
     is_file,
     linked_names,
     replaces_directory,
     source_path,
     source_root,
+    stale,
 )
+from tieconv.execute.tree import writing
+from tieconv.execute.verify import Verifier, blame_source, check_dropped, check_promises, check_source_sums
+from tieconv.execute.write import ByteMeter, Progress, Record, Syncer, Writer, is_finished
 from tieconv.sources.user_files import new_file
 
 Reinspect = Callable[[Path], Inspection]
@@ -90,8 +83,8 @@ class _Job:
         check_place(self.plan, self.target)
         with writing(self.final.name, self.final.parent, 0):
             self.replaced = os.lstat(self.final) if self.swaps else None
-            if self.swaps and self.target.in_place and not swap.can_exchange(staging.held):
-                raise swap.cannot_exchange(self.final)
+            if self.swaps and self.target.in_place and not publish.can_exchange(staging.held):
+                raise publish.cannot_exchange(self.final)
             finished = self._make_new(staging)
         syncer = Syncer()
         try:
@@ -228,12 +221,12 @@ class _Job:
             self._publish_directory(staging)
         elif is_file(self.plan):
             staged = staging.new / self._file_name()
-            (swap.publish_file if self._replaces_file() else swap.publish_new)(staged, self.final)
+            (publish.publish_file if self._replaces_file() else publish.publish_new)(staged, self.final)
         elif self.target.in_place:
             for name in changed_names(self.plan):
-                swap.publish_file(staging.new / name, self.final / name)
+                publish.publish_file(staging.new / name, self.final / name)
         else:
-            swap.publish_new(staging.new, self.final)
+            publish.publish_new(staging.new, self.final)
 
     def _replaces_file(self) -> bool:
         return self.target.in_place or (self.target.overwrite and self.final.exists())
@@ -245,7 +238,7 @@ class _Job:
                 exchange(staging.new, self.final, self.replaced, self.before)
             else:
                 staging.set_aside(self.replaced)
-                swap.publish_directory(staging.new, self.final, staging.old, self.replaced)
+                publish.publish_directory(staging.new, self.final, staging.old, self.replaced)
 
 
 def _no_tick(_count: int) -> None:

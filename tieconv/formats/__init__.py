@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.files.git_files import LARGEST
+from tieconv.checkpoint.model_files import LARGEST
 from tieconv.errors import UnreadableError
-from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.safetensors import SAFETENSORS
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.files.interface import Files
-    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
-    from tieconv.formats.interface import Format
+    from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+    from tieconv.formats.directory import Format
 
     FORMATS: tuple[Format, ...]
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import field, replace
+from typing import Protocol
 
-from tieconv.checkpoint.files.cautions import NOT_ALONE, Caution
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
-from tieconv.checkpoint.files.weight_file import WeightFile
+from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import UnreadableError
-from tieconv.formats.documents import CONFIG, HF_QUANT, PARAMS, read_config
-from tieconv.formats.interface import prepare
-from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
-from tieconv.text import count, path_word, shown
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.formats import index as index_format
+from tieconv.formats.json.strict import loads
+from tieconv.formats.limits import INDEX_SUFFIX
+from tieconv.text import command, count, listed, path_word, shown
 
 ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
 """Reads the header of one weight file; returns it with cautions."""
@@ -27,7 +26,7 @@ ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
 
 @record
 class Model:
-    """A format: its file names and the reader of one file. See `tieconv.formats.interface.Format`."""
+    """A format: its file names and the reader of one file. See `tieconv.formats.directory.Format`."""
 
     naming: Naming
     read_one: ReadOne
@@ -51,8 +50,6 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
     weights = tuple(file for file, _ in read)
     cautions = [*weight_set.cautions, *(caution for _, file_cautions in read for caution in file_cautions)]
     if weight_set.index is not None or len(weights) > 1:
-        from tieconv.formats.indexed import index_cautions  # most models are one file
-
         cautions += index_cautions(weight_set, weights)
     config, config_cautions = _config(naming, listing, files, weight_set)
     cautions += config_cautions
@@ -112,7 +109,6 @@ def _name_one(listing: Listing, name: str) -> str:
 def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -> WeightSet:
     if naming.index not in listing.top:
         return with_orphans(WeightSet(Layout.SINGLE, (naming.single,)), stored)
-    from tieconv.formats.indexed import read_one_file_index  # most models have no index
 
     weight_set = read_one_file_index(naming, files)
     if weight_set is not None:
@@ -126,7 +122,6 @@ def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -
 
 
 def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
-    from tieconv.formats.indexed import read_indexed  # most models are one file
 
     return read_indexed(naming, listing, files, name)
 
@@ -152,7 +147,6 @@ def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> Weigh
 def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
     if not any(name.endswith(".py") for name in listing.top):
         return ()
-    from tieconv.formats.remote_code import scan  # imports Python's parser, which few models need
 
     return scan(listing, files)
 
@@ -178,3 +172,286 @@ def _config(
         message = f"{shown(weight_set.weights[0])} is one shard of a model; inspect its directory"
         return None, (Caution("layout.one-shard", message),)
     return read_config(files)
+
+
+# Read a model of shards through its index, and compare the index with the headers of the shards.
+
+
+def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
+    """Return the shards that the index ``name`` lists. Raises `UnreadableError` if a shard is missing."""
+    data = read_bytes(files, name, index_format.LIMIT)
+    value, weight_map = _read_index(data, name, listing)
+    shards = tuple(sorted(set(weight_map.values())))
+    for shard in shards:
+        require_regular(listing, files, shard)
+        if shard not in listing.entries:
+            raise index_format.absent_shard(
+                f"{shown(name)} lists the shard", shard, "index.absent-shard", _instead(listing, shard)
+            )
+    weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
+    return with_orphans(weight_set, filter(naming.is_weights, listing.top))
+
+
+def read_one_file_index(naming: Naming, files: Files) -> WeightSet | None:
+    """Return the single file with its index, or ``None`` if the index is unreadable or lists any other file.
+
+    mlx-lm and mlx-vlm write an index for a model of one file too. Such an index names no second model.
+    """
+    data = read_bytes(files, naming.index, index_format.LIMIT)
+    try:
+        value, weight_map = index_format.read_index(data, naming.index)
+    except UnreadableError:
+        return None
+    if set(weight_map.values()) != {naming.single}:
+        return None
+    index = Document(naming.index, data.decode("utf-8"), value)
+    return WeightSet(Layout.SINGLE, (naming.single,), index, weight_map)
+
+
+def _instead(listing: Listing, absent: str) -> str:
+    """Return a second hint for a missing shard. A numbered shard has none, because reindex refuses there."""
+    if re.search(r"-of-\d+\.\w+$", absent):
+        return ""
+    return f", or rebuild the index from the remaining shards: {command('reindex', listing.source)}"
+
+
+def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
+    """Read the index as `read_index` does, and hint at reindex for every error but an unsafe path."""
+    try:
+        return index_format.read_index(data, name)
+    except UnsafePathError:
+        raise
+    except UnreadableError as error:
+        hint = f"rebuild the index from the shards: {command('reindex', listing.source)}"
+        raise UnreadableError(error.message, hint, error.code) from error
+
+
+def index_cautions(weight_set: WeightSet, weights: tuple[WeightFile, ...]) -> list[Caution]:
+    """Return one caution for each way in which the index disagrees with the shard headers."""
+    cautions: list[Caution] = []
+    homes, repeated = _homes(weights)
+    if repeated:
+        message = f"{listed(repeated, 3)} {'is' if len(repeated) == 1 else 'are'} stored in more than one shard"
+        cautions.append(Caution("index.repeated", message, repeated))
+    if weight_set.index is None:
+        return cautions
+    held = {(tensor.name, file.name) for file in weights for tensor in file.tensors} if repeated else homes.items()
+    absent = tuple(name for name, shard in weight_set.weight_map.items() if (name, shard) not in held)
+    if absent:
+        cautions.append(
+            Caution("index.absent-tensor", f"the index maps {listed(absent, 3)} to the wrong shard", absent)
+        )
+    extra = tuple(name for name in homes if name not in weight_set.weight_map)
+    if extra:
+        cautions.append(Caution("index.extra-tensor", f"the index does not list {listed(extra, 3)}", extra))
+    return cautions + _total_cautions(weight_set.index, weights)
+
+
+def _homes(weights: tuple[WeightFile, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the first file that holds each tensor, and the tensors that several files hold."""
+    homes: dict[str, str] = {}
+    repeated: dict[str, None] = {}
+    for file in weights:
+        for tensor in file.tensors:
+            if homes.setdefault(tensor.name, file.name) != file.name:
+                repeated[tensor.name] = None
+    return homes, tuple(repeated)
+
+
+def _total_cautions(index: Document, weights: tuple[WeightFile, ...]) -> list[Caution]:
+    metadata = index.value.get("metadata")
+    declared = metadata.get("total_size") if isinstance(metadata, dict) else None
+    tensors = [tensor for file in weights for tensor in file.tensors]
+    actual = sum(tensor.nbytes for tensor in tensors)
+    # Writers count a shared storage once, or once for each name. Both are in use.
+    once = sum({(tensor.range, tensor.stride): tensor.nbytes for tensor in tensors}.values())
+    if declared is None or declared in (actual, once):
+        return []
+    return [Caution("index.total-size", f"the index declares total_size {shown(declared)}, the shards hold {actual}")]
+
+
+# Decide by file names which files of a directory are the weights of a model.
+
+
+@record
+class Naming:
+    """The file names of a format.
+
+    ``single`` is the name that loaders look for. Every weight file ends with one of ``suffixes``. ``shard`` matches
+    the number in a shard's name. ``others`` matches files that end like weights but hold something else.
+    """
+
+    format: str
+    noun: str
+    single: str
+    suffixes: tuple[str, ...]
+    shard: str
+    others: str | None = None
+
+    @property
+    def index(self) -> str:
+        return self.single + INDEX_SUFFIX
+
+    def is_index(self, name: str) -> bool:
+        return name.endswith(tuple(suffix + INDEX_SUFFIX for suffix in self.suffixes))
+
+    def is_weights(self, name: str) -> bool:
+        return name.endswith(self.suffixes) and not (self.others and re.search(self.others, name))
+
+    def claims(self, listing: Listing) -> bool:
+        """Return whether MODEL has this format, judged by names alone. For one file the suffix decides."""
+        if listing.named:
+            return listing.named.endswith(self.suffixes) or self.is_index(listing.named)
+        return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
+
+
+@record
+class WeightSet:
+    """The weight files of a model. ``orphans`` are weight files of its directory that the model does not use."""
+
+    layout: Layout
+    weights: tuple[str, ...]
+    index: Document | None = None
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+    cautions: tuple[Caution, ...] = ()
+    orphans: tuple[str, ...] = ()
+
+
+def require_regular(listing: Listing, files: Files, name: str) -> None:
+    """Raise an error if the file that a loader would open exists but may not be read."""
+    if name in listing.special:
+        files.state(name)
+
+
+def with_orphans(weight_set: WeightSet, stored: Iterable[str]) -> WeightSet:
+    """Return the set with the ``stored`` weight files that the model does not use, and a caution."""
+    left = sorted(set(stored) - set(weight_set.weights))
+    if not left:
+        return weight_set
+    listed = ", ".join(shown(name, 60) for name in left[:4])
+    message = f"the model does not use {count(len(left), 'weight file')}: {listed}"
+    cautions = (*weight_set.cautions, Caution("index.orphan", message))
+    return replace(weight_set, orphans=tuple(left), cautions=cautions)
+
+
+# Read the documents that lie beside the weights of any format: config.json and the shard index.
+
+
+CONFIG = "config.json"
+HF_QUANT = "hf_quant_config.json"
+"""The file in which ModelOpt describes the quantisation."""
+PARAMS = "params.json"
+"""The config of Mistral's and of Meta's own tools, beside weights that are named consolidated."""
+CONFIG_LIMIT = 16_000_000
+_REPEATED_SAID = 8
+
+
+def read_bytes(files: Files, name: str, limit: int) -> bytes:
+    """Return the content of the file, at most ``limit + 1`` bytes."""
+    return files.pread(name, min(files.state(name).size, limit) + 1, 0)
+
+
+def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Caution, ...]]:
+    """Return the config and its cautions. NaN and repeated keys are accepted, because real configs hold them.
+
+    Raises `UnreadableError` for a config that is not a JSON object.
+    """
+    data = read_bytes(files, name, CONFIG_LIMIT)
+    repeated: list[str] = []
+    value = loads(data, name, limit=CONFIG_LIMIT, lenient=True, duplicates=repeated)
+    cautions = tuple(
+        Caution("config.repeated-key", f"{name} holds the key {shown(key)} twice; some readers use the last value")
+        for key in dict.fromkeys(repeated[:_REPEATED_SAID])
+    )
+    return Document(name, data.decode("utf-8"), value), cautions
+
+
+# The interface that every checkpoint format implements.
+
+
+class Format(Protocol):
+    """One way to store a checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """The name that `inspect` prints."""
+        ...
+
+    def claims(self, listing: Listing) -> bool:
+        """Return whether MODEL has this format, judged by file names alone."""
+        ...
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        """Read the checkpoint from its headers and documents. Raises `UnreadableError` for malformed input."""
+        ...
+
+
+def prepare(files: Files, names: Iterable[str]) -> None:
+    """Announce which file headers will be read next, so that a remote source can fetch them ahead."""
+    method = getattr(files, "prepare", None)
+    if method is not None:
+        method(names)
+
+
+# Parse the Python files beside the weights for ``_tied_weights_keys``. They are never imported or run.
+#
+# transformers 5 reads ``_tied_weights_keys`` as a dict of target and source names. Custom model code that was written
+# for transformers 4 declares a list.
+
+
+DECLARATION = "_tied_weights_keys"
+SIZE_LIMIT = 1_000_000
+FILE_LIMIT = 20
+
+
+def scan(listing: Listing, files: Files) -> tuple[Caution, ...]:
+    """Return one `Caution` for each ``modeling_*.py`` whose declaration transformers 5 cannot use.
+
+    Skips files that are too large or that do not parse.
+    """
+    names = [name for name in listing.top if name.startswith("modeling_") and name.endswith(".py")]
+    return tuple(caution for name in names[:FILE_LIMIT] for caution in _scan_one(name, listing, files))
+
+
+def _scan_one(name: str, listing: Listing, files: Files) -> Iterator[Caution]:
+    if listing.entries[name] > SIZE_LIMIT:
+        return
+    source = files.pread(name, SIZE_LIMIT, 0)
+    if DECLARATION.encode() not in source:
+        return
+    for value in _declared(source):
+        if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+            listed = _strings(value.elts)
+            yield Caution("code.tied-keys-list", f"{shown(name)} declares {DECLARATION} as a list", listed)
+        elif isinstance(value, ast.Dict):
+            same = tuple(key for key, to in zip(_keys(value), _strings(value.values), strict=False) if key == to)
+            if same:
+                yield Caution("code.tied-to-itself", f"{shown(name)} ties names to themselves", same)
+
+
+def _declared(source: bytes) -> list[ast.expr]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns about the escapes of the file
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [value for node in tree.body if isinstance(node, ast.ClassDef) for value in _in_class(node)]
+
+
+def _in_class(node: ast.ClassDef) -> Iterator[ast.expr]:
+    for statement in node.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+        if value is not None and any(isinstance(target, ast.Name) and target.id == DECLARATION for target in targets):
+            yield value
+
+
+def _strings(values: list[ast.expr]) -> tuple[str, ...]:
+    return tuple(entry.value for entry in values if isinstance(entry, ast.Constant) and isinstance(entry.value, str))
+
+
+def _keys(value: ast.Dict) -> tuple[str, ...]:
+    return _strings([key for key in value.keys if key is not None])

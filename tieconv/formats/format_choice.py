@@ -5,19 +5,44 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from tieconv.checkpoint.files.interface import Files
-from tieconv.checkpoint.files.model_files import Checkpoint, Listing
+from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats import side_by_side
-from tieconv.formats.dcp.model import DCP
-from tieconv.formats.dcp.names import METADATA
-from tieconv.formats.gguf.model import GGUF
-from tieconv.formats.interface import Format
+from tieconv.formats import shards
+from tieconv.formats.directory import Format
+from tieconv.formats.gguf import GGUF
+from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX
 from tieconv.formats.other_tools import WINDOW, by_content, by_directory, by_name
-from tieconv.formats.peft.reader import PEFT
-from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.peft import PEFT
+from tieconv.formats.safetensors import SAFETENSORS
 from tieconv.formats.torch.model import TORCH, check_slices, is_trainer_state
 from tieconv.text import count, path_word, shown
+
+# Recognise a torch distributed checkpoint (DCP). `tieconv.formats.dcp` reads it.
+
+
+@record
+class DistributedCheckpoint:
+    """See `tieconv.formats.directory.Format`."""
+
+    name: str = "dcp"
+
+    def claims(self, listing: Listing) -> bool:
+        if listing.named:
+            return listing.named == DCP_METADATA or listing.named.endswith(DCP_SUFFIX)
+        return any(entry.endswith(DCP_SUFFIX) or DCP_SHARD.fullmatch(entry) for entry in listing.top)
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        from tieconv.formats.dcp import read_directory  # imports the pickle interpreter, which few formats need
+
+        return read_directory(listing, files, self.name)
+
+
+DCP = DistributedCheckpoint()
+
+
+# Choose the format of a checkpoint when more than one is possible.
+
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
@@ -37,18 +62,18 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
     if not claims and _is_torch(listing, files):
         claims = [TORCH]
-    if not listing.named and not side_by_side.holds_model(TORCH, listing) and set(claims) <= {TORCH}:
+    if not listing.named and not shards.holds_model(TORCH, listing) and set(claims) <= {TORCH}:
         _check_trainer(listing)
     if not claims or (listing.named and is_trainer_state(listing.named)):
         raise _unclaimed(listing, files)
-    chosen = side_by_side.preferred(claims, listing)
+    chosen = shards.preferred(claims, listing)
     if chosen is TORCH:
         check_slices(listing)
     checkpoint = chosen.read(listing, files)
-    others, cautions = side_by_side.others(chosen, listing, files)
+    others, cautions = shards.others(chosen, listing, files)
     if not cautions:
         return checkpoint
-    twins = side_by_side.twins(chosen, listing, files) if others else ()
+    twins = shards.twins(chosen, listing, files) if others else ()
     return replace(checkpoint, others=others, twins=twins, cautions=(*checkpoint.cautions, *cautions))
 
 
@@ -57,7 +82,7 @@ def _check_trainer(listing: Listing) -> None:
     kind = by_directory(listing.entries)
     if kind is not None:
         raise UnreadableError(f"{shown(listing.source)} {kind.sentence_end}", kind.hint, "format.unsupported")
-    below = next((name for name in listing.entries if name.endswith(f"/{METADATA}")), None)
+    below = next((name for name in listing.entries if name.endswith(f"/{DCP_METADATA}")), None)
     if below is not None:
         folder = os.path.dirname(below)
         raise UnreadableError(
@@ -69,7 +94,7 @@ def _check_trainer(listing: Listing) -> None:
 
 def holds_weights(listing: Listing) -> bool:
     """Return whether a directory holds weights that loaders look for by name. A stray `.pt` file is not a model."""
-    return any(candidate.claims(listing) and side_by_side.holds_model(candidate, listing) for candidate in FORMATS)
+    return any(candidate.claims(listing) and shards.holds_model(candidate, listing) for candidate in FORMATS)
 
 
 def _is_torch(listing: Listing, files: Files) -> bool:

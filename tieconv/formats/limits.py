@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from sys import getsizeof
 
@@ -45,3 +46,14 @@ class Shapes:
         if len(self._known) >= self._MOST:
             return self._known.get(shape, shape)
         return self._known.setdefault(shape, shape)
+
+
+# The file names of a torch distributed checkpoint.
+
+
+DCP_METADATA = ".metadata"
+DCP_SUFFIX = ".distcp"
+TENSORS = "*.distcp"
+"""The file name in the byte ranges of records: the dense tensors, one after the other. No file has this name."""
+DCP_SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
+"""The files that `HuggingFaceStorageWriter(save_distributed=True)` writes: each rank has its own numbers."""

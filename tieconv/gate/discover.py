@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from glob import glob, has_magic
 
 from tieconv.errors import UnreadableError
-from tieconv.formats.gguf.model import models_among
+from tieconv.formats.gguf import models_among
 from tieconv.text import shell_word, shown
 
 _WEIGHTS = re.compile(

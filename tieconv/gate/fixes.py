@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from tieconv.checkpoint.finding import REVIEW_FIRST, Action
+from tieconv.checkpoint.graph_plan import GraphOutcome
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
-from tieconv.checkpoint.write_plan.graph import GraphOutcome
-from tieconv.checkpoint.write_plan.plan import Outcome
+from tieconv.checkpoint.write_plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.execute.publish.interrupts import Interrupts, interrupts
-from tieconv.execute.publish.owned import owning
-from tieconv.execute.publish.swap import publish_new
+from tieconv.execute.publish import Interrupts, interrupts, owning, publish_new
 from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.target import Target, destination
 from tieconv.execute.tree import remove

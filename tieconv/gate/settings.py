@@ -9,7 +9,7 @@ from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
-from tieconv.formats.handed_in import parse_toml
+from tieconv.formats.json.strict import parse_toml
 from tieconv.gate.known import close
 from tieconv.gate.rule_selection import ALL, selectors
 from tieconv.text import shown

@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.head import Head
 from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, Shadow, State
-from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.tie_group import Duplicate, Tie
-from tieconv.inspection.blocks import is_costly, is_sampled
-from tieconv.inspection.declared import gated, with_shared_storage
-from tieconv.inspection.effect import effect
-from tieconv.inspection.head import view_head
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.quantised_matrix import quantised_twin
+from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
+from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
+from tieconv.inspection.declared import effect, gated, understand, with_shared_storage
 from tieconv.inspection.quantised.quantisation_config import declared_quantisation
-from tieconv.inspection.ties import survey
-from tieconv.inspection.understood import understand
+from tieconv.inspection.ties import survey, view_head
+from tieconv.inspection.view_reader import is_costly, is_sampled
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.files.interface import ByteReader
-    from tieconv.checkpoint.storage_use import StorageUse
+    from tieconv.checkpoint.model_files import ByteReader
+    from tieconv.checkpoint.weight_file import StorageUse
 
 
 def inspect_checkpoint(
@@ -41,7 +36,7 @@ def inspect_checkpoint(
     ``embed`` and ``head`` name the input and the output embedding if the architecture is unknown.
     """
     if checkpoint.graphs:
-        from tieconv.inspection.graph.ties import inspect_graphs  # most models are not graphs
+        from tieconv.inspection.graph_ties import inspect_graphs  # most models are not graphs
 
         return inspect_graphs(checkpoint, reader, depth)
     tensors = checkpoint.tensors
@@ -112,7 +107,7 @@ def _wrapped_ties(
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:
     if not checkpoint.orphans and not checkpoint.twins:
         return ()
-    from tieconv.inspection.shadows import find_shadows
+    from tieconv.inspection.narrow import find_shadows
 
     if depth is Depth.CANDIDATES and is_sampled(reader):
         depth = Depth.HEADER
@@ -166,7 +161,7 @@ def _duplicates(
         candidates = _without_proved(candidates, ties)
     if len(candidates) < 2:
         return ()
-    from tieconv.inspection.equality.duplicates import find_duplicates
+    from tieconv.inspection.duplicates import find_duplicates
 
     groups = [frozenset(member.name for member in tie.stored_members) for tie in ties]
     return find_duplicates(reader, candidates, known=groups)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.architectures import effective, gate
+from tieconv.architectures import effective, find, gate, unexplained
+from tieconv.architectures.draft_models import WHY, is_draft
+from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
 from tieconv.architectures.own_flag import foreign_flag, own_flag
-from tieconv.checkpoint.family import Family, Knowledge, Role
-from tieconv.checkpoint.inspection import ConfigView, Declared, State
-from tieconv.checkpoint.tie_group import Tie
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.quantised_matrix import LEAVES
+from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
-FLAG = "tie_word_embeddings"
 MAX_FLAGS = 1_000
 """Levels of a config that may declare the flag. Models with several parts have fewer than ten."""
 _MAX_DEPTH = 6
@@ -107,3 +113,216 @@ def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tu
 def _as_flag(value: object) -> bool | None:
     """Return the flag as Python readers take it: absent stays absent, any other value by its truth value."""
     return None if value is None else bool(value)
+
+
+# Find what a checkpoint's names mean, and whether they tie: by its config, or by the rule of its format.
+
+
+_PART = f"(?:{'|'.join(map(re.escape, LEAVES))})$"
+"""Finds a part of a quantised matrix among names, one a line. A model may have 500,000 names, so it is one search."""
+_EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
+
+
+def _shared_names(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of names that share one storage; empty for a format without storages."""
+    if not any(file.storages for file in checkpoint.files):
+        return ()
+    from tieconv.inspection.storage import shared_names
+
+    return shared_names(checkpoint.tensors)
+
+
+def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> tuple[Family, ConfigView]:
+    """Return the family, and what the config implies for it; the user gave the names ``embed`` and ``head``."""
+    if checkpoint.format == "gguf":
+        return _gguf(checkpoint)
+    if checkpoint.adapter is not None:
+        why = "Unknown: the base model decides whether the pair is tied."
+        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
+    if is_draft(checkpoint.config_values, checkpoint.tensors):
+        return _draft(checkpoint)
+    shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
+    family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
+    if family.knowledge is not Knowledge.TABLE and re.search(_PART, "\n".join(shapes), re.MULTILINE):
+        from tieconv.inspection.quantised.settle_ties import logical_shapes  # most models are not quantised
+
+        family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
+    if embed or head:
+        from tieconv.architectures.named_by_user import with_names
+
+        family = with_names(family, embed, head)
+    elif checkpoint.table:
+        from tieconv.architectures.name_prefix import in_training  # few models are training checkpoints
+
+        family = in_training(family, shapes, checkpoint.table.starts)
+    elif checkpoint.mlx and family.knowledge is Knowledge.TABLE:
+        from tieconv.architectures.stored_names import mlx_named
+
+        family = mlx_named(family, shapes)
+    return family, view_config(checkpoint.config_values, family)
+
+
+def _draft(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
+    drafted = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
+    architecture = drafted.architectures[0] if drafted.architectures else ""
+    family = _without_groups(architecture, Tying.HEADLESS)
+    return replace(family, model_type=drafted.model_type), replace(drafted, why=WHY)
+
+
+def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
+    """Return family and config of a GGUF file: llama.cpp has no flag.
+
+    llama.cpp uses the token embedding as the head exactly if ``output.weight`` is absent. A file without token
+    embedding, such as a projector, ties nothing. Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then
+    ``TENSOR_DUPLICATED``).
+    """
+    metadata = checkpoint.files[0].metadata or {}
+    architecture = metadata.get("general.architecture", "")
+    names = checkpoint.tensors
+    if not names:
+        family = _without_groups(architecture, Tying.HEADLESS)
+        why = "No output head: the file has a vocabulary but no tensors."
+        return family, ConfigView(architecture, (), (), False, why, known=False)
+    if _EMBEDDING not in names:
+        family = _without_groups(architecture, Tying.HEADLESS)
+        return family, ConfigView(architecture, (), (), False, f"Untied: the file has no {_EMBEDDING}.")
+    tied = _HEAD not in names
+    why = (
+        f"Tied: llama.cpp uses {_EMBEDDING} as the head, because {_HEAD} is absent."
+        if tied
+        else f"Untied: llama.cpp uses {_HEAD} as the head."
+    )
+    return _gguf_family(architecture, tied, _BIAS in names), ConfigView(architecture, (), (), tied, why)
+
+
+def _gguf_family(architecture: str, tied: bool, biased: bool) -> Family:
+    return replace(
+        _without_groups(architecture, Tying.ALWAYS if tied else Tying.CAN),
+        input_embedding=_EMBEDDING,
+        output_head=_HEAD,
+        output_biases=(_BIAS,) if biased else (),
+        groups=(TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),),
+    )
+
+
+def _without_groups(architecture: str, tying: Tying) -> Family:
+    return Family(
+        architecture=architecture,
+        model_type=architecture,
+        knowledge=Knowledge.TABLE,
+        tying=tying,
+        prefix="",
+        input_embedding=None,
+        output_head=None,
+        output_biases=(),
+        bias_is_row=False,
+        groups=(),
+        renames=(),
+        levels=(),
+        truth="",
+        default_v4=None,
+        meaning_v4=FlagMeaning.STORAGE,
+        meaning_v5=FlagMeaning.STORAGE,
+    )
+
+
+# Say whether the loaded model is tied, and why: for the files at hand, not only for the config.
+
+
+_DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})
+
+
+def effect(inspection: Inspection) -> str:
+    """Return whether transformers ties the head, and why, in one or two sentences."""
+    family, why = inspection.family, inspection.config.why
+    if cannot_build(inspection):
+        name = shown(family.input_embedding or "its embedding")
+        return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
+    if inspection.quantised is not None:
+        from tieconv.inspection.quantised.settle_ties import quantised_effect
+
+        unclear = quantised_effect(inspection, inspection.quantised)
+        if unclear:
+            return unclear
+    if lists_float_head(inspection):
+        return "Unknown: the config says that the output head is quantised, but no codes are stored for it."
+    names = unexplained(inspection)
+    if names:
+        return f"Unknown: {shown(names[0])} may be part of the head or embedding, and tieconv does not know its form."
+    if family.knowledge is not Knowledge.TABLE:
+        lacks = family.output_head is None and inspection.config.declared and not inspection.config.effective
+        return "Unknown: the config says untied, and tieconv found no output head." if lacks else why
+    refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
+    if refused is not None and family.tying is Tying.CAN:
+        flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"
+        return f"Unknown: {flag}, which is not a boolean, and loaders disagree about its meaning."
+    transformers4_verdict = reading_v4(inspection)
+    head = _differing_head(inspection) if inspection.config.effective else None
+    if head is not None:
+        reason = f"{shown(head.name)} is stored and differs from the embedding."
+        in_4 = " Tied in transformers 4, which discards the stored head." if transformers4_verdict else ""
+        return f"Untied{' in transformers 5' if in_4 else ''}: {reason}{in_4}"
+    if (
+        family.tying is not Tying.CAN
+        or transformers4_verdict in (None, inspection.config.effective)
+        or not levels(inspection)
+    ):
+        return why
+    verdict, _, reason = why.partition(": ")
+    return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
+
+
+def _not_boolean(entry: Declared) -> bool:
+    return entry.present and not isinstance(entry.value, bool)
+
+
+def _differing_head(inspection: Inspection) -> Member | None:
+    """Return the stored head if its values differ from those of the embedding: transformers 5 then keeps both."""
+    head = inspection.head.output_head
+    members = (member for tie in inspection.ties for member in tie.members)
+    head_member = next((member for member in members if head is not None and member.name == head.name), None)
+    return head_member if head_member is not None and head_member.state in _DIFFERENT else None
+
+
+def _in_transformers4(inspection: Inspection) -> str:
+    """Return whether transformers 4 ties, and the flag that it reads."""
+    level = inspection.family.level_v4 or ""
+    value = levels(inspection).get(level)
+    verdict = "Tied" if reading_v4(inspection) else "Untied"
+    says = "is absent" if value is None else f"is {str(value).lower()}"
+    return f"{verdict} in transformers 4: {f'{level}.{FLAG}'.lstrip('.')} {says}"
+
+
+# Find what loaders derive from the order of a model's stored tensors.
+
+
+def same_order(a: Checkpoint, b: Checkpoint, names: Collection[str]) -> bool:
+    """Return whether two models store ``names`` in one order, so that every loader reads them in one order."""
+    return a.format == b.format and _among(a, names) == _among(b, names)
+
+
+def type_may_change(a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
+    """Return the types among which transformers 5 may choose differently for two models; empty if it does not."""
+    types_a, types_b = _first_types(a), _first_types(b)
+    types = tuple(sorted({*types_a, *types_b}))
+    return types if len(types) > 1 and (types_a != types_b or a.format != b.format) else ()
+
+
+def _among(checkpoint: Checkpoint, names: Collection[str]) -> list[str]:
+    return [name for name in checkpoint.tensors if name in names]
+
+
+def _first_types(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the types that transformers 5 may load every tensor in: the type of the first tensor that it reads.
+
+    ``dtype="auto"``, its default, takes that type if the config sets none. safetensors reads the names of a file
+    sorted, torch in the order of the file. Empty if the config sets a type.
+    """
+    config = checkpoint.config_values
+    if not config or config.get("dtype") or config.get("torch_dtype"):
+        return ()
+    for file in sorted(checkpoint.files, key=lambda file: file.name):
+        floats = [record for record in file.tensors if record.dtype in FLOATS]
+        if floats:
+            return floats[0].dtype, min(floats, key=lambda record: record.name).dtype
+    return ()

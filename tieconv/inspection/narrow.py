@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,15 @@ from tieconv.architectures import find, locate
 from tieconv.architectures.named_by_user import with_names
 from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.files.interface import Files
-from tieconv.checkpoint.files.model_files import FileState, Listing
-from tieconv.formats.documents import CONFIG, read_bytes, read_config
+from tieconv.checkpoint.inspection import Depth, Shadow
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, FileState, Listing
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.formats.directory import CONFIG, read_bytes, read_config
 from tieconv.formats.index import LIMIT, read_index
-from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.safetensors import SAFETENSORS
 from tieconv.formats.torch.model import TORCH
-from tieconv.inspection.head import head_bias_name
+from tieconv.inspection.equality import equal
+from tieconv.inspection.ties import head_bias_name
 
 
 class NarrowedFiles:
@@ -77,3 +79,34 @@ def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
         if actual is not None:
             module = actual.rpartition(".")[0] + "."
             yield from (name for name in names if name == actual or name.startswith(module))
+
+
+# Compare unused weight files with the model's own: which names do they repeat, with other bytes?
+
+
+def find_shadows(
+    checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]
+) -> tuple[Shadow, ...]:
+    """Return one `Shadow` for each name that an unused file repeats.
+
+    Bytes are compared for ``candidates``, or for every name at full depth. Raises what the reader raises.
+    """
+    return tuple(_shadows(checkpoint, reader, depth, candidates))
+
+
+def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]) -> Iterator[Shadow]:
+    tensors = checkpoint.tensors
+    for file in (*checkpoint.orphans, *checkpoint.twins):
+        for record in file.tensors:
+            used = tensors.get(record.name)
+            if used is None:
+                continue
+            compared = depth is Depth.FULL or (depth is Depth.CANDIDATES and record.name in candidates)
+            yield Shadow(record.name, file.name, _differs(reader, used, record, compared))
+
+
+def _differs(reader: ByteReader, used: TensorRecord, shadow: TensorRecord, compared: bool) -> bool | None:
+    if (used.dtype, used.shape) != (shadow.dtype, shadow.shape):
+        return True
+    dense = used.stride is None and shadow.stride is None
+    return not equal(reader, used.range, shadow.range) if compared and dense else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import gcd
 
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse
-from tieconv.inspection.blocks import stream
-from tieconv.inspection.sharing import sharing
-from tieconv.sources.strided import row_major
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.relation.interface import Aliased
+from tieconv.checkpoint.relation.proved import Transposed
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import Overlap, Slack, StorageUse, TensorRecord, WeightFile
+from tieconv.inspection.view_reader import stream
+from tieconv.sources.strided import StridedRange, row_major
 from tieconv.sources.sums import Sums, damaged
 
 _MOST_PAIRS = 200_000
@@ -72,9 +72,9 @@ def _alone(file: WeightFile) -> set[str]:
 
 def _by_storage(file: WeightFile, alone: set[str]) -> dict[str, list[TensorRecord]]:
     held: dict[str, list[TensorRecord]] = defaultdict(list)
-    for record in file.tensors:
-        if record.storage is not None and record.storage not in alone:
-            held[record.storage].append(record)
+    for tensor in file.tensors:
+        if tensor.storage is not None and tensor.storage not in alone:
+            held[tensor.storage].append(tensor)
     return held
 
 
@@ -105,16 +105,16 @@ def _clusters(tensors: Iterable[TensorRecord]) -> Iterator[tuple[int, int, list[
     """
     cluster: list[TensorRecord] = []
     start = end = 0
-    for record in sorted(tensors, key=lambda record: (record.range.start, -record.range.end)):
-        if not record.range.size:
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.range.start, -tensor.range.end)):
+        if not tensor.range.size:
             continue
-        if cluster and record.range.start >= end:
+        if cluster and tensor.range.start >= end:
             yield start, end, cluster
             cluster = []
         if not cluster:
-            start = record.range.start
-        end = max(end, record.range.end) if cluster else record.range.end
-        cluster.append(record)
+            start = tensor.range.start
+        end = max(end, tensor.range.end) if cluster else tensor.range.end
+        cluster.append(tensor)
     if cluster:
         yield start, end, cluster
 
@@ -169,18 +169,18 @@ def _apart(left: TensorRecord, right: TensorRecord) -> bool:
     """
     period = 0
     reaches = []
-    for record in (left, right):
-        sides = zip(record.shape, record.stride or row_major(record.shape), strict=True)
-        width = record.range.size // (1 + _last_element(record))
+    for tensor in (left, right):
+        sides = zip(tensor.shape, tensor.stride or row_major(tensor.shape), strict=True)
+        width = tensor.range.size // (1 + _last_element(tensor))
         moving = sorted((step * width, side) for side, step in sides if side > 1 and step)
         if not moving:
             return False
         period = gcd(period, moving[-1][0])
         reaches.append((moving[:-1], width))
     runs = []
-    for record, (inner, width) in zip((left, right), reaches, strict=True):
+    for tensor, (inner, width) in zip((left, right), reaches, strict=True):
         length = width + sum(step * (side - 1) for step, side in inner)
-        first = record.range.start % period
+        first = tensor.range.start % period
         if first + length > period:
             return False
         runs.append((first, first + length))
@@ -190,3 +190,58 @@ def _apart(left: TensorRecord, right: TensorRecord) -> bool:
 def _last_element(record: TensorRecord) -> int:
     strides = record.stride or row_major(record.shape)
     return sum((side - 1) * step for side, step in zip(record.shape, strides, strict=True))
+
+
+# Find how two tensors of one storage relate by their positions alone, without reading bytes.
+
+
+@record
+class _View:
+    """The positions of a tensor's elements, without sides of length 1, whose strides have no effect."""
+
+    file: str
+    start: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def turned(self) -> _View:
+        return _View(self.file, self.start, self.shape[::-1], self.stride[::-1])
+
+
+def sharing(canonical: TensorRecord, second: TensorRecord) -> Aliased | Transposed | None:
+    """Return `aliased` or `transposed` if both names are the same elements of the same bytes, else ``None``.
+
+    Two names without an element share nothing.
+    """
+    if canonical.dtype != second.dtype or canonical.storage is None or not (canonical.elements and second.elements):
+        return None
+    left, right = _view(canonical), _view(second)
+    if canonical.shape == second.shape and left == right:
+        return Aliased()
+    if len(canonical.shape) == 2 and canonical.shape == second.shape[::-1] and left == right.turned:
+        return Transposed(view=True)
+    return None
+
+
+def shared_names(tensors: Mapping[str, TensorRecord]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of names that are one tensor of the file: the same elements of one storage."""
+    storages: dict[object, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        if tensor.storage is not None:
+            storages[tensor.storage, tensor.range.file].append(name)
+    groups: dict[object, list[str]] = defaultdict(list)
+    for names in storages.values():
+        if len(names) > 1:  # of half a million tensors, few share a storage
+            for name in names:
+                if (tensor := tensors[name]).elements:
+                    groups[tensor.dtype, tensor.range, tensor.shape, tensor.stride].append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def _view(record: TensorRecord) -> _View:
+    span = record.range
+    start = span.base if isinstance(span, StridedRange) else span.start
+    sides = list(zip(record.shape, record.stride or row_major(record.shape), strict=True))
+    axes = [(side, step) for side, step in sides if side != 1]
+    return _View(span.file, start, tuple(side for side, _ in axes), tuple(step for _, step in axes))

@@ -6,12 +6,11 @@ import struct
 import sys
 from array import array
 
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.head import BiasState
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.blocks import stream
-from tieconv.inspection.view_reader import readable
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.inspection.view_reader import readable, stream
 
 
 @record

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tieconv.architectures import locate, spelled
-from tieconv.checkpoint.family import Family, TieGroup
-from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.architectures import find, locate, spelled
+from tieconv.architectures.name_prefix import below, model_prefixes, without_wrappers
+from tieconv.checkpoint.family import Family, TieGroup, Tying
 from tieconv.checkpoint.inspection import Depth, State
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.relation.interface import Absent, Canonical
-from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.inspection.blocks import is_sampled
+from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, OutputHead, TensorView, Tie
+from tieconv.checkpoint.weight_file import ChunkTable, TensorRecord
+from tieconv.errors import RefusedError
+from tieconv.inspection.view_reader import is_sampled
+from tieconv.text import command, shell_word, shown
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.files.interface import ByteReader
+    from tieconv.checkpoint.model_files import ByteReader
     from tieconv.checkpoint.relation.proved import Relation
+
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
 """States of a member that a tied group may store."""
@@ -84,7 +90,7 @@ def _member(
 def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader, depth: Depth) -> Relation:
     if tensor.name == reference.name:
         return Canonical()
-    from tieconv.inspection.sharing import sharing  # a tied model compares nothing
+    from tieconv.inspection.storage import sharing  # a tied model compares nothing
 
     known = sharing(reference, tensor)
     if known is not None:
@@ -94,10 +100,10 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
 
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
-        from tieconv.inspection.equality.sampled import relate_sampled
+        from tieconv.inspection.equality import relate_sampled
 
         return relate_sampled(reader, reference, tensor)
-    from tieconv.inspection.equality.relation import relate  # a tied model compares nothing
+    from tieconv.inspection.equality import relate  # a tied model compares nothing
 
     return relate(reader, reference, tensor)
 
@@ -110,3 +116,191 @@ def consistent(members: tuple[Member, ...], declared: bool) -> bool | None:
     if states - EQUAL - {State.ABSENT, State.UNREAD}:
         return False
     return None if State.UNREAD in states else True
+
+
+# Find the input embedding, the output embedding and its bias, by their names in the file.
+
+
+def view_head(
+    family: Family,
+    tensors: Mapping[str, TensorRecord],
+    ties: tuple[Tie, ...],
+    reader: ByteReader,
+    depth: Depth,
+) -> Head:
+    """Return the input embedding, the output embedding and the head bias."""
+    embedding, bias = _embedding(family, tensors, ties), _bias(family, tensors, reader, depth)
+    return Head(embedding, _output(family, tensors, ties), bias, () if embedding else _pieces(family, tensors))
+
+
+def _pieces(family: Family, tensors: Mapping[str, TensorRecord]) -> tuple[TensorView, ...]:
+    """Return the stored tensors that a loader joins to the input embedding; empty if one of them is missing."""
+    records = [tensors[name] for name in family.pieces if name in tensors]
+    if len(records) < len(family.pieces):
+        return ()
+    return tuple(TensorView(record.name, record.shape, record.dtype) for record in records)
+
+
+def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> TensorView | None:
+    """Return the stored input embedding, under its own name or that of the table shared with the tied head.
+
+    For Marian the input embedding is the encoder's, and a tied model stores only `model.shared.weight`.
+    """
+    name = family.input_embedding and locate(family, family.input_embedding, tensors)
+    if not name:
+        name = next((tie.canonical for tie in ties if _shares(tie, family.input_embedding, tensors)), None)
+    if not name:
+        return None
+    record = tensors[name]
+    return TensorView(name, record.shape, record.dtype)
+
+
+def _shares(tie: Tie, name: str | None, tensors: Mapping[str, TensorRecord]) -> bool:
+    return tie.declared and tie.canonical in tensors and any(member.name == name for member in tie.members)
+
+
+def _output(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> OutputHead | None:
+    """Return the output embedding; ``None`` for a class without one by design."""
+    if family.output_head is None or family.tying is Tying.HEADLESS:
+        return None
+    name = locate(family, family.output_head, tensors)
+    if name:
+        record = tensors[name]
+        return OutputHead(name, True, None, record.shape, record.dtype)
+    return OutputHead(family.output_head, False, _tied_to(family.output_head, tensors, ties))
+
+
+def _tied_to(head: str, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> str | None:
+    """Return the stored tensor that a tied, absent head takes its values from."""
+    for tie in ties:
+        if tie.declared and head in (member.name for member in tie.members):
+            return next((member.name for member in tie.members if member.name in tensors), None)
+    return None
+
+
+def head_bias_name(head: str) -> str:
+    """Return the name of a bias beside the head's weight (`lm_head.weight` → `lm_head.bias`)."""
+    return f"{head.removesuffix('.weight')}.bias"
+
+
+def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth) -> OutputBias | None:
+    """Return the bias that transformers 5 reads: of two stored names the head's own.
+
+    A bias stored beside a head whose class has none counts too.
+    """
+    if family.output_head is None:
+        return None
+    names = family.output_biases or (head_bias_name(family.output_head),)
+    for name in reversed(names):
+        actual = locate(family, name, tensors)
+        if actual:
+            if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[actual])):
+                return OutputBias(actual, BiasState.UNREAD)
+            from tieconv.inspection.tensor_values import bias_summary
+
+            return OutputBias(actual, *bias_summary(reader, tensors[actual]))
+    return OutputBias(names[0], BiasState.ABSENT)
+
+
+_FETCHED = 4 << 20
+"""Bytes of the largest bias that is fetched without a request: a million elements of four bytes."""
+
+
+def is_far(reader: ByteReader, record: TensorRecord) -> bool:
+    """Return whether a bias stays unread because it is large and would be fetched over a network."""
+    return is_sampled(reader) and record.nbytes > _FETCHED
+
+
+# Give the tensors of a training checkpoint the names of the model, without the prefixes of the training program.
+
+
+def with_bare_names(checkpoint: Checkpoint, embed: str | None = None) -> Checkpoint:
+    """Return the checkpoint with the names of the model, and without the tensors that are not below the prefix.
+
+    ``embed`` is the stored name of the embedding, if the user gave it. Raises `RefusedError` if no prefix or several
+    fit, or if a tensor beside the model is not a counter.
+    """
+    tensors, table = checkpoint.tensors, checkpoint.table
+    prefix = _prefix(checkpoint, embed)
+    names = below(prefix, tensors)
+    outside = {name: record for name, record in tensors.items() if name not in names.values()}
+    _check_outside(checkpoint, prefix, outside)
+    bare = {stored: name for name, stored in names.items()}
+    files = tuple(
+        replace(file, tensors=tuple(_renamed(record, bare) for record in file.tensors if record.name in bare))
+        for file in checkpoint.files
+    )
+    renamed = ChunkTable(
+        {name: table.chunks[stored] for name, stored in names.items()},
+        frozenset(name for name, stored in names.items() if stored in table.overlapping),
+        table.training,
+        {},
+        names,
+        outside,
+    )
+    return replace(checkpoint, files=files, table=renamed)
+
+
+def bare_name(checkpoint: Checkpoint, name: str | None) -> str | None:
+    """Return the name that a stored tensor has in ``checkpoint``, whose names are bare."""
+    bare = {stored: name for name, stored in checkpoint.table.stored_names.items()}
+    return None if name is None else bare.get(name, name)
+
+
+def _prefix(checkpoint: Checkpoint, embed: str | None) -> str:
+    shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
+    family = find(checkpoint.config_values, shapes)
+    starts = checkpoint.table.starts
+    prefixes = model_prefixes(family, shapes, starts)
+    if embed is not None:
+        chosen = [prefix for prefix in prefixes if without_wrappers(embed).startswith(prefix)]
+        prefixes = tuple(chosen[-1:]) or (starts.get(embed, ""),)
+    if len(prefixes) == 1:
+        return prefixes[0]
+    if not prefixes and not family.trusted:
+        return ""
+    raise _unknown_names(checkpoint, family) if not prefixes else _several(checkpoint, family, prefixes)
+
+
+def _unknown_names(checkpoint: Checkpoint, family: Family) -> RefusedError:
+    return RefusedError(
+        f"{shown(checkpoint.source)} has no tensor {shown(family.input_embedding or '')}, "
+        f"so its names are not those of {shown(family.architecture)}",
+        "export it with the tool that trained it, which knows its own names",
+        "dcp.names",
+    )
+
+
+def _several(checkpoint: Checkpoint, family: Family, prefixes: tuple[str, ...]) -> RefusedError:
+    first, second = prefixes[:2]
+    embedding = family.input_embedding or "NAME"
+    option = f"--embed {shell_word(first + embedding)}"
+    return RefusedError(
+        f"{shown(checkpoint.source)} holds several models, under {_named(first)} and {_named(second)}",
+        f"choose one: {command('convert', checkpoint.source, '--to', 'safetensors', '-o', 'OUT', option)}",
+        "dcp.several",
+    )
+
+
+def _named(prefix: str) -> str:
+    return shown(prefix) if prefix else "no prefix"
+
+
+def _check_outside(checkpoint: Checkpoint, prefix: str, outside: Mapping[str, TensorRecord]) -> None:
+    """Refuse to leave out a tensor that may belong to the model. A counter has one element."""
+    left = next((record for record in outside.values() if record.elements > 1), None)
+    if left is not None and not _is_model_of_its_own(checkpoint, left.name):
+        raise RefusedError(
+            f"{shown(checkpoint.source)}: {shown(left.name)} is not below {shown(prefix)}, where the model is",
+            "save the model's state dict alone, then convert that checkpoint",
+            "dcp.outside-model",
+        )
+
+
+def _is_model_of_its_own(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether another state dict of the checkpoint, such as averaged weights, holds the tensor."""
+    return name in checkpoint.table.starts
+
+
+def _renamed(record: TensorRecord, bare: Mapping[str, str]) -> TensorRecord:
+    return TensorRecord(bare[record.name], record.dtype, record.shape, record.range)

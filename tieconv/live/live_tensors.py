@@ -15,7 +15,7 @@ from tieconv.checkpoint.relation.proved import OtherBytes, Unread
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
-from tieconv.formats.torch.torch_dtypes import DTYPES
+from tieconv.formats.torch.pickle_values import DTYPES
 from tieconv.text import shown
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, FileState, Layout
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.finding import Finding, Remedy
-from tieconv.checkpoint.inspection import Depth, Inspection, State
-from tieconv.checkpoint.live_model import LIVE, LiveModel
+from tieconv.checkpoint.inspection import LIVE, Depth, Inspection, LiveModel, State
+from tieconv.checkpoint.model_files import Checkpoint, Document, FileState, Layout
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checks import run_checks
 from tieconv.inspection import inspect_checkpoint
 from tieconv.live import is_peft, unwrapped
@@ -165,7 +164,7 @@ def _size(tensor: FileTensor) -> int:
 
 
 def _dtype_name(tensor: FileTensor) -> str:
-    from tieconv.formats.torch.torch_dtypes import DTYPES
+    from tieconv.formats.torch.pickle_values import DTYPES
 
     name = str(tensor.dtype).removeprefix("torch.")
     return DTYPES[name].name if name in DTYPES else name.upper()

@@ -6,9 +6,9 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from tieconv.checkpoint.files.model_files import Adapter
+from tieconv.checkpoint.model_files import Adapter
 from tieconv.checks.adapters import WRAPPER, part_of
-from tieconv.formats.peft.reader import adapter_of
+from tieconv.formats.peft import adapter_of
 from tieconv.live.live_tensors import LiveTensor, capture_state
 
 _REPLACED = ".modules_to_save."

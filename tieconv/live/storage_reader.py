@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.live.live_tensors import LiveTensor
 from tieconv.sources.strided import row_major

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Depth, Inspection, State
-from tieconv.checkpoint.live_model import LiveModel
+from tieconv.checkpoint.inspection import Depth, Inspection, LiveModel, State
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.evidence import declared_tied, disputed, listed
 from tieconv.live import is_peft, peft_module, unwrapped

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint.finding import Prediction
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Prediction
 
 if TYPE_CHECKING:
     from tieconv.loaders.interface import Consumer

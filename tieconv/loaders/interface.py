@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
 from tieconv.loaders.basis import basis

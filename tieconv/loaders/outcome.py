@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.relation.proved import Cast
 from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome
-from tieconv.checkpoint.quantised import lists_float_head
-from tieconv.checkpoint.quantised_matrix import (
-    EMBEDDING,
-    HEAD,
-    DeclaredQuantisation,
-    QuantisedMatrix,
-    QuantisedTables,
-)
+from tieconv.checkpoint.finding import Outcome
+from tieconv.checkpoint.inspection import Inspection, lists_float_head
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, DeclaredQuantisation, QuantisedMatrix, QuantisedTables
 from tieconv.checkpoint.quantised_matrix import Verdict as Choice
 from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.evidence.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables

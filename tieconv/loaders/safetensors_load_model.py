@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import Layout
 from tieconv.loaders.evidence.head_pair import head_pair, listed, stored_bias
 from tieconv.loaders.evidence.tie_groups import file_names, groups, misshapen
 from tieconv.loaders.evidence.unclear import SAFETENSORS, unclear_class, unclear_files

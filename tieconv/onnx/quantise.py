@@ -15,19 +15,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.results.exported import ExportPlan
+from tieconv.checkpoint.graph_plan import ExportPlan, SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import SessionProof, SharedMatrix
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
-from tieconv.onnx.graph.initializers import GraphBytes
-from tieconv.onnx.graph.model import read_graph, sides
+from tieconv.onnx.graph.model import GraphBytes, read_graph, sides
 from tieconv.onnx.graph.packages import has_onnxruntime
-from tieconv.onnx.share.patterns.head import MICROSOFT
-from tieconv.onnx.share.patterns.interface import Names, constant, replace
-from tieconv.onnx.share.quantised.block_tables import LOOKUP, heads
-from tieconv.onnx.share.uses import MATRIX, Use, integer, is_standard, remove_unread, uses_of
+from tieconv.onnx.share.find import MATRIX, Use, integer, is_standard, remove_unread, uses_of
+from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
+from tieconv.onnx.share.quantised import LOOKUP, heads
 from tieconv.onnx.write.session_proof import prove
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
@@ -235,7 +232,9 @@ def quantise_blocks(model: ir.Model, bits: int) -> None:
             for part in parts:
                 graph.register_initializer(part)
             for node in nodes:
-                replace(node, [ir.node("MatMulNBits", [node.inputs[0], *parts], attributes, domain=MICROSOFT)], names)
+                replace_node(
+                    node, [ir.node("MatMulNBits", [node.inputs[0], *parts], attributes, domain=MICROSOFT)], names
+                )
             model.opset_imports.setdefault(MICROSOFT, 1)
 
 
@@ -298,7 +297,7 @@ def read_blocks(model: ir.Model, embedding: str, head: str) -> str:
         if width != table.blocks * table.block:
             ends = [constant(node, [end], names, "end") for end in (0, width, -1)]
             made.append(ir.node("Slice", [made[-1].outputs[0], *ends]))
-        replace(node, made, names)
+        replace_node(node, made, names)
     return str(table.codes.name) if table is not None and nodes else ""
 
 
@@ -320,7 +319,7 @@ def read_columns(model: ir.Model, embedding: str, head: str) -> str:
         made = [ir.node("Gather", [codes, ids], {"axis": 1})]
         made.append(ir.node("Transpose", [made[-1].outputs[0]], {"perm": [*range(1, rank + 1), 0]}))
         made.append(ir.node("DequantizeLinear", [made[-1].outputs[0], scale, zero]))
-        replace(node, made, names)
+        replace_node(node, made, names)
     return str(codes.name) if codes is not None and nodes else ""
 
 
@@ -381,7 +380,7 @@ def _rewrite(use: Use, value: ir.Value, turned: dict[str, ir.Value], names: Name
     if len(node.inputs) > MATRIX and node.inputs[MATRIX] is not None:
         nodes.append(ir.node("Add", [nodes[0].outputs[0], node.inputs[MATRIX]]))
     nodes[0].outputs[0].type = value.type
-    replace(node, nodes, names)
+    replace_node(node, nodes, names)
     if len(nodes) == 1:
         nodes[0].name = node.name
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
-from tieconv.checkpoint.write_plan.plan import Promises
+from tieconv.checkpoint.write_plan import CopyTensor, FillTensor, Operation, Promises, RenameTensor, ScaleTensor
 from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.loaders.loaded import Cause
 from tieconv.plans.edits import Edits

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.write_plan.proof import AllZero
+from tieconv.checkpoint.tie_group import BiasState
+from tieconv.checkpoint.write_plan import AllZero
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, inspect_hint, refuse
 from tieconv.text import shown

@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from tieconv.architectures.own_flag import is_foreign
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.tie_group import Tie
-from tieconv.checkpoint.write_plan.operation import (
+from tieconv.checkpoint.write_plan import (
     AverageTensor,
     CopyTensor,
     DropConfig,
     DropTensor,
     FillTensor,
     Operation,
+    OutputText,
+    Plan,
+    Promises,
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
@@ -24,10 +27,9 @@ from tieconv.checkpoint.write_plan.operation import (
     SetMetadata,
     SetTensor,
     ShareTensor,
+    TiePromise,
     TrimStorage,
 )
-from tieconv.checkpoint.write_plan.output import OutputText
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.base_prefix import give_prefix, needs_prefix
 from tieconv.plans.config import set_flag
 from tieconv.plans.edited_files import files_of, with_text

@@ -9,8 +9,7 @@ from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, te
 from tieconv.architectures.own_flag import is_foreign, own_flag
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import SetConfig
-from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.checkpoint.write_plan import OutputText, SetConfig
 from tieconv.errors import RefusedError
 from tieconv.formats.json.edit import set_values
 from tieconv.text import shown

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint import value_type
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
-from tieconv.checkpoint.files.weight_file import WeightFile
-from tieconv.checkpoint.write_plan.operation import KeepTensor, LinkFile, Operation
-from tieconv.checkpoint.write_plan.output import OutputStorage, OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.model_files import Checkpoint, Layout
+from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.write_plan import (
+    KeepTensor,
+    LinkFile,
+    Operation,
+    OutputStorage,
+    OutputTensor,
+    OutputText,
+    OutputWeights,
+)
 from tieconv.plans.edited_index import index_text
 from tieconv.plans.edited_metadata import metadata_after, metadata_of_new
 from tieconv.plans.edits import Edits

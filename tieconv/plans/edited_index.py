@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan import OutputTensor, OutputText, OutputWeights
 from tieconv.formats.index import edit_index
 from tieconv.plans.edits import Edits
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tieconv.checkpoint import kept_copies
-from tieconv.checkpoint.files.weight_file import WeightFile
-from tieconv.checkpoint.write_plan.operation import SetMetadata
+from tieconv.checkpoint import weight_file
+from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.write_plan import SetMetadata
 from tieconv.plans.edits import Edits
 
 
@@ -31,17 +31,17 @@ def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Map
 
 def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict[str, str]) -> bool:
     """Record in ``metadata`` which ``names`` are kept copies. Return whether that changes the metadata."""
-    before = kept_copies.names_in(metadata)
+    before = weight_file.names_in(metadata)
     renamed = {edits.renames[name].to if name in edits.renames else name for name in before}
     after = (renamed | edits.kept_copies) & names
     if before == after:
         return False
-    value = kept_copies.entry(after) if after else None
-    edits.operations.append(SetMetadata(file.name, kept_copies.KEY, value))
+    value = weight_file.entry(after) if after else None
+    edits.operations.append(SetMetadata(file.name, weight_file.KEY, value))
     if value is None:
-        del metadata[kept_copies.KEY]
+        del metadata[weight_file.KEY]
     else:
-        metadata[kept_copies.KEY] = value
+        metadata[weight_file.KEY] = value
     return True
 
 
@@ -52,5 +52,5 @@ def metadata_of_new(edits: Edits, shard: str, names: Iterable[str]) -> Mapping[s
     copies = edits.kept_copies.intersection(names)
     if not copies:
         return {"format": "pt"}
-    edits.operations.append(SetMetadata(shard, kept_copies.KEY, kept_copies.entry(copies)))
-    return {"format": "pt", kept_copies.KEY: kept_copies.entry(copies)}
+    edits.operations.append(SetMetadata(shard, weight_file.KEY, weight_file.entry(copies)))
+    return {"format": "pt", weight_file.KEY: weight_file.entry(copies)}

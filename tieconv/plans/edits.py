@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieconv.checkpoint.files.dtypes import nbytes
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.write_plan.operation import (
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, nbytes
+from tieconv.checkpoint.write_plan import (
+    AllZero,
+    Averaged,
     AverageTensor,
     CopyTensor,
     DropTensor,
+    Equal,
     FillTensor,
+    InlineBytes,
     Operation,
+    OutputStorage,
+    OutputTensor,
+    Padded,
+    Proof,
     RenameTensor,
     ResizeTensor,
+    Scaled,
     ScaleTensor,
     SetTensor,
     ShareTensor,
     TrimStorage,
-)
-from tieconv.checkpoint.write_plan.output import (
-    Averaged,
-    InlineBytes,
-    OutputStorage,
-    OutputTensor,
-    Padded,
-    Scaled,
     Zeros,
 )
-from tieconv.checkpoint.write_plan.proof import AllZero, Equal, Proof
 
 
 @dataclass

@@ -6,11 +6,10 @@ from typing import NoReturn
 
 from tieconv.architectures import compose, unexplained
 from tieconv.checkpoint.family import Tying
-from tieconv.checkpoint.files.cautions import BLOCKING, way_out
-from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.model_files import BLOCKING, Checkpoint, Layout, way_out
+from tieconv.checkpoint.quantised_matrix import quantised_twin
+from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.errors import RefusedError
 from tieconv.text import command, shell_word, shown
 

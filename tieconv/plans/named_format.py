@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import KeepTensor, LinkFile, SetMetadata
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.model_files import Checkpoint, Layout
+from tieconv.checkpoint.write_plan import KeepTensor, LinkFile, OutputTensor, OutputWeights, Plan, Promises, SetMetadata
 from tieconv.plans.guards import again, guard_layout, refuse
 from tieconv.plans.meaning import judged
 from tieconv.plans.meaning.described import described

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tieconv.checkpoint.files.cautions import TWO_FORMATS
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.write_plan.operation import DropFile
-from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint
+from tieconv.checkpoint.write_plan import DropFile, Plan
 from tieconv.text import count
 
 

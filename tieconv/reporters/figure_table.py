@@ -6,8 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.results.analysis import Analysis
-from tieconv.checkpoint.results.evolution import Evolution
+from tieconv.checkpoint.results.analysis import Analysis, Evolution
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MissingPackageError
 from tieconv.install import install_command

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal, cast
 
-from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.model_files import Files
 
 Kind = Literal["sha256", "git"]
 _BLOCK = 1 << 20

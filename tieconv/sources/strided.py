@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 
 SPAN_LIMIT = 8 * 1024 * 1024
 """The most bytes of a storage that are in memory at a time."""

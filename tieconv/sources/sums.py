@@ -6,7 +6,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from tieconv.checkpoint.files.weight_file import Storage, WeightFile
+from tieconv.checkpoint.weight_file import Storage, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
 

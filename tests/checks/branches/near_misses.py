@@ -17,7 +17,7 @@ from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.graphs import saved
 from tests.checks.fixtures.model import Array, gptq, matrix, weights
 from tieconv import api
-from tieconv.formats.safetensors.header import read_weight_file
+from tieconv.formats.safetensors import read_weight_file
 
 OF_THE_PAIR = ("TIE", "NUM", "VOC", "QNT", "HED", "CON", "STO002")
 STAYS = {"TIE012", "TIE013", "CON004", "CON005", "VOC001", "QNT006", "QNT007", "QNT008", "QNT009", "QNT010", "HED002"}

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tieconv import api
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
-from tieconv.execute.contents.write import Writer
+from tieconv.execute.write import Writer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from tests.fuzz.mutate.edits import edited
 from tests.fuzz.mutate.json_tree import damaged
 from tests.fuzz.runner import CONVERT
 from tests.fuzz.targets.runs_target import GOOD
-from tieconv.execute.staging.marker import SIZE, Owner
+from tieconv.execute.staging import SIZE, Owner
 
 PLACE = ".out.tieconv-staging"
 _NAMES = ("model.safetensors", "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",

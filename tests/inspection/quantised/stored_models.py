@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tieconv import inspect
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix, QuantisedTables
-from tieconv.inspection.quantised.values.row_decoders import QuantisedRows, row_blocks
+from tieconv.inspection.quantised.row_decoders import QuantisedRows, row_blocks
 from tieconv.sources.local.files import open_files
 
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ import pytest
 
 import tieconv
 from tests.onnx.embeds.families import save
-from tieconv.checkpoint.results.exported import ExportOutcome
+from tieconv.checkpoint.graph_plan import ExportOutcome
 
 
 @pytest.fixture(scope="package")

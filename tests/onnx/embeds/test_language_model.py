@@ -18,7 +18,7 @@ from tests.cli.run import ok, refused
 from tests.onnx.embeds.families import ROWS, save
 from tests.onnx.embeds.generation import graph_tokens, torch_tokens
 from tests.slow import fast_only
-from tieconv.checkpoint.results.exported import ExportOutcome
+from tieconv.checkpoint.graph_plan import ExportOutcome
 
 transformers = pytest.importorskip("transformers")
 ort = pytest.importorskip("onnxruntime")
@@ -211,7 +211,7 @@ def values(graph: onnx.GraphProto) -> Any:
 
 def test_a_shared_weight_is_not_copied(tmp_path: Path) -> None:
     """Both halves of a graph keep the reference to the data file, and a node that both need is in both."""
-    from tieconv.onnx.write.split import split_at
+    from tieconv.onnx.write.plan import split_at
 
     table = np.arange(4096, dtype=np.float32).reshape(64, 64)
     tensor = numpy_helper.from_array(table, "table")

@@ -19,7 +19,7 @@ from tests.onnx.layouts.conftest import Traced
 from tests.onnx.stored import copies
 from tests.slow import fast_only
 from tieconv.api.exports import LAYOUT_NAMES
-from tieconv.checkpoint.write_plan.graph import HeadForm
+from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.onnx.export import carry_out
 from tieconv.onnx.export.carry_out import share
 from tieconv.onnx.export.layouts import LAYOUTS

@@ -16,7 +16,7 @@ from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.sessions import same_bits, session
 from tests.onnx.stored import tensors
 from tieconv import api
-from tieconv.checkpoint.write_plan.graph import HeadForm
+from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.onnx.export.carry_out import share
 from tieconv.onnx.parity.quantised_graph import stored_quantised_gates
 from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.results.quantised import Loss, Quantised, QuantisedWeight
+from tieconv.checkpoint.results.parity import Loss, Quantised, QuantisedWeight
 from tieconv.reporters.text.parity_text import quantised_facts
 
 

@@ -19,7 +19,7 @@ from fixtures.onnx_graphs import Graph, build, values
 from tests.conftest import ROOT
 from tests.onnx.sessions import outputs, same_bits, session
 from tieconv import api
-from tieconv.checkpoint.write_plan.graph import MEASURED_RUNTIMES, RUNTIMES
+from tieconv.checkpoint.graph_plan import MEASURED_RUNTIMES, RUNTIMES
 from tieconv.onnx.share.rounding import FUSED_F64
 
 V = 96

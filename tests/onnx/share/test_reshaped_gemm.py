@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tieconv.onnx.share.patterns.reshaped_gemm import reshaped_gemm_of
+from tieconv.onnx.share.untie import reshaped_gemm_of
 
 
 class Framed:

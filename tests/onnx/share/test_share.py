@@ -17,7 +17,7 @@ from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk, operators, tensors
 from tieconv import api
 from tieconv.errors import VerificationError
-from tieconv.onnx.write import same_results
+from tieconv.onnx.write import session_proof as same_results
 
 EMPTY = [(0, 3), (2, 0)]
 

@@ -23,9 +23,8 @@ from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.analysis.relation.classify import equal_tables
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import POINTS, Analysis, Detail, Headline, Kinship, Section
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint

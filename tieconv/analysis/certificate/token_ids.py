@@ -19,10 +19,10 @@ from tieconv.analysis.certificate.config_values import (
     tokenizer_classes,
     tokens_of_class,
 )
-from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats.documents import read_bytes
+from tieconv.formats.directory import read_bytes
 from tieconv.formats.json.members import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.json.strict import collector_paused, loads, refuse, value_cost
 from tieconv.formats.limits import WINDOW

@@ -20,20 +20,18 @@ from tieconv.analysis.certificate.token_ids import (
 )
 from tieconv.analysis.model.tables import Array, Table, open_table
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.interface import ByteReader, Files
-from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.model_files import ByteReader, Files
+from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.results.analysis import Measure, Section
-from tieconv.checkpoint.tie_group import Tie
+from tieconv.checkpoint.tie_group import BiasState, Tie
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.retie_forecast import NOT_ASKED, RetieForecast
+from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
+from tieconv.checkpoint.write_plan import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
-from tieconv.inspection.chunks.chunk_reader import ChunkReader
-from tieconv.inspection.equality.relation import relate
+from tieconv.inspection.chunk_reader import ChunkReader
+from tieconv.inspection.equality import relate
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.ties import EQUAL
 from tieconv.inspection.view_reader import readable

@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.files.dtypes import FLOATS, nbytes
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.results.analysis import POINTS
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import FLOATS, TensorRecord, nbytes
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, convert, decode
 from tieconv.inspection.view_reader import readable

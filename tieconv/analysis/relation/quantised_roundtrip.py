@@ -12,7 +12,7 @@ import numpy as np
 
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.quantised.values.number_types import E4M3
+from tieconv.inspection.quantised.part_reader import E4M3
 
 _UNIT = {"F64": 2.0**-20, "F32": 2.0**-20, "F16": 2.0**-11, "BF16": 2.0**-8}
 """The relative error of a stored number, by type."""

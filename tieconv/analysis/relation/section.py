@@ -28,9 +28,8 @@ from tieconv.analysis.relation.classify import (
     Shifted,
 )
 from tieconv.analysis.relation.maps import equal_share, spectrum
-from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.text import count
 
 TITLE = "Relation"

@@ -15,12 +15,11 @@ from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.relation.quantised_roundtrip import simplest
 from tieconv.analysis.retie_cost.cost import one_shape
-from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Kinship
-from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.plan import NormFold
+from tieconv.checkpoint.value_type import record, stated_fields
+from tieconv.checkpoint.write_plan import NormFold
 from tieconv.errors import RefusedError
-from tieconv.execute.contents.mean import floats, rounded
+from tieconv.execute.arithmetic import floats, rounded
 from tieconv.text import shown
 
 _PRODUCTS = ("F16", "BF16", "F32")

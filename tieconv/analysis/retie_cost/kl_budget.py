@@ -10,7 +10,7 @@ from tieconv.analysis.relation.section import sentence
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, one_shape, scope
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Kinship
-from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
+from tieconv.checkpoint.write_plan import RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import command, count, shown

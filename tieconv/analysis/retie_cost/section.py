@@ -15,11 +15,10 @@ from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
 from tieconv.analysis.retie_cost.fold import ExactFold, FoldedNorm, folded_norm
-from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.errors import RefusedError
-from tieconv.execute.contents.mean import floats, midpoints, rounded
+from tieconv.execute.arithmetic import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
 from tieconv.reference.windows import parameter
 from tieconv.text import count, shell_word, shown

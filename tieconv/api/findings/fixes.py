@@ -13,9 +13,9 @@ from tieconv.gate.examine import examine, outputs
 from tieconv.gate.fixes import Fixer, preview
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.graph_plan import GraphOutcome
     from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
-    from tieconv.checkpoint.write_plan.graph import GraphOutcome
-    from tieconv.checkpoint.write_plan.plan import Outcome
+    from tieconv.checkpoint.write_plan import Outcome
     from tieconv.gate.policy import Policy
 
 

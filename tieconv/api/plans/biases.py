@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieconv.api.plans.planning import planned_write
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.opened import reading
 from tieconv.plans.verbs import bias_verbs
@@ -16,8 +16,8 @@ from tieconv.plans.verbs import bias_verbs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.weight_file import TensorRecord
-    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.checkpoint.weight_file import TensorRecord
+    from tieconv.checkpoint.write_plan import Plan
     from tieconv.planned import PlannedWrite
 
 

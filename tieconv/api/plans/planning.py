@@ -18,7 +18,7 @@ from tieconv.sources import is_remote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.checkpoint.write_plan import Plan
     from tieconv.planned import PlannedWrite
 
 

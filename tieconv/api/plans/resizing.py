@@ -13,9 +13,9 @@ from tieconv.plans.verbs.resize import plan_resize as make_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.interface import ByteReader
-    from tieconv.checkpoint.files.weight_file import TensorRecord
-    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.checkpoint.model_files import ByteReader
+    from tieconv.checkpoint.weight_file import TensorRecord
+    from tieconv.checkpoint.write_plan import Plan
     from tieconv.planned import PlannedWrite
 
 _ROWS = 4096
@@ -57,7 +57,7 @@ def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
     """Return the mean row of a matrix as bytes, summed in float64 and rounded once."""
     import numpy as np
 
-    from tieconv.execute.contents.mean import floats, rounded
+    from tieconv.execute.arithmetic import floats, rounded
 
     rows, width = record.shape
     line = record.nbytes // rows

@@ -10,10 +10,10 @@ from tieconv.api.graphs import refuse_graphs
 from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import UnreadableError
-from tieconv.formats.documents import CONFIG, read_config
+from tieconv.formats.directory import CONFIG, read_config
 from tieconv.formats.shards import is_one_file, read_shards
 from tieconv.inspection import inspect_checkpoint
-from tieconv.inspection.equality.compare_bytes import equal
+from tieconv.inspection.equality import equal
 from tieconv.inspection.view_reader import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
 from tieconv.plans.named_format import plan_add_format
@@ -25,8 +25,8 @@ from tieconv.sources import is_remote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
-    from tieconv.checkpoint.files.weight_file import TensorRecord
+    from tieconv.checkpoint.model_files import Checkpoint, Listing
+    from tieconv.checkpoint.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
     from tieconv.sources.local.files import FileSet
     from tieconv.sources.ranged.ranged_files import RangedFiles

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from tieconv import plans
 from tieconv.api.plans.planning import planned_write
-from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.write_plan.proof import Digest, digest
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.write_plan import Digest, digest
 from tieconv.errors import RefusedError
-from tieconv.inspection.blocks import stream
-from tieconv.inspection.view_reader import readable
+from tieconv.inspection.view_reader import readable, stream
 from tieconv.plans import BiasChoice, Survivor
 from tieconv.plans.verbs import set_tie
 from tieconv.sources.local.files import open_files
@@ -25,7 +24,7 @@ from tieconv.text import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.checkpoint.write_plan import Plan
     from tieconv.planned import PlannedWrite
 
 

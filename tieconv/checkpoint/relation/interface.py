@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from tieconv.checkpoint.json_values import stated_fields
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, stated_fields
 
 
 class State(StrEnum):

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.json_values import plain
 from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical, Evidence, State
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import plain, record
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges, in ascending order: (first, last + 1)."""

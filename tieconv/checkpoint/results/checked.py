@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from tieconv.checkpoint.finding import Action, Finding, Level
-from tieconv.checkpoint.json_values import Printed
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Printed, record
 from tieconv.text import count, tally
 from tieconv.version import VERSION
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Printed, record
 from tieconv.text import count
 from tieconv.version import VERSION
 

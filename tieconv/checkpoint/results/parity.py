@@ -9,10 +9,7 @@ from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from tieconv.checkpoint.json_values import Printed, quoted
-from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
-from tieconv.checkpoint.results.quantised import Quantised
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Printed, quoted, record
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -210,3 +207,193 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
+
+
+# Errors of logits against the torch reference: for one batch, and pooled under ``metrics``.
+
+
+@record
+class Figures:
+    """Errors of logits against the reference over ``positions`` tokens, without padding.
+
+    ``rms`` and ``max_abs`` are of the difference, in logits. ``relative_rms`` is ``rms`` over that of the reference
+    without its mean. ``flips`` are positions with another top-1 token. ``flip_margin`` is the largest gap in the
+    reference between its own top-1 token and the graph's. ``kl`` is the mean KL divergence in nats.
+    """
+
+    positions: int
+    rms: float
+    relative_rms: float
+    max_abs: float
+    flips: int
+    flip_margin: float
+    kl: float
+
+    @property
+    def top1(self) -> float:
+        """The share of positions with the reference's top-1 token."""
+        return 1 - self.flips / self.positions if self.positions else 0.0
+
+
+@record
+class Precision:
+    """What computed the logits that the graph is compared with."""
+
+    dtype: str
+    library: str = "torch"
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return one of ``reference`` and ``floor``."""
+        return {"library": self.library, "device": self.device, "dtype": self.dtype}
+
+
+@record
+class Pooled:
+    """The errors over many batches: the graph's, the floor's, and how they compare."""
+
+    ratio: float
+    max_ratio: float
+    graph: Figures
+    floor: Figures
+
+    def to_dict(self) -> dict[str, object]:
+        """Return one of ``logits`` and ``steps``."""
+        sides = {"graph": _pooled_figures(self.graph), "floor": _pooled_figures(self.floor)}
+        return {"ratio": self.ratio, "max_ratio": self.max_ratio, **sides}
+
+
+@record
+class Pools:
+    """The single passes and the cached steps; ``None`` if the graph has none of them."""
+
+    logits: Pooled | None
+    steps: Pooled | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return both pools by their keys of ``metrics``."""
+        return {
+            "logits": None if self.logits is None else self.logits.to_dict(),
+            "steps": None if self.steps is None else self.steps.to_dict(),
+        }
+
+
+@record
+class FreeRun:
+    """How far greedy runs of the graph agree with those of the reference: ``sequences`` runs of ``steps`` tokens.
+
+    ``identical`` is the share of runs that agree to the end. ``mean_steps_before_change`` is the average number of
+    tokens that agree before the first that differs.
+    """
+
+    sequences: int
+    steps: int
+    identical: float
+    mean_steps_before_change: float
+
+
+@record
+class Vocabulary:
+    """The ids that went through the graph's lookup of words.
+
+    ``wrong`` are those that get another row than the checkpoint's. ``special`` are those that later nodes treat
+    differently. ``whole`` is how many ids went through the whole graph.
+    """
+
+    ids: int
+    wrong: tuple[int, ...] = ()
+    special: tuple[int, ...] = ()
+    whole: int = 0
+
+
+@record
+class Metrics:
+    """Which precisions and seeds were measured, and the pooled errors; ``tf32`` are those with TF32 allowed.
+
+    ``vocabulary`` is ``None`` if no direct lookup of words is visible in the graph.
+    """
+
+    reference: Precision
+    floor: Precision
+    seeds: tuple[int, ...]
+    pools: Pools
+    tf32: Pools | None = None
+    free_run: FreeRun | None = None
+    vocabulary: Vocabulary | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object under ``metrics``."""
+        return {
+            "reference": self.reference.to_dict(),
+            "floor": self.floor.to_dict(),
+            "seeds": self.seeds,
+            **self.pools.to_dict(),
+            "tf32": None if self.tf32 is None else self.tf32.to_dict(),
+            "free_run": self.free_run,
+            "vocabulary": self.vocabulary,
+        }
+
+
+def _pooled_figures(figures: Figures) -> dict[str, object]:
+    return {
+        "relative_rms": figures.relative_rms,
+        "max_abs": figures.max_abs,
+        "kl": figures.kl,
+        "top1": figures.top1,
+        "flips": figures.flips,
+        "n": figures.positions,
+    }
+
+
+# The figures of a quantised graph, each beside those of a known-good quantiser.
+
+
+@record
+class QuantisedWeight:
+    """A quantised matrix of the graph and the parameters of the checkpoint that it quantises.
+
+    ``block`` elements share a scale. ``error`` is the relative RMS error of the dequantised matrix.
+    ``known_good_error`` is that of round to nearest with the same scheme. ``worst_block`` is the largest ratio of the
+    two over all blocks.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    operator: str
+    bits: int
+    block: int
+    symmetric: bool
+    error: float
+    known_good_error: float
+    worst_block: float
+
+
+@record
+class Loss:
+    """What quantisation costs against the float reference.
+
+    ``top1`` is the share of positions with the reference's top-1 token, ``kl`` the mean KL divergence in nats.
+    ``perplexity`` is ``None`` for a model that does not predict the next token.
+    """
+
+    top1: float
+    kl: float
+    perplexity: float | None = None
+
+
+@record
+class Quantised:
+    """The quantised matrices, and the losses of the graph and of the known-good quantiser.
+
+    ``reference_perplexity`` is that of the float reference on the same ``tokens`` tokens of ``text``. ``unmatched`` are
+    the quantised matrices that are similar to no parameter.
+    """
+
+    weights: tuple[QuantisedWeight, ...]
+    unmatched: tuple[str, ...]
+    graph: Loss | None = None
+    known_good: Loss | None = None
+    reference_perplexity: float | None = None
+    tokens: int = 0
+    text: str = ""
+    notes: tuple[str, ...] = ()

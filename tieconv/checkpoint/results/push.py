@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tieconv.checkpoint.json_values import Printed, quoted
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Printed, quoted, record
 from tieconv.text import count, size
 
 PUSH_SCHEMA = "tieconv.push/1"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isinf
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
@@ -224,3 +225,113 @@ def refuse(name: str, why: str, code: str) -> NoReturn:
     raise UnreadableError(
         f"{shown(name)} cannot be read as JSON: {why}", "restore the file, or fetch or save it again", code
     )
+
+
+# Read and write JSON with its numbers spelled as they were.
+#
+# Python numbers would change `1.10`, `NaN` and numbers of thirty digits. `write` returns them unchanged.
+
+
+@record
+class Number:
+    """A number, `NaN` or `Infinity`, kept as text."""
+
+    text: str
+
+
+def read(data: bytes, name: str, *, limit: int) -> dict[str, object]:
+    """Read the object in ``data``, with each number as a `Number`. The last value of a repeated key counts.
+
+    Raises `UnreadableError` for malformed JSON, and for JSON beyond the limits of `tieconv.formats.json.strict`.
+    """
+    return loads(data, name, limit=limit, lenient=True, numbers=Number)
+
+
+def write(value: object, *, sort_keys: bool = False, indent: str = "") -> str:
+    """Return ``value`` as `json.dumps` with an indent of two writes it, and each `Number` as it was spelled."""
+    deeper = f"{indent}  "
+    if isinstance(value, Number):
+        return value.text
+    if isinstance(value, Mapping) and value:
+        keys = sorted(value) if sort_keys else value
+        lines = [f"{json.dumps(key)}: {write(value[key], sort_keys=sort_keys, indent=deeper)}" for key in keys]
+        return _block("{}", lines, indent)
+    if isinstance(value, list) and value:
+        return _block("[]", [write(entry, sort_keys=sort_keys, indent=deeper) for entry in value], indent)
+    return json.dumps(value)
+
+
+def _block(brackets: str, lines: list[str], indent: str) -> str:
+    body = f",\n{indent}  ".join(lines)
+    return f"{brackets[0]}\n{indent}  {body}\n{indent}{brackets[1]}"
+
+
+# Parse JSON and TOML that people hand in: settings, baselines, lists, token ids, and results of earlier runs.
+#
+# Such a file may be part of an unpacked archive. Each function raises ``ValueError`` with the reason if it refuses a
+# document, and the caller names the file. Whoever then takes values out of it catches `tieconv.errors.MALFORMED`.
+
+
+MOST_BYTES = (1 << 63) - 1
+"""The largest number of bytes that a file system, Parquet and SQL can state."""
+LAST_SECOND = 253_402_300_799
+"""The end of the year 9999, in seconds since 1970: no calendar of Python goes further."""
+_PARTS = 64
+# tomllib takes cubic time for one dotted key: 16,000 parts in 32 kB take 14 s.
+_LONG_KEY = re.compile(rf"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++){{{_PARTS}}}")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*+"|' r"'[^']*+'")
+
+
+def parse_json(data: bytes, limit: int) -> object:
+    """Return a JSON value of at most ``limit`` bytes, with the bounds of `loads_any` and without repeated keys.
+
+    NaN and Infinity are floats: `whole` and `real` refuse them where a number counts.
+    """
+    repeated: list[str] = []
+    try:
+        value = loads_any(data, "the text", limit=limit, lenient=True, duplicates=repeated)
+    except UnreadableError as error:
+        raise ValueError(error.message.removeprefix("the text cannot be read as JSON: ")) from error
+    if repeated:
+        raise ValueError(f"the key {repeated[0]} is repeated")
+    return value
+
+
+def parse_toml(text: str) -> dict[str, object]:
+    """Return the table in a TOML text."""
+    import tomllib
+
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") >= _PARTS and _LONG_KEY.search(_QUOTED.sub("q", line)):
+            raise ValueError(f"a key with more than {_PARTS} parts (at line {number})")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("too many nested tables or arrays") from error
+
+
+def line_of(entry: Mapping[str, object], schema: str) -> bytes:
+    """Return an object as a line of results."""
+    return json.dumps({"schema": schema, **entry}).encode() + b"\n"
+
+
+def parse_line(line: bytes, schema: str) -> dict[str, Any]:
+    """Return the object of a line that `line_of` made. Raises one of `MALFORMED` for others."""
+    entry: Any = parse_json(line, len(line))
+    if entry["schema"] != schema:
+        raise ValueError(f"not a {schema}")
+    return dict(entry)
+
+
+def whole(value: object, most: int = MOST_BYTES) -> int:
+    """Return an integer of 0 to ``most``. Raises ``ValueError`` for any other value."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("a number is not whole, or out of range")
+    return value
+
+
+def real(value: object, most: float) -> float:
+    """Return a number of 0 to ``most``. Raises ``ValueError`` for any other value, NaN too."""
+    if type(value) not in (int, float) or not 0 <= value <= most:  # type: ignore[operator]
+        raise ValueError("a number is out of range")
+    return float(value)  # type: ignore[arg-type]

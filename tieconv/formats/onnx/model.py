@@ -6,21 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
-from tieconv.checkpoint.files.interface import Files
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
+from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files, Layout, Listing
 from tieconv.checkpoint.value_type import record
-from tieconv.formats.documents import CONFIG, read_config
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.formats.directory import CONFIG, read_config
 from tieconv.formats.onnx import validity
-from tieconv.formats.onnx.external import External, byte_range
-from tieconv.formats.onnx.message_reader import read_model
-from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx.protobuf import Wire
+from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor, Wire, read_model
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.scopes import CALL, Origin, Scope, is_shaped, origin, scope_of, scopes, uses
-from tieconv.formats.onnx.tensor import TYPES, needed_bytes, read_tensor
+from tieconv.formats.onnx.tensor import TYPES, External, byte_range, needed_bytes, read_tensor
 from tieconv.text import shown
 
 SUFFIX = ".onnx"
@@ -30,7 +25,7 @@ _PASSING = ("Transpose", "Cast", "Identity")
 
 @record
 class OnnxModel:
-    """The ONNX format; see `tieconv.formats.interface.Format`."""
+    """The ONNX format; see `tieconv.formats.directory.Format`."""
 
     name: str = "onnx"
 

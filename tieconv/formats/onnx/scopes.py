@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, MatrixUse
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, MatrixUse
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.messages import Graph, Node, Tensor
 

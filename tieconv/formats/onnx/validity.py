@@ -14,11 +14,9 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
 from tieconv.checkpoint.value_type import record
-from tieconv.formats.onnx.message_reader import STRING
-from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx.protobuf import BYTES
+from tieconv.formats.onnx.messages import BYTES, STRING, Graph, Model, Node, Tensor
 from tieconv.formats.onnx.tensor import TYPES
 from tieconv.package_data import data_text
 from tieconv.text import count, shown

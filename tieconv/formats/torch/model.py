@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.interface import Files
-from tieconv.checkpoint.files.model_files import Listing
-from tieconv.checkpoint.files.weight_file import WeightFile
+from tieconv.checkpoint.model_files import Caution, Files, Listing
+from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.directory import Model
-from tieconv.formats.weight_set import Naming
+from tieconv.formats.directory import Model, Naming
 
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _STATES = "training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states"

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
+from typing import NoReturn
 
-from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
-from tieconv.checkpoint.files.git_files import check_git_file
-from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution, check_git_file
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.formats.json.strict import collector_paused
-from tieconv.formats.torch import archive as torch_zip
-from tieconv.formats.torch.archive import Entry
-from tieconv.formats.torch.archive_directory import Pread
-from tieconv.formats.torch.disguise import check_disguise
-from tieconv.formats.torch.globals_ import ALLOWED
-from tieconv.formats.torch.pickle.machine import run
-from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
-from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, describe, refuse
-from tieconv.formats.torch.rebuild import storage_reference
+from tieconv.formats.other_tools import by_content
+from tieconv.formats.torch import archive
+from tieconv.formats.torch.archive import Entry, Pread
+from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.pickle_machine import run
+from tieconv.formats.torch.pickle_stack import Truncated, allowance
+from tieconv.formats.torch.pickle_values import (
+    Pairs,
+    Persistent,
+    PickleProblem,
+    StorageRef,
+    StoredTensor,
+    describe,
+    refuse,
+)
 from tieconv.formats.torch.state_dict import find_state
 from tieconv.text import count, shown, size
 
@@ -87,9 +94,9 @@ def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFil
 
 
 def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> tuple[object, _Content]:
-    entries = torch_zip.read_archive(pread, length, sparse=sparse)
+    entries = archive.read_archive(pread, length, sparse=sparse)
     _check_entries(pread, entries)
-    pickled = torch_zip.content(pread, entries["data.pkl"], PICKLE_LIMIT)
+    pickled = archive.content(pread, entries["data.pkl"], PICKLE_LIMIT)
     unsupported: dict[str, None] = {} if "version" in entries else {"an archive without the record version": None}
     storages = dict(_storages(entries, name))
     most = allowance(length, len(storages))
@@ -141,7 +148,7 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
     for name in entries:
         if name not in _KNOWN and not name.startswith(_DATA):
             refuse(f"holds the record {shown(name)}, which torch.save does not write", "torch.entry")
-    version = torch_zip.content(pread, entries["version"], 64).strip() if "version" in entries else b"3"
+    version = archive.content(pread, entries["version"], 64).strip() if "version" in entries else b"3"
     if version not in _VERSIONS:
         refuse(
             f"has the unknown version {shown(version.decode('latin-1'))}",
@@ -150,7 +157,7 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
         )
     for name in ("byteorder", ".storage_alignment", ".data/serialization_id"):
         if name in entries:
-            _check_text(name, torch_zip.content(pread, entries[name], 64))
+            _check_text(name, archive.content(pread, entries[name], 64))
 
 
 def _check_text(name: str, data: bytes) -> None:
@@ -171,10 +178,9 @@ def _check_text(name: str, data: bytes) -> None:
 
 
 def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:
-    from tieconv.formats.torch import legacy as torch_legacy  # few files are that old
 
     unsupported: dict[str, None] = {}
-    value, places = torch_legacy.read(pread, length, PICKLE_LIMIT, unsupported)
+    value, places = read(pread, length, PICKLE_LIMIT, unsupported)
     storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}
     return value, _Content(storages, unsupported)
 
@@ -263,3 +269,136 @@ def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
     unused = sum(storage.range.size for key, storage in content.storages.items() if key not in used)
     if unused >= _UNUSED:
         yield Caution("torch.unused", f"no tensor of the model uses {size(unused)} of the file")
+
+
+# Read the container that `torch.save` wrote before 1.6: five pickles, then each storage after its length.
+#
+# Source: `torch.serialization._legacy_save` of torch 2.13.
+
+
+MAGIC = 0x1950A86A20F9469CFC6C
+PROTOCOL = 1001
+_FIRST_WINDOW = 1 << 16
+_LENGTH = 8
+
+
+def read(
+    pread: Pread, length: int, limit: int, unsupported: dict[str, None]
+) -> tuple[object, dict[str, tuple[int, int]]]:
+    """Return the saved value, and the byte range of each storage. Raises `PickleProblem`.
+
+    Adds to ``unsupported`` what ``torch.load(weights_only=True)`` refuses.
+    """
+    stream = _Stream(pread, length, limit, unsupported)
+    if stream.load() != MAGIC:
+        refuse("is a pickle, but not a torch file", "torch.plain-pickle", "save model.state_dict() with torch.save")
+    protocol = stream.load()
+    if protocol != PROTOCOL:
+        refuse("has an unknown legacy version", "torch.version", "save it again with a released torch")
+    _check_system(stream.load())
+    value = stream.load()
+    keys = stream.load()
+    if not isinstance(keys, list) or not all(type(key) is str for key in keys) or len(set(keys)) != len(keys):
+        refuse("has no valid list of its storages", "torch.storage-key")
+    return value, _places(stream, keys)
+
+
+def _check_system(value: object) -> None:
+    if not isinstance(value, Pairs) or value.get("little_endian") is not True:
+        refuse("is not little-endian", "torch.byte-order")
+
+
+@dataclass
+class _Stream:
+    """Reads pickles that follow one another. Their lengths are not stored, so a window grows until one fits."""
+
+    pread: Pread
+    length: int
+    limit: int
+    unsupported: dict[str, None]
+    position: int = 0
+    storages: dict[str, StorageRef] = field(default_factory=dict)
+
+    def load(self) -> object:
+        window = _FIRST_WINDOW
+        while True:
+            data = self.pread(min(window, self.limit), self.position)
+            try:
+                value, end = run(data, 0, ALLOWED, self._storage, self._most, self.unsupported)
+            except Truncated:
+                if self.position + len(data) >= self.length:
+                    raise _no_pickle(self.position) from None
+                if window >= self.limit:
+                    refuse(f"holds a pickle of more than {self.limit:,} bytes", "pickle.too-large")
+                window *= 4
+                continue
+            except PickleProblem as problem:
+                raise self._stated(problem, data) from None
+            self.position += end
+            return value
+
+    def _storage(self, pid: object) -> StorageRef:
+        reference = storage_reference(pid)
+        if isinstance(pid, tuple) and len(pid) == 5:
+            self.unsupported["a storage without the field of its view"] = None
+        known = self.storages.setdefault(reference.key, reference)
+        if known != reference:
+            refuse(f"describes storage {reference.key} in two different ways", "torch.storage-size")
+        return reference
+
+    def _most(self) -> int:
+        return allowance(self.length, len(self.storages))
+
+    def _stated(self, problem: PickleProblem, data: bytes) -> PickleProblem:
+        """Return the problem, or a clearer one for a file that does not start like a pickle."""
+        if not self.position and data[:1] != b"\x80" and problem.code in ("pickle.opcode", "pickle.malformed"):
+            return PickleProblem("is not a torch file", "torch.unknown", "give a file that torch.save wrote")
+        return problem
+
+
+def _no_pickle(position: int) -> PickleProblem:
+    if position:
+        return PickleProblem("ends inside its pickles", "torch.truncated", "fetch the file again")
+    return PickleProblem("is not a torch file, or is truncated", "torch.unknown", "give a file that torch.save wrote")
+
+
+def _places(stream: _Stream, keys: list[object]) -> dict[str, tuple[int, int]]:
+    """Return the byte range of each storage. Storages follow one another to the end of the file."""
+    places: dict[str, tuple[int, int]] = {}
+    position = stream.position
+    for key in keys:
+        reference = stream.storages.get(str(key))
+        if reference is None:
+            refuse("lists a storage that no tensor uses", "torch.storage-key")
+        stored_length = int.from_bytes(stream.pread(_LENGTH, position), "little", signed=True)
+        start = position + _LENGTH
+        end = start + reference.nbytes
+        if end > stream.length:
+            refuse(f"ends inside storage {reference.key}", "torch.truncated", "fetch the file again")
+        if stored_length != reference.numel:
+            refuse(f"gives storage {reference.key} two different sizes", "torch.storage-size")
+        places[reference.key] = (start, end)
+        position = end
+    if position != stream.length:
+        refuse("has bytes after its last storage", "torch.trailing")
+    return places
+
+
+# Refuse files that are named like torch files but have another format.
+
+
+def check_disguise(first: bytes, length: int) -> None:
+    """Raise `PickleProblem` for a file whose first bytes show another format."""
+    if not length:
+        _stop("is empty", "empty", "fetch the file again")
+    if first[8:10] == b'{"' and int.from_bytes(first[:8], "little") <= length:
+        _stop("is a safetensors file", "safetensors", "rename it to .safetensors")
+    if first.startswith((b"PK", b"\x80")):
+        return
+    kind = by_content(first)
+    if kind is not None:
+        _stop(kind.sentence_end, kind.code, kind.hint)
+
+
+def _stop(sentence: str, code: str, hint: str) -> NoReturn:
+    refuse(sentence, f"torch.{code}", hint)

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 
-from tieconv.checkpoint.files.cautions import SEVERAL, TRAINING, Caution
+from tieconv.checkpoint.model_files import SEVERAL, TRAINING, Caution
 from tieconv.checkpoint.value_type import record
-from tieconv.formats.torch.pickle.values import Pairs, StoredTensor, describe, refuse
+from tieconv.formats.torch.pickle_values import Pairs, StoredTensor, describe, refuse
 from tieconv.text import count, shown
 
 METADATA = "_metadata"

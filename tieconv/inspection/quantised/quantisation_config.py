@@ -5,12 +5,27 @@ Sources: compressed-tensors 0.20, GPTQModel 7.7, transformers 5.23 (`quantizers/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
 
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, DeclaredQuantisation, Verdict
+from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.vocabulary import vocabulary_sizes
+from tieconv.checkpoint.family import Knowledge
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.quantised_matrix import (
+    EMBEDDING,
+    HEAD,
+    ConfigChoice,
+    DeclaredQuantisation,
+    FaultKind,
+    MatrixFault,
+    QuantisedMatrix,
+    Verdict,
+)
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.quantised.modelopt_config import modelopt_choice, text_of
-from tieconv.inspection.quantised.module_patterns import matches_pattern
+from tieconv.text import shown
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _MOST_ENTRIES = 4096
@@ -207,21 +222,6 @@ def _in_groups(values: Values, verdict: Verdict, entry: str, symmetric: bool | N
     return ConfigChoice(verdict, entry, bits, group, symmetric, layout)
 
 
-_READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
-    "compressed-tensors": _compressed_tensors,
-    "gptq": _gptq,
-    "awq": _awq,
-    "bitsandbytes": _bitsandbytes,
-    "fp8": _fp8,
-    "torchao": _torchao,
-    "quanto": _skip_lists,
-    "hqq": _skip_lists,
-    "mlx": _mlx,
-    "modelopt": modelopt_choice,
-    "auto-round": _auto_round,
-}
-
-
 # --- values of the config --------------------------------------------------------------------------------
 
 
@@ -267,3 +267,176 @@ def _bits(value: object) -> int | None:
 def _block(value: object) -> tuple[int, int] | None:
     sides = [_natural(entry) for entry in value] if isinstance(value, list) and len(value) == 2 else []
     return (sides[0], sides[1]) if len(sides) == 2 and sides[0] and sides[1] else None
+
+
+# Read which modules a config of ModelOpt leaves out: `ignore` in config.json, `exclude_modules` in its own file.
+
+
+_LISTS = ("ignore", "exclude_modules")
+_BITS = {"NVFP4": (4, 16), "FP8": (8, None)}
+
+
+def modelopt_choice(values: Mapping[str, object], module: str, role: str) -> ConfigChoice:
+    """Return what the config says about a module. A `*` in an entry matches any text."""
+    layout = text_of(values.get("quant_algo"))
+    bits, group = _BITS.get(layout, (None, None))
+    for key in _LISTS:
+        entries = values.get(key)
+        for entry in entries[:_MOST_ENTRIES] if isinstance(entries, list) else ():
+            match = _matches(entry, module) if isinstance(entry, str) else False
+            if match is not False:
+                verdict = Verdict.LEFT_OUT if match else Verdict.UNDECIDED
+                return ConfigChoice(verdict, f"{key}: {entry}", bits, group, True, layout)
+    verdict = Verdict.UNDECIDED if role == EMBEDDING or not layout else Verdict.QUANTISED
+    return ConfigChoice(verdict, f"quant_algo: {layout}" if layout else "", bits, group, True, layout)
+
+
+def text_of(value: object) -> str:
+    """Return a string of a config; empty for any other value."""
+    return value if isinstance(value, str) else ""
+
+
+def _matches(entry: str, module: str) -> bool | None:
+    escaped = entry.replace(".", "\\.").replace("*", ".*")
+    return matches_pattern(f"{escaped}$", module)
+
+
+# Match a module's name with the patterns of a quantisation config, without running a regular expression of the file.
+#
+# A pattern of the file could take exponential time. The patterns of published configs use `.*`, `.`, `^`, `$`,
+# escaped characters and lists of alternatives. Any further syntax is undecided.
+
+
+_MARKS = re.compile(r"\.\*|\\\W|\([^()]*\)|[\w.\-/]")
+_ALTERNATIVES = 64
+_LONGEST = 512
+_ANY, _ANY_RUN = "any", "any run"
+
+
+def matches_pattern(pattern: str, name: str) -> bool | None:
+    """Return whether ``re.match(pattern, name)`` finds a match, or ``None`` if tieconv does not decide it."""
+    spellings = _expanded(pattern)
+    if spellings is None:
+        return None
+    return any(_pattern_matches(marks, name, whole=whole) for marks, whole in spellings)
+
+
+def _expanded(pattern: str) -> list[tuple[list[str], bool]] | None:
+    """Return the mark lists of each alternative, and whether the name has to end there; ``None`` if undecided."""
+    if len(pattern) > _LONGEST:
+        return None
+    body = pattern.removeprefix("^")
+    whole = body.endswith("$") and not body.endswith("\\$")
+    body = body.removesuffix("$") if whole else body
+    marks = _MARKS.findall(body)
+    if "".join(marks) != body:
+        return None
+    choices = [_choices(mark) for mark in marks]
+    size = 1
+    for choice in choices:
+        if choice is None:
+            return None
+        size *= len(choice)
+    if size > _ALTERNATIVES:
+        return None
+    return [(_joined(combination), whole) for combination in product(*(choice or [] for choice in choices))]
+
+
+def _choices(mark: str) -> list[list[str]] | None:
+    if mark.startswith("("):
+        inner = mark[1:-1].removeprefix("?:").split("|")
+        split = [_MARKS.findall(text) for text in inner]
+        plain = all("".join(marks) == text for marks, text in zip(split, inner, strict=True))
+        return [[_unit(entry) for entry in marks] for marks in split] if plain else None
+    return [[_unit(mark)]]
+
+
+def _unit(mark: str) -> str:
+    if mark == ".*":
+        return _ANY_RUN
+    return _ANY if mark == "." else mark[-1]
+
+
+def _joined(combination: tuple[list[str], ...]) -> list[str]:
+    return [unit for units in combination for unit in units]
+
+
+def _pattern_matches(marks: list[str], name: str, *, whole: bool) -> bool:
+    """Return whether the marks match a prefix of the name, or with ``whole`` all of it."""
+    ends = {0}
+    for mark in marks:
+        if mark == _ANY_RUN:
+            ends = set(range(min(ends), len(name) + 1)) if ends else set()
+        else:
+            ends = {end + 1 for end in ends if end < len(name) and mark in (_ANY, name[end])}
+    return len(name) in ends if whole else bool(ends)
+
+
+# Compare the shape of a quantised matrix with the sizes in the config.
+
+
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_EMBEDDING_WIDTHS = ("emb", "proj_dim", "factor")
+"""Words in the keys of classes whose embedding has another width than the model: ALBERT, OPT, ELECTRA."""
+
+
+def hidden_size(inspection: Inspection) -> int | None:
+    """Return the config's hidden size, ``None`` if it has none."""
+    values = _text_values(inspection)
+    sizes = (values.get(key) for key in _WIDTHS)
+    return next((size for size in sizes if type(size) is int and size > 0), None)
+
+
+def with_config_sizes(inspection: Inspection, matrix: QuantisedMatrix) -> QuantisedMatrix:
+    """Return the matrix, with a fault if its shape is not the config's vocabulary × hidden size."""
+    if matrix.shape is None or matrix.faults or inspection.family.knowledge is not Knowledge.TABLE:
+        return matrix
+    reason = _misfit(inspection, matrix.shape)
+    if not reason:
+        return matrix
+    codes = matrix.part("codes")
+    names = (codes.name,) if codes else ()
+    side = f"{shown(names[0] if names else matrix.name)} is {matrix.shape[0]}×{matrix.shape[1]} unpacked"
+    return replace(matrix, faults=(MatrixFault(FaultKind.SHAPE, f"{side}, but {reason}", names),))
+
+
+def _misfit(inspection: Inspection, shape: tuple[int, int]) -> str:
+    rows, columns = shape
+    sizes = vocabulary_sizes(inspection)
+    if sizes and rows not in sizes.values():
+        listed = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
+        return f"the config says {listed}"
+    width = hidden_size(inspection)
+    if width is None or columns == width or columns in _narrow_widths(_text_values(inspection)):
+        return ""
+    return f"the config says hidden size {width:,}"
+
+
+def _narrow_widths(values: Mapping[str, object]) -> set[int]:
+    """Return the sizes under keys that may give the embedding's width."""
+    sizes = (value for key, value in values.items() if any(word in key for word in _EMBEDDING_WIDTHS))
+    return {value for value in sizes if type(value) is int}
+
+
+def _text_values(inspection: Inspection) -> Mapping[str, object]:
+    """Return the config of the language model; if that has no sizes, the whole config or its text part."""
+    values = text_config(inspection)
+    if any(key in values for key in _WIDTHS):
+        return values
+    nested = inspection.checkpoint.config_values.get("text_config")
+    return nested if isinstance(nested, Mapping) else values
+
+
+_READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
+    "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "torchao": _torchao,
+    "quanto": _skip_lists,
+    "hqq": _skip_lists,
+    "mlx": _mlx,
+    "modelopt": modelopt_choice,
+    "auto-round": _auto_round,
+}

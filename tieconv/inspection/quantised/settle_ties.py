@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 
-from tieconv.checkpoint.head import Head
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised_matrix import HEAD, PairRelation, PairState, QuantisedTables
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.quantised_matrix import (
+    CODE_LEAVES,
+    EMBEDDING,
+    HEAD,
+    SCALE_LEAVES,
+    PairRelation,
+    PairState,
+    QuantisedTables,
+    parametrised_parts,
+)
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Relation, Unread
-from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
+from tieconv.checkpoint.tie_group import Duplicate, Head, Member, Tie
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.inspection.quantised.quantisation_config import quantisation_settings
+from tieconv.inspection.quantised.scheme_interface import StoredModule
+from tieconv.inspection.quantised.survey_quantised import PART_LEAVES, recognise
 
 IN_PARTS = "it is stored as quantised codes, in several tensors"
 
@@ -97,3 +112,70 @@ def _head(head: Head, tables: QuantisedTables) -> Head:
     if output is None or output.stored or tables.of(HEAD) is None:
         return head
     return replace(head, output_head=replace(output, tied_to=None))
+
+
+# Say whether the loaded model is tied, if the embedding or the head is quantised.
+
+
+_NAMES = {EMBEDDING: "input embedding", HEAD: "output head"}
+
+
+def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
+    """Return what follows for the tie, in two or three sentences; empty if the config alone decides."""
+    broken = next((matrix for matrix in tables.matrices if matrix.faults), None)
+    if broken is not None:
+        return f"Unknown: the quantised {_NAMES[broken.role]} is broken."
+    unread = next((matrix for matrix in tables.matrices if not matrix.scheme), None)
+    if unread is not None and parametrised_parts(unread):
+        return f"Unknown: the {_NAMES[unread.role]} is parametrised, and loaders do not find its weight."
+    if unread is not None:
+        return f"Unknown: tieconv does not know how the {_NAMES[unread.role]} is quantised."
+    if not inspection.config.effective:
+        return ""
+    head = tables.of(HEAD)
+    if head is not None and _equal(tables):
+        return "Tied by the config, and every part of the quantised head equals the embedding's."
+    if head is not None or _head_is_stored(inspection):
+        quantised = _NAMES[HEAD if head is not None else EMBEDDING]
+        return f"Unknown: the config says tied, but the {quantised} is quantised separately. The loader decides."
+    if inspection.checkpoint.format == "gguf":
+        embedding = tables.of(EMBEDDING)
+        scheme = embedding.scheme.removeprefix("ggml ") if embedding else ""
+        return f"{inspection.config.why} The head computes with its type, {scheme}."
+    return f"{inspection.config.why} The embedding is quantised, and some loaders do not tie quantised matrices."
+
+
+def _equal(tables: QuantisedTables) -> bool:
+    return tables.relation is not None and tables.relation.state is PairState.EQUAL
+
+
+def _head_is_stored(inspection: Inspection) -> bool:
+    head = inspection.head.output_head
+    return head is not None and head.stored
+
+
+# The shapes that quantised matrices have unpacked, so that an unknown class's embedding and head can be guessed.
+
+
+_MOST_MODULES = 65_536
+_ENDS = tuple(f".{leaf}" for leaf in (*CODE_LEAVES, *SCALE_LEAVES))
+
+
+def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """Return [V, H] of each quantised matrix by the name that it would have unquantised."""
+    settings = quantisation_settings(checkpoint.quantisation_values)
+    tensors = checkpoint.tensors
+    shapes: dict[str, tuple[int, int]] = {}
+    for name in islice(_modules(tensors), _MOST_MODULES):
+        parts = {leaf: tensors[f"{name}.{leaf}"] for leaf in PART_LEAVES if f"{name}.{leaf}" in tensors}
+        choice = settings.choice(name, HEAD)
+        matrix = recognise(StoredModule(name, HEAD, parts, lambda record: None, choice, settings.method))
+        if matrix is not None and matrix.shape is not None:
+            shapes[f"{name}.weight"] = matrix.shape
+    return shapes
+
+
+def _modules(tensors: Mapping[str, TensorRecord]) -> dict[str, None]:
+    """Return the modules with a part that shows a quantised matrix, in file order."""
+    coded = (name for name in tensors if name.endswith(_ENDS))
+    return dict.fromkeys(name.removesuffix(end) for name in coded for end in _ENDS if name.endswith(end))

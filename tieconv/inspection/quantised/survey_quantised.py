@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from tieconv.architectures.stored_names import variants
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.quantised import parts_of
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairRelation, QuantisedMatrix, QuantisedTables
-from tieconv.inspection.blocks import read
-from tieconv.inspection.quantised.config_sizes import hidden_size, with_config_sizes
-from tieconv.inspection.quantised.pair_relation import Table, relate_tables
-from tieconv.inspection.quantised.quantisation_config import QuantisationSettings, quantisation_settings
-from tieconv.inspection.quantised.schemes.interface import StoredModule
-from tieconv.inspection.quantised.schemes.scheme_registry import recognise
-from tieconv.inspection.view_reader import readable
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.quantised_matrix import (
+    CODE_LEAVES,
+    EMBEDDING,
+    HEAD,
+    INERT_LEAVES,
+    LEAVES,
+    SCALE_LEAVES,
+    FaultKind,
+    PairRelation,
+    PairState,
+    QuantisedMatrix,
+    QuantisedTables,
+    parts_of,
+)
+from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
+from tieconv.inspection.equality import equal
+from tieconv.inspection.quantised import block_schemes, module_schemes
+from tieconv.inspection.quantised.block_schemes import describe
+from tieconv.inspection.quantised.quantisation_config import (
+    QuantisationSettings,
+    hidden_size,
+    quantisation_settings,
+    with_config_sizes,
+)
+from tieconv.inspection.quantised.scheme_interface import CODES, SCALES, StoredModule, described, faults_of
+from tieconv.inspection.view_reader import is_sampled, read, readable, turned
+from tieconv.text import listed
 
 _SMALL = 4096
 """Bytes of the largest part that is read to describe a matrix: a shape, or the state of bitsandbytes."""
@@ -91,3 +109,188 @@ def _table(
     if role == EMBEDDING and embedding == head:
         return None
     return tensors.get((embedding if role == EMBEDDING else head) or "")
+
+
+# Describe the quantised embedding and head of ONNX graphs as logical matrices, and compare them.
+
+
+def survey_graphs(inspection: Inspection, reader: ByteReader) -> QuantisedTables | None:
+    """Return the quantised matrices of the first graph that has some, or ``None``."""
+    graph = next((graph for graph in inspection.checkpoint.graphs if graph.quantised), None)
+    if graph is None:
+        return None
+    tensors, width = inspection.checkpoint.tensors, hidden_size(inspection)
+    matrices = {read.role: describe(read, tensors, width) for read in graph.quantised if read.role in (EMBEDDING, HEAD)}
+    if not matrices:
+        return None
+    floats = {role: read for role, read in ((EMBEDDING, graph.embedding), (HEAD, graph.head)) if read is not None}
+    # A float matrix for a MatMul is [H, V]; the codes are by tokens.
+    laid_out = {
+        role: turned(tensors[read.name]) if read.turned else tensors[read.name] for role, read in floats.items()
+    }
+    tables = laid_out | matrices
+    relation = None
+    if len(tables) == 2:
+        relation = relate_tables(tables[EMBEDDING], tables[HEAD], tensors, reader, inspection.depth)
+    return QuantisedTables("", "", tuple(matrices.values()), relation)
+
+
+# Prove how a head and an embedding relate if one of them is quantised, or both are.
+
+
+LONGEST_ROW = 1 << 20
+"""Columns of the widest matrix whose values are compared, so that one row fits in memory."""
+
+Table = QuantisedMatrix | TensorRecord
+"""A quantised matrix, or the stored tensor of a float matrix."""
+
+
+def relate_tables(
+    embedding: Table, head: Table, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
+) -> PairRelation:
+    """Return the proved relation of the head to the embedding. Raises what the reader raises."""
+    if depth is Depth.HEADER:
+        return PairRelation(PairState.UNREAD, "their bytes were not read")
+    if depth is Depth.CANDIDATES and is_sampled(reader):
+        return PairRelation(PairState.UNREAD, "on the Hub tieconv compares quantised matrices only with --depth full")
+    broken = next((table for table in (embedding, head) if isinstance(table, QuantisedMatrix) and table.faults), None)
+    if broken is not None:
+        return PairRelation(PairState.UNREAD, f"the quantised {broken.role} is broken")
+    if isinstance(embedding, QuantisedMatrix) and isinstance(head, QuantisedMatrix):
+        differing = _parts_differing(embedding, head, tensors, reader)
+        if not differing:
+            return PairRelation(PairState.EQUAL, bytes_wasted=_wasted(embedding, head, tensors))
+        compared = _compared(embedding, head, tensors, reader)
+        return PairRelation(compared.state, compared.reason, differing, compared.figures)
+    return _compared(embedding, head, tensors, reader)
+
+
+def _parts_differing(
+    embedding: QuantisedMatrix, head: QuantisedMatrix, tensors: Mapping[str, TensorRecord], reader: ByteReader
+) -> tuple[str, ...]:
+    """Return what differs: ``scheme``, or the purposes of parts; empty if every byte is equal."""
+    if (embedding.scheme, embedding.bits, embedding.block) != (head.scheme, head.bits, head.block) or not head.scheme:
+        return ("scheme",)
+    roles = dict.fromkeys(part.role for part in (*embedding.parts, *head.parts))
+    return tuple(role for role in roles if not _part_equal(embedding, head, role, tensors, reader))
+
+
+def _part_equal(
+    embedding: QuantisedMatrix,
+    head: QuantisedMatrix,
+    role: str,
+    tensors: Mapping[str, TensorRecord],
+    reader: ByteReader,
+) -> bool:
+    names = [[part.name for part in matrix.parts if part.role == role] for matrix in (embedding, head)]
+    if len(names[0]) != len(names[1]):
+        return False
+    for left, right in zip(*names, strict=True):
+        first, second = tensors[left], tensors[right]
+        if first.dtype != second.dtype or (first.shape != second.shape and head.scheme != block_schemes.SCHEME):
+            return False  # operators of ONNX read the same bytes in two shapes
+        dense_reader, (first, second) = readable(reader, (first, second))
+        if not equal(dense_reader, first.range, second.range):
+            return False
+    return True
+
+
+def _wasted(embedding: QuantisedMatrix, head: QuantisedMatrix, tensors: Mapping[str, TensorRecord]) -> int:
+    ranges = {tensors[part.name].range for part in embedding.parts}
+    return sum(part.nbytes for part in head.parts if tensors[part.name].range not in ranges)
+
+
+def _compared(embedding: Table, head: Table, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> PairRelation:
+    """Compare every value. Both matrices are dequantised block by block."""
+    shapes = embedding.shape, head.shape
+    unread = _unread(embedding) or _unread(head)
+    if unread:
+        return PairRelation(PairState.UNREAD, unread)
+    if shapes[0] != shapes[1]:
+        sides = ["×".join(map(str, shape or ())) for shape in shapes]
+        return PairRelation(PairState.DIFFERENT, f"the embedding is {sides[0]} and the head {sides[1]}")
+    if (shapes[0] or (0, 0))[-1] > LONGEST_ROW:
+        return PairRelation(PairState.UNREAD, f"their rows have more than {LONGEST_ROW:,} columns")
+    from tieconv.inspection.quantised.row_decoders import compare_values
+
+    return compare_values(embedding, head, tensors, reader)
+
+
+def _unread(table: Table) -> str:
+    """Return why the values of a table are unknown; empty if tieconv knows them."""
+    if isinstance(table, QuantisedMatrix):
+        return "" if table.reads else table.uncomputed or "the shape of the matrix is unknown"
+    if table.dtype not in FLOATS:
+        return f"tieconv does not compare {table.dtype} values with codes"
+    return "" if len(table.shape) == 2 and table.elements else "the float tensor is not a matrix"
+
+
+# The schemes that tieconv recognises, and the ends of the names of their parts.
+
+
+RECOGNISERS: tuple[Callable[[StoredModule], QuantisedMatrix | None], ...] = (
+    block_schemes.recognise_ggml_blocks,
+    module_schemes.recognise_bitsandbytes,
+    block_schemes.recognise_mlx_modes,
+    module_schemes.recognise_modelopt,
+    module_schemes.recognise_fp8_blocks,
+    module_schemes.recognise_compressed_tensors,
+    module_schemes.recognise_awq,
+    module_schemes.recognise_gptq,
+    module_schemes.recognise_tensor_subclasses,
+)
+"""In this order; the first that recognises a module describes it."""
+
+PART_LEAVES = ("weight", *LEAVES, "weight_shape", "weight_g_idx", "scale", "zero", module_schemes.INPUT_SCALE)
+"""The ends of the names of all parts."""
+
+_CODE_TYPES = frozenset({"I8", "U8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+
+
+def recognise(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix if the module is quantised, else ``None``.
+
+    A module with a part that no scheme explains is a matrix that tieconv did not understand.
+    """
+    matrix = next(filter(None, (scheme(module) for scheme in RECOGNISERS)), None)
+    explained = {part.name for part in matrix.parts} if matrix is not None else set()
+    known = (*PART_LEAVES, *INERT_LEAVES) if matrix is None else INERT_LEAVES
+    left = [leaf for leaf, stored in module.tensors.items() if leaf not in known and stored.name not in explained]
+    if left:
+        why = f"tieconv does not know what {listed([module.tensors[leaf].name for leaf in left], 2)} do"
+        why = why.removesuffix(" do") + " does" if len(left) == 1 else why
+        return _not_understood(module, why)
+    return matrix or _without_codes(module) or _unknown(module)
+
+
+def _without_codes(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the broken matrix of a module that stores scales but no matrix."""
+    leaves = [leaf for leaf in SCALE_LEAVES if leaf in module.tensors]
+    if not leaves or "weight" in module.tensors or any(leaf in module.tensors for leaf in CODE_LEAVES):
+        return None
+    faults = faults_of(module)
+    names = [module.tensors[leaf].name for leaf in leaves]
+    verb = "has" if len(names) == 1 else "have"
+    faults.missing(FaultKind.NO_CODES, f"{listed(names, 3)} {verb} no codes", leaves)
+    roles = dict.fromkeys(leaves, SCALES)
+    return described(module, "", roles, faults, bits=module.choice.bits, block=None, shape=None)
+
+
+def _unknown(module: StoredModule) -> QuantisedMatrix | None:
+    leaves = [leaf for leaf in (*CODE_LEAVES, *SCALE_LEAVES) if leaf in module.tensors]
+    coded = module.dtype("weight") in _CODE_TYPES
+    if not leaves and not coded:
+        return None
+    why = "its parts are of no scheme that tieconv knows"
+    matrix = _not_understood(module, why)
+    if module.method and coded and not leaves:
+        faults = faults_of(module)
+        faults.missing(FaultKind.NO_SCALES, f"{listed([module.tensors['weight'].name], 1)} has no scales", ["weight"])
+        return replace(matrix, faults=tuple(faults.entries))
+    return matrix
+
+
+def _not_understood(module: StoredModule, why: str) -> QuantisedMatrix:
+    """Return the matrix without a scheme, a fault or a value."""
+    roles = {leaf: CODES if leaf in ("weight", *CODE_LEAVES) else SCALES for leaf in module.tensors}
+    return described(module, "", roles, faults_of(module), bits=None, block=None, shape=None, uncomputed=why)

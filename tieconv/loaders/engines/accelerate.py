@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.files.cautions import TWO_FORMATS
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import TWO_FORMATS, Layout
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import head_pair
 from tieconv.loaders.evidence.tie_groups import Group, file_names, groups, misshapen

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.flag_levels import FLAG
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, stored_bias

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from tieconv.checkpoint.files.cautions import TWO_FORMATS
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import TWO_FORMATS, Layout
 from tieconv.loaders import release_tables
 from tieconv.loaders.engines.vllm_tables import Tables
 from tieconv.loaders.evidence.head_pair import stored_bias

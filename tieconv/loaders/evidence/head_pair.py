@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from tieconv.architectures import locate, spelled
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.tie_group import Member
+from tieconv.checkpoint.tie_group import BiasState, Member
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 

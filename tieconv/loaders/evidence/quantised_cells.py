@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.value_type import record
 
 FLOAT, QUANTISED, ABSENT = "float", "quantised", "absent"

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
 from tieconv.checkpoint.family import FlagMeaning, Role
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.relation.interface import Absent
-from tieconv.checkpoint.shape_fit import fits
-from tieconv.checkpoint.tie_group import Member
+from tieconv.checkpoint.tie_group import BiasState, Member
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import fits
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.loaded import Absence, Parameter

@@ -7,10 +7,9 @@ from collections.abc import Collection
 from tieconv.architectures import unexplained
 from tieconv.architectures.flag_levels import text_config
 from tieconv.checkpoint.family import Family, Knowledge, Tying
-from tieconv.checkpoint.files.cautions import BLOCKING
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.model_files import BLOCKING, Layout
+from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, head_pair, in_file
 from tieconv.loaders.loaded import Cause, Refusal, unknown

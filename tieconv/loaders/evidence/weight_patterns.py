@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from tieconv.checkpoint.files.cautions import TWO_FORMATS
-from tieconv.checkpoint.files.model_files import OPENED, Layout
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import OPENED, TWO_FORMATS, Layout
 from tieconv.loaders.evidence.head_pair import head_pair, listed
 from tieconv.loaders.evidence.unclear import unclear_class, unclear_files, wrong_format
 from tieconv.loaders.loaded import Cause, Refusal, unknown

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.head import BiasState, Head, OutputBias
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.interface import Absent, Canonical
 from tieconv.checkpoint.relation.proved import Unread
-from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, Tie
 from tieconv.loaders.evidence.head_pair import same
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 
 NAMEABLE = (".safetensors", ".safetensors.index.json")
 """The suffixes that the config may use under `transformers_weights`."""

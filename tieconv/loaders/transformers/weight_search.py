@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.files.cautions import TWO_FORMATS
-from tieconv.checkpoint.files.model_files import WEIGHTS_KEY
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import TWO_FORMATS, WEIGHTS_KEY
 from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, unclear_class, unclear_files, wrong_format
 from tieconv.loaders.evidence.weight_patterns import is_directory
 from tieconv.loaders.loaded import Cause, Refusal, unknown

@@ -12,24 +12,27 @@ from typing import Any
 
 import torch
 
+from tieconv.checkpoint.graph_plan import (
+    PRECISIONS,
+    ExportOptions,
+    ExportOutcome,
+    ExportPlan,
+    HeadForm,
+    SessionProof,
+    SharedMatrix,
+)
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.export_options import ExportOptions
-from tieconv.checkpoint.write_plan.graph import HeadForm, SessionProof, SharedMatrix
-from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.checkpoint.write_plan import OutputText
 from tieconv.errors import RefusedError, VerificationError
-from tieconv.execute import tree
-from tieconv.execute.contents.attributes import Like, inherit_directory
-from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Writer
-from tieconv.execute.publish import swap
-from tieconv.execute.publish.interrupts import Interrupts, interrupts
-from tieconv.execute.publish.owned import checked, owning
-from tieconv.execute.refusals import stale
+from tieconv.execute import publish, tree
+from tieconv.execute.copy import Like, inherit_directory
+from tieconv.execute.publish import Interrupts, checked, interrupts, owning
 from tieconv.execute.staging import Staging
-from tieconv.execute.system_errors import writing
+from tieconv.execute.target import stale
+from tieconv.execute.tree import writing
+from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.embeds import first_pass, probe, separate
 from tieconv.onnx.export.encoder_decoder import trace_pair
@@ -43,10 +46,8 @@ from tieconv.onnx.parity.quantised_graph import run_quantised_parity, stored_qua
 from tieconv.onnx.parity.validate import run_parity, stored_gates
 from tieconv.onnx.quantise import Scheme, prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import Store, lay_out
-from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
-from tieconv.onnx.write.plan import PlannedGraphs
-from tieconv.onnx.write.read_again import check_written
-from tieconv.onnx.write.session_proof import prove
+from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
+from tieconv.onnx.write.session_proof import check_written, prove
 from tieconv.reference import Reference, load, load_config
 from tieconv.sources.local.files import locate
 from tieconv.sources.user_files import new_file
@@ -253,9 +254,9 @@ class _Job:
                 old = os.lstat(self.final)
                 inherit_directory(new, Like(self.final, True))
                 self.staging.set_aside(old)
-                swap.publish_directory(new, self.final, self.staging.old, old)
+                publish.publish_directory(new, self.final, self.staging.old, old)
             else:
-                swap.publish_new(new, self.final)
+                publish.publish_new(new, self.final)
 
 
 # The settings of an export, as its steps read them.

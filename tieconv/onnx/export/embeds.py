@@ -13,12 +13,12 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from tieconv.checkpoint.graph_plan import SessionProof, SharedMatrix
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import SessionProof, SharedMatrix
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.onnx.parity.graph_file import BLOCKS, EMBEDDING
+from tieconv.onnx.write.plan import split_at
 from tieconv.onnx.write.session_proof import prove
-from tieconv.onnx.write.split import split_at
 from tieconv.reference import Batch, Reference
 from tieconv.reference.model import language_modules, left_out, load_whole_config, stored_outside
 from tieconv.reference.packages import need, quiet

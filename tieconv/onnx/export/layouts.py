@@ -11,10 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
-from tieconv.formats.documents import read_bytes
+from tieconv.formats.directory import read_bytes
 from tieconv.formats.json.strict import loads
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER

@@ -9,21 +9,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.graph_plan import ExportOptions, ExportOutcome, ExportPlan, HeadForm
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.json_values import Printed, quoted
-from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
-from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.export_options import ExportOptions
-from tieconv.checkpoint.write_plan.graph import HeadForm
-from tieconv.checkpoint.write_plan.operation import LinkFile
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, plan_rows
+from tieconv.checkpoint.model_files import Checkpoint, Layout
+from tieconv.checkpoint.value_type import Printed, quoted, record
+from tieconv.checkpoint.write_plan import LinkFile, Plan, Promises, plan_rows
 from tieconv.errors import RefusedError
-from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep
-from tieconv.execute.system_errors import free_bytes, no_space, writing
-from tieconv.execute.target import Target, destination
+from tieconv.execute.target import Target, check_fresh, check_place, destination
+from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.onnx.export.carry_out import Progress, Settings, run
 from tieconv.onnx.export.embeds import LeftOut, left_out_parts, reads_embeddings, refused
 from tieconv.onnx.export.layouts import LAYOUTS, read_model
@@ -33,7 +28,7 @@ from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
-from tieconv.onnx.write.dedup import HELD_TWICE
+from tieconv.onnx.write.plan import HELD_TWICE
 from tieconv.reference import architecture, load_config
 from tieconv.reference.model import planned_encoder_input
 from tieconv.reference.packages import need

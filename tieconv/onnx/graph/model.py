@@ -7,23 +7,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes import PreconditionError
 from onnx_ir.passes.common import InlinePass
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.files.model_files import FileState, Listing
-from tieconv.checkpoint.files.weight_file import ByteRange
-from tieconv.checkpoint.write_plan.output import Gathered
-from tieconv.errors import TieconvError, UnreadableError
-from tieconv.formats.onnx.model import check_readable
-from tieconv.onnx.graph.external import byte_range, check_supported, is_external, tensors
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.model_files import FileState, Listing
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan import Gathered
+from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.formats.onnx.model import check_readable, graph_names
+from tieconv.formats.onnx.tensor import External, needed_bytes
+from tieconv.formats.onnx.tensor import byte_range as range_in_file
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 
-SUFFIX = ".onnx"
 LIMIT = 2**31 - 1
 """Most bytes of a protobuf message."""
 NEW = "tieconv:"
@@ -60,13 +62,6 @@ class GraphFile:
         location = f"{NEW}{len(self.made)}"
         self.made[location] = content
         return ir.ExternalTensor(location, 0, content.size, like.dtype, shape=ir.Shape(shape), name=name)
-
-
-def graph_names(listing: Listing) -> tuple[str, ...]:
-    """Return the graph files of MODEL, relative to its root."""
-    if listing.named is not None:
-        return (listing.named,) if listing.named.lower().endswith(SUFFIX) else ()
-    return tuple(name for name in listing.entries if name.lower().endswith(SUFFIX))
 
 
 def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
@@ -186,3 +181,163 @@ def opset(model: ir.Model) -> int:
     """Return the version of the standard operators that the graph imports, or 0 if it imports none."""
     imports = model.graph.opset_imports
     return imports.get("", imports.get("ai.onnx", 0))
+
+
+# Find a graph's external tensors, and check their ranges before any byte is read.
+
+
+MAX_DEPTH = 64
+"""Most levels of nested subgraphs."""
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor of the model: initializers and attributes, including subgraphs and functions."""
+    yield from _of_graph(model.graph, 0)
+    for function in model.functions:
+        for node in function.node:
+            yield from _of_node(node, 0)
+
+
+def _of_graph(graph: onnx.GraphProto, depth: int) -> Iterator[onnx.TensorProto]:
+    if depth > MAX_DEPTH:
+        raise UnreadableError(f"the graph has more than {MAX_DEPTH} levels of subgraphs", "", "onnx.nesting")
+    yield from graph.initializer
+    for node in graph.node:
+        yield from _of_node(node, depth)
+
+
+def _of_node(node: onnx.NodeProto, depth: int) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            yield from _of_graph(graph, depth + 1)
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Return whether the bytes are in another file."""
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def byte_range(tensor: onnx.TensorProto, graph: str, root: str, files: FileSet) -> ByteRange:
+    """Return the byte range of an external tensor of the graph file ``graph``, relative to ``root``.
+
+    Raises `UnsafePathError` for a symlink, or for a path outside the graph's directory. Raises `UnreadableError` if
+    offset and length do not fit the file, the type or the shape.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return range_in_file(External(graph, tensor.name, entries, tensor_bytes(tensor)), root, files)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
+    """Return the bytes of a tensor of that type and shape, or ``None`` for a type without a fixed width."""
+    return needed_bytes(tensor.data_type, tensor.dims)
+
+
+def check_supported(model: onnx.ModelProto, graph: str) -> None:
+    """Raise `RefusedError` for what onnx-ir would lose when it writes the graph again."""
+    lost = []
+    if model.training_info:
+        lost.append("training information")
+    if _has_sparse(model.graph) or any(map(_is_sparse, (node for f in model.functions for node in f.node))):
+        lost.append("sparse tensors")
+    if lost:
+        raise RefusedError(
+            f"{shown(graph)} holds {' and '.join(lost)}, which tieconv cannot write again",
+            "export the model for inference, with dense tensors",
+            "onnx.unsupported",
+        )
+
+
+def _has_sparse(graph: onnx.GraphProto) -> bool:
+    return bool(graph.sparse_initializer) or any(map(_is_sparse, graph.node))
+
+
+def _is_sparse(node: onnx.NodeProto) -> bool:
+    """Return whether the node is a sparse Constant, or has one in a subgraph."""
+    return any(
+        attribute.HasField("sparse_tensor") or any(map(_has_sparse, (attribute.g, *attribute.graphs)))
+        for attribute in node.attribute
+    )
+
+
+# Read the initializers of a graph as tensor records, whether inside or outside the graph file.
+
+
+DTYPES = {
+    "FLOAT": "F32",
+    "FLOAT16": "F16",
+    "BFLOAT16": "BF16",
+    "DOUBLE": "F64",
+    "INT8": "I8",
+    "UINT8": "U8",
+    "INT16": "I16",
+    "UINT16": "U16",
+    "INT32": "I32",
+    "UINT32": "U32",
+    "INT64": "I64",
+    "UINT64": "U64",
+    "FLOAT8E4M3FN": "F8_E4M3",
+    "FLOAT8E4M3FNUZ": "F8_E4M3FNUZ",
+    "FLOAT8E5M2": "F8_E5M2",
+    "FLOAT8E5M2FNUZ": "F8_E5M2FNUZ",
+}
+"""ONNX types of weights in whole bytes, by the names that tieconv uses for all formats. BOOL is a mask's."""
+
+_INLINE = "\0inline:"
+
+
+@record
+class Stored:
+    """An initializer and the record of its bytes. The record's name is unique in the graph file."""
+
+    value: ir.Value
+    graph: ir.Graph
+    record: TensorRecord
+
+
+class GraphBytes:
+    """A `ByteReader` over the tensors of one graph file. External tensors are read from disk in blocks."""
+
+    def __init__(self, graph: GraphFile, files: FileSet) -> None:
+        self._graph = graph
+        self._files = files
+        self._inline: dict[str, memoryview] = {}
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes at ``offset`` of ``span``. Raises what reading the file raises."""
+        held = self._inline.get(span.file)
+        if held is None:
+            self._files.read_into(span, offset, buffer)
+            return
+        start = span.start + offset
+        buffer.cast("B")[:] = held[start : start + len(buffer)]
+
+    def stored(self, least: int) -> list[Stored]:
+        """Return the initializers of at least ``least`` elements, of this graph and its subgraphs."""
+        entries = []
+        for index, (graph, value) in enumerate(initializers(self._graph.model)):
+            tensor = value.const_value
+            if tensor is None or tensor.dtype.name not in DTYPES or tensor.size < least:
+                continue
+            span = self._span(tensor, index)
+            if span is not None:
+                record = TensorRecord(f"{index}:{value.name}", DTYPES[tensor.dtype.name], sides(tensor.shape), span)
+                entries.append(Stored(value, graph, record))
+        return entries
+
+    def _span(self, tensor: ir.TensorProtocol, index: int) -> ByteRange | None:
+        if isinstance(tensor, ir.ExternalTensor):
+            return None if str(tensor.location).startswith(NEW) else self._graph.range_of(tensor)
+        name = f"{_INLINE}{index}"
+        flat = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+        self._inline[name] = flat.data
+        return ByteRange(name, 0, flat.nbytes)
+
+
+def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
+    """Yield every initializer with its graph, outermost graph first."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            yield graph, value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tieconv.checkpoint.results.parity_metrics import Vocabulary
+from tieconv.checkpoint.results.parity import Vocabulary
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.bindings import Kind, Padding
 from tieconv.reference import Batch, EncoderInput, Features

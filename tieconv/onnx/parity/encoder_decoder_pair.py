@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, Cache, Kind, Role, is_switch, switch_notes, switched, unknown_input

@@ -10,8 +10,8 @@ from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats.onnx.external import External, byte_range
 from tieconv.formats.onnx.model import check_readable
+from tieconv.formats.onnx.tensor import External, byte_range
 from tieconv.reference.packages import need
 from tieconv.sources.local.files import FileSet, open_files
 from tieconv.text import shown

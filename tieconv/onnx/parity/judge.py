@@ -8,8 +8,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tieconv.checkpoint.results.parity import Case, Gate, Histogram, Identity, Structure
-from tieconv.checkpoint.results.parity_metrics import Figures, Pooled, Pools, Vocabulary
+from tieconv.checkpoint.results.parity import (
+    Case,
+    Figures,
+    Gate,
+    Histogram,
+    Identity,
+    Pooled,
+    Pools,
+    Structure,
+    Vocabulary,
+)
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.batches import Cell
 from tieconv.onnx.parity.passes import LogitStore, Work

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tieconv.checkpoint.results.parity import Gate
-from tieconv.checkpoint.results.parity_metrics import Vocabulary
+from tieconv.checkpoint.results.parity import Gate, Vocabulary
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.inspection.view_reader import readable
@@ -21,8 +20,7 @@ from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.packed_weights import Rows
 from tieconv.onnx.parity.weight_identity import STORED, TensorSearch, bits_of, folds
 from tieconv.onnx.session.child import session_call
-from tieconv.onnx.session.open_ import ELEMENTS, Session, open_session
-from tieconv.onnx.session.placement import HEAVY
+from tieconv.onnx.session.open_ import ELEMENTS, HEAVY, Session, open_session
 from tieconv.reference import Batch, Reference
 from tieconv.sources.local.files import open_files
 from tieconv.text import count

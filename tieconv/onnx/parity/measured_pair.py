@@ -13,11 +13,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from tieconv.checkpoint.files.cautions import BLOCKING, TWO_FORMATS, Caution, way_out
-from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
-from tieconv.checkpoint.results.parity_metrics import Precision
+from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
+from tieconv.checkpoint.results.parity import Parity, Precision, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, SettingsError, UnreadableError
 from tieconv.onnx.parity.batches import BEYOND, LONG

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tieconv.checkpoint.results.parity import Gate, Identity, ProviderUse
-from tieconv.checkpoint.results.parity_metrics import FreeRun
+from tieconv.checkpoint.results.parity import FreeRun, Gate, Identity, ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches import (
@@ -43,8 +42,7 @@ from tieconv.onnx.parity.graph_forward import GraphModel, extended, fixed
 from tieconv.onnx.parity.lookups import embedding_gates
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import factors, folds, weight_identity
-from tieconv.onnx.session.chained import Chained
-from tieconv.onnx.session.open_ import Session, open_session, out_of_memory
+from tieconv.onnx.session.open_ import Chained, Session, open_session, out_of_memory
 from tieconv.onnx.session.provider import CUDA
 from tieconv.reference import Batch, EncoderInput, Reference, load, position_limit
 from tieconv.reference.model import CPU, stored_outside, stored_unread

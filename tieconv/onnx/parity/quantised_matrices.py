@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.model import sides
-from tieconv.onnx.share.patterns.interface import Names, replace
-from tieconv.onnx.share.quantised.block_tables import Table, heads, lookups
-from tieconv.onnx.share.uses import integer, is_standard
+from tieconv.onnx.share.find import integer, is_standard
+from tieconv.onnx.share.node_patterns import Names, replace_node
+from tieconv.onnx.share.quantised import Table, heads, lookups
 
 _MATRIX = 2
 _STEP = 1 << 22
@@ -295,7 +295,7 @@ def _float_product(node: ir.Node, model: ir.Model) -> bool:
     per_column = scale.shape is not None and len(scale.shape) == 1
     weight = ir.node("DequantizeLinear", [node.inputs[1], scale, *zeros], {"axis": 1} if per_column else {})
     made = [weight, ir.node("MatMul", [quantised.inputs[0], weight.outputs[0]])]
-    replace(product, made, Names(model))
+    replace_node(product, made, Names(model))
     return True
 
 

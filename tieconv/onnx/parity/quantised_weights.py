@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tieconv.checkpoint.results.quantised import QuantisedWeight
+from tieconv.checkpoint.results.parity import QuantisedWeight
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.quantised_matrices import Matrix
 from tieconv.reference import Reference

@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
-from tieconv.checkpoint.results.parity_metrics import Metrics, Vocabulary
+from tieconv.checkpoint.results.parity import (
+    Gate,
+    Identity,
+    Metrics,
+    Parity,
+    ProviderUse,
+    Structure,
+    Verdict,
+    Vocabulary,
+)
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.batches import SEEDS, spread_ids
 from tieconv.onnx.parity.causes import uncounted, wrong_constant

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tieconv.checkpoint.files.interface import ByteReader
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.parity import Identity, Lost
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph_file import DTYPES, Graph, Initializer
 from tieconv.onnx.parity.packed_weights import Rows, Tensor, Weight, find_blocks

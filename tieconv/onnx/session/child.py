@@ -24,12 +24,10 @@ from functools import partial
 from math import prod
 from typing import Any, NoReturn, TypeVar
 
-from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, TieconvError
-from tieconv.formats.onnx.message_reader import read_model
-from tieconv.formats.onnx.messages import Graph, Node
-from tieconv.formats.onnx.protobuf import Wire
+from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
 from tieconv.formats.onnx.validity import label
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,22 @@ import numpy as np
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
+from tieconv.install import install_command
 from tieconv.onnx.session.child import session_call
-from tieconv.onnx.session.diagnosis import UNKNOWN, diagnose, failed_while_run, no_such_device
-from tieconv.onnx.session.placement import check_placement
-from tieconv.onnx.session.provider import CPU, CUDA, Choice, choose, device_id, runtime, versions
-from tieconv.text import shown
+from tieconv.onnx.session.provider import (
+    CPU,
+    CUDA,
+    UNKNOWN,
+    Choice,
+    choose,
+    device_id,
+    diagnose,
+    failed_while_run,
+    no_such_device,
+    runtime,
+    versions,
+)
+from tieconv.text import count, shown
 
 ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
 """ONNX element types by number."""
@@ -225,3 +237,93 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
             "export the graph again",
             "session.load",
         ) from error
+
+
+# Check where the runtime placed each node, and which heavy nodes it left on the CPU.
+
+
+_PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "QGemm", "Einsum", "Conv"}
+_NORMS = {
+    "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "GroupNormalization", "EmbedLayerNormalization", "ReduceMean",
+}  # fmt: skip
+_ATTENTION = {
+    "Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention", "PackedAttention",
+    "QAttention", "RotaryEmbedding", "Softmax",
+}  # fmt: skip
+_ACTIVATIONS = {"Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Erf", "Sigmoid"}
+_EXPERTS = {"MoE", "QMoE", "TopK", "ScatterND"}
+HEAVY = frozenset(_PRODUCTS | _NORMS | _ATTENTION | _ACTIVATIONS | _EXPERTS)
+"""Operators that must run on the device: products, norms, attention, activations and the choice of experts.
+
+`ReduceMean` is part of some norms. `TopK` and `ScatterND` choose experts, and write their results.
+"""
+
+
+def check_placement(
+    inner: Any, active: str, weight_gathers: Collection[str], shape_nodes: Collection[str] = ()
+) -> dict[str, int]:
+    """Return how many nodes each provider runs, if the runtime reports it.
+
+    Shape arithmetic may run on the CPU, and so may the ``shape_nodes`` of any operator. A `Gather` is heavy if it reads
+    a weight. Raises `NotRunError` if the CPU runs
+    a heavy node of a CUDA session, or if placements are unknown.
+    """
+    cuda = active == CUDA
+    if not hasattr(inner, "get_provider_graph_assignment_info"):
+        if cuda:
+            raise NotRunError(
+                "this onnxruntime does not report where each node runs, so tieconv could not see a fallback to the CPU",
+                install_command("gpu", upgrade=True),
+                "session.placement",
+            )
+        return {}
+    placed: Counter[str] = Counter()
+    heavy: list[str] = []
+    for part in inner.get_provider_graph_assignment_info():
+        nodes = part.get_nodes()
+        placed[str(part.ep_name)] += len(nodes)
+        if cuda and part.ep_name != CUDA:
+            heavy += [
+                f"{node.op_type} {node.name}"
+                for node in nodes
+                if node.name not in shape_nodes and _is_heavy(node, weight_gathers)
+            ]
+    if cuda and not placed:
+        raise NotRunError(
+            "onnxruntime reported no placement of nodes, so tieconv could not see a fallback to the CPU",
+            install_command("gpu", upgrade=True),
+            "session.placement",
+        )
+    if heavy:
+        raise NotRunError(
+            f"CUDA is active, but the CPU runs {count(len(heavy), 'heavy node')}: {shown(', '.join(heavy))}",
+            "these operators have no CUDA kernel in this precision: export in another precision or opset",
+            "session.fallback-nodes",
+            active=active,
+            fallback=tuple(heavy),
+        )
+    return dict(placed)
+
+
+def _is_heavy(node: Any, weight_gathers: Collection[str]) -> bool:
+    return node.op_type in HEAVY or (node.op_type == "Gather" and node.name in weight_gathers)
+
+
+# Run the session of an embedding and that of a decoder as one.
+
+
+@record
+class Chained(Session):
+    """A decoder's session, and the session that makes its input ``between`` from the input ``ids``."""
+
+    first: Session
+    ids: str
+    between: str
+
+    def run(self, feeds: Mapping[str, Any], outputs: Collection[str], host: str) -> dict[str, Any]:
+        """Return the decoder's outputs. The embedding runs only if ``feeds`` has token ids."""
+        values = dict(feeds)
+        if self.ids in values:
+            values |= self.first.run({self.ids: values.pop(self.ids)}, [self.between], "")
+        return Session.run(self, values, outputs, host)

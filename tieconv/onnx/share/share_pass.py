@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, Path, near_homes
-from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.onnx.graph.initializers import GraphBytes, Stored
-from tieconv.onnx.graph.model import GraphFile, opset, sides
-from tieconv.onnx.share.apply import apply
-from tieconv.onnx.share.find import Group, Member, find_groups
-from tieconv.onnx.share.form import choose_form
-from tieconv.onnx.share.patterns.interface import Names
-from tieconv.onnx.share.quantised import share_quantised
-from tieconv.onnx.share.quantised.dequantised import FUSED, is_fused
-from tieconv.onnx.share.surviving_copy import Choice, Setting, reads_of
-from tieconv.onnx.share.uses import is_standard, uses_of
+from tieconv.checkpoint.graph_plan import RUNTIMES, HeadForm, SharedMatrix
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, Path, near_homes
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan import Gathered
+from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored, opset, sides
+from tieconv.onnx.share.find import (
+    Group,
+    Member,
+    Use,
+    describe,
+    find_groups,
+    integer,
+    is_standard,
+    remove_unread,
+    uses_of,
+)
+from tieconv.onnx.share.node_patterns import MICROSOFT, Names, Target, becomes_another_node, folded, pattern_of, rounded
+from tieconv.onnx.share.quantised import FUSED, is_fused, share_quantised
 from tieconv.sources.local.files import FileSet
 
 _INPUT = "it is an input of the graph, so a caller may replace it"
@@ -284,3 +292,285 @@ def _left(group: Group, why: str, graph: str = "") -> SharedMatrix:
         held_after=held,
         left=f"{why} ({', '.join(names)})",
     )
+
+
+# Choose the form of a head: the first that keeps every bit of what a session computes.
+
+
+@record
+class FormChoice:
+    """The copy that stays and the form of the heads.
+
+    ``choice`` is ``None`` if all copies stay; ``why`` gives the reason. ``avoided`` says what an earlier form would
+    round differently.
+    """
+
+    choice: Choice | None
+    setting: Setting
+    why: str = ""
+    avoided: str = ""
+
+
+def choose_form(members: Sequence[Member], setting: Setting, form: HeadForm | None) -> FormChoice:
+    """Choose ``form`` whatever it rounds, or with ``None`` the first form that changes no bit."""
+    why = avoided = ""
+    for candidate in HeadForm if form is None else (form,):
+        now = replace(setting, form=candidate)
+        choice, why = choose(members, now)
+        if choice is None:
+            continue
+        beside = _changed_bits(members, choice, now) if form is None else ""
+        if not beside:
+            return FormChoice(choice, now, avoided=avoided)
+        avoided = avoided or beside
+        why = f"{RUNTIMES} may round differently next to {beside} in every form; --head-form gemm stores it once"
+    return FormChoice(None, setting, why)
+
+
+def _changed_bits(members: Sequence[Member], choice: Choice, setting: Setting) -> str:
+    """Return what a session may round differently in this form; empty if it keeps every bit."""
+    reads = to_rewrite(reads_of(members), choice, setting.form)
+    return rounding(members, reads, target_of(choice, setting))
+
+
+# Choose which copy of a matrix stays, or say why the others cannot be removed.
+
+
+@record
+class Read:
+    """A use of one stored copy; ``use.flipped`` is relative to the group's first member."""
+
+    stored: Stored
+    use: Use
+
+
+@record
+class Choice:
+    """The form that stays. ``keeper`` is the copy with that form, or ``None`` if it is made from ``source``."""
+
+    keeper: Stored | None
+    source: Stored
+    flipped: bool
+    dtype: ir.DataType
+
+
+@record
+class Setting:
+    """Settings for a graph file. ``home`` is the graph that will hold the matrix: the main graph, or a subgraph."""
+
+    form: HeadForm
+    opset: int
+    names: Names
+    home: ir.Graph
+
+
+def reads_of(members: Sequence[Member]) -> list[Read]:
+    """Return every use of every copy."""
+    return [
+        Read(member.stored, use) for member in members for use in uses_of(member.stored.value, flipped=member.flipped)
+    ]
+
+
+def to_rewrite(reads: Sequence[Read], choice: Choice, form: HeadForm) -> list[Read]:
+    """Return the uses that do not read the copy that stays; ``use.flipped`` is relative to that copy."""
+    turned = [Read(read.stored, replace(read.use, flipped=read.use.flipped != choice.flipped)) for read in reads]
+    return [read for read in turned if not _settled(read, choice, form)]
+
+
+def _settled(read: Read, choice: Choice, form: HeadForm) -> bool:
+    if read.stored is not choice.keeper:
+        return False
+    node = read.use.node
+    if not read.use.flipped:
+        return node is None or not _turns(node.inputs[read.use.index])
+    return form is HeadForm.TRANSPOSE and node is not None and is_standard(node, "MatMul")
+
+
+def _turns(value: ir.Value | None) -> bool:
+    """Return whether a Transpose turns the value and another one turns it back. A session folds them into a copy."""
+    maker = value.producer() if value is not None else None
+    if maker is None or not is_standard(maker, "Identity", "Transpose"):
+        return False
+    return is_standard(maker, "Transpose") or _turns(maker.inputs[0])
+
+
+def target_of(choice: Choice, setting: Setting, value: ir.Value | None = None) -> Target:
+    """Return what the uses will read: ``value``, or else the copy of ``choice``."""
+    return Target(value or choice.source.value, choice.dtype, setting.form, setting.opset, setting.names)
+
+
+CAST = f"a Cast reads it, and a session of {RUNTIMES} folds the Cast into another matrix"
+
+
+def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, str]:
+    """Return the first form that every use can read; else ``None`` and why the best form is impossible."""
+    reads = reads_of(members)
+    why = ""
+    types = {member.stored.value.dtype for member in members}
+    if len(types) > 1 and any(read.use.node is not None and is_standard(read.use.node, "Cast") for read in reads):
+        return None, CAST
+    for choice in _candidates(members, reads, setting):
+        target = target_of(choice, setting)
+        refusals = (pattern_of(read.use).refuses(read.use, target) for read in to_rewrite(reads, choice, setting.form))
+        reason = next((reason for reason in refusals if reason), "")
+        if not reason:
+            return choice, ""
+        why = why or reason
+    return None, why
+
+
+def _candidates(members: Sequence[Member], reads: Sequence[Read], setting: Setting) -> Iterator[Choice]:
+    """Yield forms in order of preference: rows as the embedding reads them, in the type of the heads."""
+    turns = _orientations(reads)
+    types = _types(members, reads)
+    for flipped in turns:
+        for dtype in types:
+            held = [m.stored for m in members if m.flipped == flipped and m.stored.value.dtype == dtype]
+            held.sort(key=lambda stored: (not stored.value.is_graph_output(), stored.graph is not setting.home))
+            for stored in held:
+                yield Choice(stored, stored, flipped, dtype)
+            source = next((m.stored for m in members if m.stored.value.dtype == dtype), None)
+            if not held and source is not None:
+                yield Choice(None, source, flipped, dtype)
+
+
+def _orientations(reads: Sequence[Read]) -> tuple[bool, bool]:
+    """Return the orientation in which rows are gathered, then the other one."""
+    for read in reads:
+        node = read.use.node
+        if node is not None and is_standard(node, "Gather") and integer(node, "axis", 0) in (0, -2):
+            return read.use.flipped, not read.use.flipped
+    return False, True
+
+
+def _types(members: Sequence[Member], reads: Sequence[Read]) -> list[ir.DataType]:
+    """Return the types of the copies. Types that other nodes than a Gather read are first."""
+    dtypes: list[ir.DataType] = []
+    for read in sorted(reads, key=lambda read: read.use.node is not None and is_standard(read.use.node, "Gather")):
+        dtype = read.stored.value.dtype
+        if dtype is not None and dtype not in dtypes:
+            dtypes.append(dtype)
+    return dtypes or [dtype for m in members[:1] if (dtype := m.stored.value.dtype) is not None]
+
+
+# Make every node read the copy that stays, and remove the other copies.
+
+
+LEFT = "a MatMul with the matrix as its left operand"
+"""A use that no form of the head changes."""
+
+
+@record
+class Applied:
+    """What a rewrite did.
+
+    ``survivor`` is the value that stays, ``dropped`` the removed names, and ``nodes`` the rewritten nodes. ``rounded``
+    says what a session may round differently. ``form`` is the form of heads that became other nodes, or ``None``.
+    """
+
+    survivor: ir.Value
+    dropped: tuple[str, ...]
+    nodes: tuple[str, ...]
+    rounded: str
+    form: HeadForm | None
+
+
+def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting) -> Applied:
+    """Rewrite every use that does not read the copy that stays."""
+    reads = to_rewrite(reads_of(members), choice, setting.form)
+    survivor = _keeper(file, members, choice, setting, reads)
+    target = target_of(choice, setting, survivor)
+    nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
+    loose = rounding(members, reads, target)
+    heads = any(becomes_another_node(read.use) for read in reads)
+    for read in reads:
+        pattern_of(read.use).rewrite(read.use, target)
+    removed = [member.stored for member in members if member.stored.value is not survivor]
+    for stored in (member.stored for member in members):
+        remove_unread(stored.value)
+    names = tuple(str(stored.value.name) for stored in removed)
+    for stored in removed:
+        _drop(stored)
+    if setting.form is HeadForm.FUSED and reads:
+        file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    return Applied(survivor, names, nodes, loose, setting.form if heads else None)
+
+
+def rounding(members: Sequence[Member], reads: Sequence[Read], target: Target) -> str:
+    """Return what a session may round differently after ``reads`` are rewritten; empty if every bit stays."""
+    beside = next((reason for read in reads if (reason := rounded(read.use, target))), "")
+    return beside or (_on_the_left(members) if any(read.use.flipped for read in reads) else "")
+
+
+def _on_the_left(members: Sequence[Member]) -> str:
+    """Return `LEFT` if a MatMul has the matrix as its left operand; else an empty string.
+
+    A session fuses Transposes around such a MatMul by separate rules.
+    """
+    nodes = (read.use.node for read in reads_of(members) if read.use.index == 0)
+    return LEFT if any(node is not None and is_standard(node, "MatMul") for node in nodes) else ""
+
+
+def _drop(stored: Stored) -> None:
+    value = stored.value
+    assert not value.uses() and not value.is_graph_output()
+    stored.graph.initializers.pop(str(value.name))
+
+
+def _keeper(
+    file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting, reads: Sequence[Read]
+) -> ir.Value:
+    if choice.keeper is None:
+        return turned(file, choice.source, setting.home, setting.names.free(f"{choice.source.value.name}_transposed"))
+    stored = choice.keeper
+    if stored.graph is not setting.home and any(m.stored.graph is not stored.graph for m in members):
+        _lift(stored, setting, file.model)
+    return stored.value
+
+
+def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
+    """Move the initializer to the graph that every node which reads it can see."""
+    value = stored.value
+    stored.graph.initializers.pop(str(value.name))
+    if _named(model)[value.name] > 0:
+        value.name = setting.names.free(str(value.name))
+    setting.home.register_initializer(value)
+
+
+def _named(model: ir.Model) -> Counter[str | None]:
+    """Return how many values have each name."""
+    counts: Counter[str | None] = Counter()
+    for graph in model.graphs():
+        counts.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
+        counts.update(value.name for node in graph for value in node.outputs)
+    return counts
+
+
+def turned(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:
+    """Return a new initializer of ``graph``: the transposed matrix, whose bytes are gathered at the write."""
+    rows, columns = stored.record.shape
+    return _made(file, stored, graph, name, (columns, rows), (1, columns))
+
+
+def copied(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:
+    """Return a new initializer of ``graph`` with the bytes of the stored matrix."""
+    rows, columns = stored.record.shape
+    return _made(file, stored, graph, name, (rows, columns), (columns, 1))
+
+
+def _made(
+    file: GraphFile, stored: Stored, graph: ir.Graph, name: str, shape: tuple[int, int], stride: tuple[int, int]
+) -> ir.Value:
+    tensor = stored.value.const_value
+    assert tensor is not None
+    made: ir.TensorProtocol
+    if isinstance(tensor, ir.ExternalTensor):
+        content = Gathered(stored.record.range, stored.record.dtype, shape, stride)
+        made = file.make(content, tensor, shape, name)
+    else:
+        array = tensor.numpy()
+        made = ir.Tensor(np.ascontiguousarray(array if stride[1] == 1 else array.T), dtype=tensor.dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(tensor.dtype))
+    value.const_value = made
+    graph.register_initializer(value)
+    return value

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.graph_plan import SharedMatrix
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import SharedMatrix
-from tieconv.onnx.graph.initializers import GraphBytes, Stored
-from tieconv.onnx.graph.model import GraphFile
-from tieconv.onnx.share.apply import copied, turned
-from tieconv.onnx.share.patterns.head import MICROSOFT
-from tieconv.onnx.share.patterns.interface import Names, replace
-from tieconv.onnx.share.patterns.reshaped_gemm import remove, reshaped_gemm_of
-from tieconv.onnx.share.uses import Use, describe, integer, is_standard, remove_unread, uses_of
+from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored
+from tieconv.onnx.share.find import (
+    SMALL,
+    Use,
+    describe,
+    drop,
+    drop_unread,
+    integer,
+    is_standard,
+    remove_unread,
+    uses_of,
+)
+from tieconv.onnx.share.node_patterns import MICROSOFT, Names, replace_node
+from tieconv.onnx.share.share_pass import copied, turned
 from tieconv.sources.local.files import FileSet
 
 
@@ -103,9 +110,9 @@ def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
     x = node.inputs[0] if wrapped is None else wrapped.x
     matmul = ir.node("MatMul", [x, own])
     if wrapped is None:
-        replace(node, [matmul], names)
+        replace_node(node, [matmul], names)
     else:
-        replace(wrapped.last_reshape, [matmul], names)
+        replace_node(wrapped.last_reshape, [matmul], names)
         remove(wrapped)
 
 
@@ -116,3 +123,72 @@ def _is_plain(node: ir.Node) -> bool:
     alpha = node.attributes.get("alpha")
     scaled = alpha is not None and alpha.as_float() != 1.0
     return len(operands) == 2 and not scaled and not any(integer(node, name, 0) for name in switches)
+
+
+# Match the Reshapes around a Gemm.
+#
+# The whole is `Reshape(Gemm(Reshape(x, [-1, H]), W), [*shape(x)[:-1], V])`, which replaces a MatMul.
+
+
+@record
+class ReshapedGemm:
+    """The nodes from ``first_reshape`` (of ``x``) through ``gemm`` to ``last_reshape`` (of the product)."""
+
+    x: ir.Value
+    first_reshape: ir.Node
+    gemm: ir.Node
+    last_reshape: ir.Node
+
+
+def reshaped_gemm_of(gemm: ir.Node) -> ReshapedGemm | None:
+    """Return the Reshapes around a Gemm, or ``None`` if there are none or the shapes are not a MatMul's."""
+    flat = gemm.inputs[0]
+    first_reshape = flat.producer() if flat is not None else None
+    uses = list(gemm.outputs[0].uses())
+    if first_reshape is None or len(uses) != 1 or gemm.outputs[0].is_graph_output():
+        return None
+    second_reshape, index = uses[0]
+    if index or not (is_standard(first_reshape, "Reshape") and is_standard(second_reshape, "Reshape")):
+        return None
+    x = first_reshape.inputs[0]
+    rows = _constant(first_reshape.inputs[1])
+    if x is None or rows is None or len(rows) != 2 or rows[0] != -1:
+        return None
+    return ReshapedGemm(x, first_reshape, gemm, second_reshape) if _keeps_leading(second_reshape.inputs[1], x) else None
+
+
+def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
+    """Return whether ``shape`` equals the shape of ``x`` except for the last axis."""
+    joined = shape.producer() if shape is not None else None
+    if joined is None:
+        fixed, shape_of_x = _constant(shape), x.shape
+        return fixed is not None and shape_of_x is not None and list(shape_of_x)[:-1] == fixed[:-1]
+    if not is_standard(joined, "Concat") or len(joined.inputs) != 2 or _constant(joined.inputs[1]) is None:
+        return False
+    leading = joined.inputs[0].producer() if joined.inputs[0] is not None else None
+    if leading is not None and is_standard(leading, "Slice"):
+        ends = [_constant(value) for value in leading.inputs[1:]]
+        source = leading.inputs[0].producer() if leading.inputs[0] is not None else None
+        return ends == [[0], [-1]] and source is not None and is_standard(source, "Shape") and source.inputs[0] is x
+    return (
+        leading is not None
+        and is_standard(leading, "Shape")
+        and leading.inputs[0] is x
+        and (integer(leading, "start", 0), integer(leading, "end", 0)) == (0, -1)
+    )
+
+
+def _constant(value: ir.Value | None) -> list[int] | None:
+    tensor = value.const_value if value is not None else None
+    if tensor is None or tensor.size > SMALL or len(tensor.shape) != 1:
+        return None
+    return [int(entry) for entry in tensor.numpy()]
+
+
+def remove(wrapped: ReshapedGemm) -> None:
+    """Remove the Gemm, the Reshape before it, and what only the two Reshapes read."""
+    shape = wrapped.last_reshape.inputs[1] if len(wrapped.last_reshape.inputs) > 1 else None
+    drop(wrapped.gemm)
+    drop(wrapped.first_reshape)
+    if shape is not None:
+        drop_unread(shape)

@@ -9,12 +9,11 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
-from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.output import Gathered
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError
-from tieconv.onnx.graph.external import is_external, tensor_bytes, tensors
-from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile
+from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile, is_external, tensor_bytes, tensors
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 

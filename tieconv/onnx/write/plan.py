@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from tieconv.checkpoint.files.model_files import FileState, Listing
-from tieconv.checkpoint.json_values import Printed, quoted
-from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
-from tieconv.checkpoint.write_plan.plan import plan_rows
+import onnx
+from onnx_ir.passes import PreconditionError
+
+from tieconv.checkpoint.finding import Action
+from tieconv.checkpoint.graph_plan import RUNTIMES, GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.model_files import FileState, Listing
+from tieconv.checkpoint.value_type import Printed, quoted, record
+from tieconv.checkpoint.write_plan import plan_rows
 from tieconv.errors import VerificationError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
-from tieconv.onnx.graph.model import GraphFile
+from tieconv.onnx.graph.model import GraphFile, blamed_on_source, read_sources
+from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.share import SharePass
+from tieconv.onnx.share.share_pass import LEFT
+from tieconv.onnx.share.untie import untie
 from tieconv.onnx.write.data_placement import Store, lay_out
-from tieconv.onnx.write.in_place import data_name, old_data
-from tieconv.onnx.write.read_again import check_still_equal, check_written
-from tieconv.onnx.write.session_proof import prove
-from tieconv.onnx.write.target import GraphTarget, check
-from tieconv.onnx.write.write import Progress, write
+from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
+from tieconv.onnx.write.write import GraphTarget, Progress, check, data_name, old_data, write
 from tieconv.planned import Verify
-from tieconv.sources.local.files import open_files
-from tieconv.text import size
+from tieconv.sources.local.files import FileSet, open_files
+from tieconv.text import shown, size
 
 
 @record
@@ -178,3 +183,151 @@ def states_of(listing: Listing, files: Sequence[GraphFile]) -> dict[str, FileSta
     names = {file.name for file in files} | {span.file for file in files for span in file.ranges}
     with open_files(listing.root) as opened:
         return {name: opened.state(name) for name in sorted(names)}
+
+
+# Plan `dedup` of graphs: store every matrix once, on disk and in a session.
+
+
+def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedGraphs:
+    """Return the plan that stores each matrix of MODEL's graphs once.
+
+    Without a ``form``, each head gets the first form that keeps every bit of a session's result. Raises what reading
+    the graphs raises.
+    """
+    matrices: list[SharedMatrix] = []
+    with open_files(listing.root) as files:
+        graphs = read_sources(listing, files)
+        for graph in graphs:
+            with blamed_on_source(graph):
+                matrices += _share(graph, files, form)
+    notes = tuple(notes_of(matrices, partial(_again, listing.source)))
+    used = form or _widest(matrices)
+    return PlannedGraphs("dedup", used, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
+
+
+def _widest(matrices: Sequence[SharedMatrix]) -> HeadForm:
+    """Return the form that the plan reports. Of several, it is the form that the fewest runtimes support."""
+    used = {matrix.form for matrix in matrices}
+    return next((form for form in (HeadForm.TRANSPOSE, HeadForm.FUSED) if form in used), HeadForm.GEMM)
+
+
+def _again(source: str, form: HeadForm) -> str:
+    return Action("dedup", source, (("--head-form", str(form)),)).command
+
+
+HELD_TWICE = f"a session of {RUNTIMES} folds the Transpose of a stored matrix, so it holds that matrix twice"
+
+
+def _share(graph: GraphFile, files: FileSet, form: HeadForm | None) -> tuple[SharedMatrix, ...]:
+    share = SharePass(graph, files, form)
+    try:
+        share(graph.model)
+    except PreconditionError as error:
+        share.left(str(error))
+    return share.matrices
+
+
+def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str]) -> list[str]:
+    """Return what the user should know of the plan. ``command`` gives the command for another head form."""
+    staying = [f"{m.graph}: {'some copies stay' if m.done else 'not changed'}: {m.left}" for m in matrices if m.left]
+    notes = list(dict.fromkeys(staying))
+    if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
+        notes.append(HELD_TWICE)
+    beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
+    if beside:
+        same_bits = "" if beside == [LEFT] else f"; to keep every bit: {command(HeadForm.FUSED)}"
+        notes.append(f"{RUNTIMES} may round the last bits differently next to {', '.join(beside)}{same_bits}")
+    avoided = list(dict.fromkeys(matrix.avoided for matrix in matrices if matrix.avoided))
+    if avoided:
+        fused = f"FusedMatMul keeps every bit next to {', '.join(avoided)}, but runs only in ONNX Runtime"
+        notes.append(f"{fused}; for any runtime: {command(HeadForm.GEMM)}")
+    if any(matrix.done for matrix in matrices) and not has_onnxruntime():
+        notes.append(f"tieconv cannot count the copies in a session: {NOT_INSTALLED}")
+    return notes
+
+
+# Plan `untie` of graphs: store the head's matrix as a separate initializer.
+
+
+def plan_graph_untie(listing: Listing) -> PlannedGraphs:
+    """Return the plan that gives every head which reads the embedding's matrix a separate one.
+
+    The new matrix is [H, V], for a MatMul.
+    """
+    matrices: list[SharedMatrix] = []
+    with open_files(listing.root) as files:
+        graphs = read_sources(listing, files)
+        for graph in graphs:
+            with blamed_on_source(graph):
+                matrices += untie(graph, files)
+    notes = () if matrices else ("the graph has no matrix that both a Gather and a head read",)
+    return PlannedGraphs("untie", HeadForm.GEMM, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
+
+
+# Split one graph into two that read the same data file.
+
+
+def split_at(directory: Path, name: str, values: Collection[str], first: str) -> None:
+    """Write the nodes that compute ``values`` to the graph ``first``, and leave the rest in the graph ``name``.
+
+    Both files are in ``directory``. ``values`` become outputs of the first graph and inputs of the rest. An initializer
+    that both read is in both graphs, at one byte range of one data file. No data is copied. Raises
+    `VerificationError` if a value is not in the graph or one part is not valid.
+    """
+    whole = onnx.load(str(directory / name), load_external_data=False)
+    typed = {value.name: value for value in whole.graph.value_info}
+    absent = next((value for value in values if value not in typed), None)
+    if absent is not None:
+        raise VerificationError(f"{shown(name)} has no value {shown(absent)}", _HINT, "verify.split")
+    ends = [typed[value] for value in values]
+    inputs = list(whole.graph.input)
+    parts = {
+        first: _part(whole, inputs, ends),
+        name: _part(whole, [*ends, *inputs], list(whole.graph.output)),
+    }
+    for path, part in parts.items():
+        onnx.save(part, str(directory / path))
+    for path in parts:
+        try:
+            onnx.checker.check_model(str(directory / path))
+        except Exception as error:  # the checker raises various exceptions
+            message = f"written {shown(path)} is not valid: {shown(error, 300)}"
+            raise VerificationError(message, _HINT, "verify.split") from error
+
+
+_HINT = "nothing was written; report this with the model's class"
+
+
+def _part(
+    whole: onnx.ModelProto, inputs: list[onnx.ValueInfoProto], ends: list[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
+    """Return a copy of the model with the nodes between ``inputs`` and ``ends``."""
+    needed = {value.name for value in ends}
+    fed = {value.name for value in inputs}
+    nodes = []
+    for node in reversed(whole.graph.node):
+        if (needed - fed).intersection(node.output):
+            nodes.append(node)
+            needed.update(_read(node))
+    part = onnx.ModelProto()
+    part.CopyFrom(whole)
+    graph = part.graph
+    for field in ("node", "initializer", "input", "output", "value_info", "metadata_props"):
+        graph.ClearField(field)
+    graph.node.extend(reversed(nodes))
+    graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in needed)
+    graph.input.extend(value for value in inputs if value.name in needed)
+    graph.output.extend(ends)
+    made = {name for node in nodes for name in node.output} - {value.name for value in ends}
+    graph.value_info.extend(value for value in whole.graph.value_info if value.name in made - fed)
+    return part
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the values that a node and its subgraphs read."""
+    yield from filter(None, node.input)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _read(inner)
+            yield from (value.name for value in graph.output)

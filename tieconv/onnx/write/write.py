@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tieconv.checkpoint.files.model_files import FileState
-from tieconv.checkpoint.files.weight_file import ByteRange
+import numpy as np
+import numpy.typing as npt
+
+from tieconv.checkpoint.graph_plan import SessionProof
+from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.graph import SessionProof
+from tieconv.checkpoint.weight_file import ByteRange, WeightFile
+from tieconv.checkpoint.write_plan import Gathered, LinkFile, Plan, Promises
+from tieconv.errors import DestinationError, RefusedError, TieconvError, VerificationError
+from tieconv.execute import publish as swap
 from tieconv.execute import tree
-from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
-from tieconv.execute.contents.copy import Tick, copy_range, write_full
-from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Writer, created
-from tieconv.execute.contents.write_record import Record
-from tieconv.execute.publish import swap
-from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
-from tieconv.execute.publish.interrupts import Interrupts, interrupts
-from tieconv.execute.publish.owned import checked, owning
-from tieconv.execute.refusals import check_place, stale
+from tieconv.execute.copy import Like, Tick, copy_range, first_like, inherit_directory, notes, read_full, write_full
+from tieconv.execute.publish import Interrupts, check_unchanged, checked, interrupts, owning, standing
+from tieconv.execute.publish import exchange_in_place as exchange
 from tieconv.execute.staging import Staging
-from tieconv.execute.system_errors import writing
-from tieconv.onnx.write.data_placement import DataFile, Store
-from tieconv.onnx.write.in_place import publish
-from tieconv.onnx.write.target import GraphTarget, check, check_beside
-from tieconv.onnx.write.transposed_write import write_turned
-from tieconv.onnx.write.verify import check_bytes, check_names
-from tieconv.sources.local.files import open_files
+from tieconv.execute.target import Target, check_place, destination, is_staging, stale
+from tieconv.execute.tree import free_bytes, no_space, writing
+from tieconv.execute.verify import first_difference
+from tieconv.execute.write import Record, Syncer, Writer, created
+from tieconv.formats.onnx.model import SUFFIX, data_files, graph_names
+from tieconv.onnx.write.data_placement import DATA, DataFile, Source, Store
+from tieconv.sources.local.files import locate, open_files
+from tieconv.text import shell_word, shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
@@ -222,3 +225,322 @@ class _Job:
             for path in published:
                 path.unlink()
             raise
+
+
+# Decide where graphs are written and which files are copied, and raise every refusal before writing.
+
+
+@record
+class GraphTarget:
+    """What is written, and where."""
+
+    listing: Listing
+    states: dict[str, FileState]
+    target: Target
+
+    @property
+    def is_file(self) -> bool:
+        return self.listing.named is not None
+
+    @property
+    def final(self) -> Path:
+        """OUT as an absolute path whose parent has no symlinks."""
+        return destination(self.plan, self.target)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in the form that the checks of OUT read."""
+        named = self.listing.named
+        files = (WeightFile(named, self.listing.entries[named], 0, (), None),) if named else ()
+        layout = Layout.FILE if named else Layout.SINGLE
+        links = tuple(LinkFile(name, size) for name, size in self.listing.entries.items() if not named)
+        checkpoint = Checkpoint(self.listing.source, self.listing.root, layout, "onnx", files)
+        return Plan("", checkpoint, {}, (), (), (), links, self._replaced, Promises(None, ()), "")
+
+    @property
+    def _replaced(self) -> tuple[str, ...]:
+        """Files of a directory that are replaced in place. A symlink among them would leave its target unchanged."""
+        return graph_names(self.listing) if self.in_place and not self.is_file else ()
+
+    @property
+    def in_place(self) -> bool:
+        return self.target.in_place
+
+    def companions(self, store: Store) -> list[str]:
+        """Return files that are copied unchanged; in place only data that graphs read.
+
+        That data is copied, because a file may have only one name.
+        """
+        if self.is_file:
+            return []
+        anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
+        names = self.states if self.in_place else self.listing.entries
+        return [name for name in names if name not in anew and not is_staging(name)]
+
+    def bytes_needed(self, store: Store) -> int:
+        """Return the bytes of all files of OUT, including copied ones."""
+        return store.bytes_written + sum(self.listing.entries[name] for name in self.companions(store))
+
+
+def check(target: GraphTarget, store: Store) -> None:
+    """Raise every refusal that is known before writing."""
+    if target.target.hardlink:
+        raise RefusedError(
+            f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}",
+            "write a new model with -o OUT",
+            "onnx.option",
+        )
+    if not target.is_file and target.listing.special:
+        raise RefusedError(
+            f"tieconv cannot copy {shown(target.listing.special[0])}: it is not a regular file of this model",
+            "move it out of the model directory",
+            "out.special",
+        )
+    final = target.final
+    with writing(final.name, final.parent, 0):
+        if target.is_file and final.suffix.lower() != SUFFIX:
+            raise DestinationError(
+                f"{shown(target.target.path)} must end in .onnx",
+                f"use {shown(final.name)}.onnx",
+                "out.suffix",
+            )
+        check_place(target.plan, target.target)
+        check_beside(target, store)
+        if target.in_place:
+            check_removal(target.listing, store.removed, store.graphs)
+        if (needed := target.bytes_needed(store)) > (free := free_bytes(final.parent)):
+            raise no_space(final.name, needed, free)
+
+
+def check_beside(target: GraphTarget, store: Store) -> None:
+    """Raise `DestinationError` if a file exists where a lone graph's data will be written."""
+    if not target.is_file:
+        return
+    for file in store.data:
+        path = target.final.parent / file.name
+        # In place the name contains a hash of the source, so an existing file is from a killed run.
+        if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
+            raise DestinationError(
+                f"{shown(target.final.parent / file.name)} already exists, but the graph's data needs this name",
+                "give another -o",
+                "out.exists",
+            )
+
+
+# Verify that the graphs and data files in a staging directory are as planned, byte by byte.
+
+
+def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> None:
+    """Compare every written byte with its source. Raises `VerificationError`."""
+    with open_files(new) as written, open_files(target.listing.root) as sources:
+        for name, data in store.graphs.items():
+            stored = bytearray(written.state(name).size)
+            read_full(written.descriptor(name), memoryview(stored), 0)
+            if stored != data:
+                raise _differs(name, 0)
+            tick(len(data))
+        for file in store.data if target.target.verify == "full" else ():
+            for offset, content in file.pieces:
+                at = _difference(written.descriptor(file.name), offset, content, sources.descriptor, tick)
+                if at is not None:
+                    raise _differs(file.name, at)
+
+
+def _difference(written: int, offset: int, content: Source, source: Callable[[str], int], tick: Tick) -> int | None:
+    if isinstance(content, ByteRange):
+        span = [(offset, offset + content.size)]
+        return first_difference(source(content.file), written, span, content.start - offset, tick)
+    return first_not_turned(source(content.range.file), written, offset, content, tick)
+
+
+def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[str, FileState]) -> None:
+    """Check that ``new`` has exactly the planned files, and the remaining files of ``before``."""
+    written = {name for name, status in tree.walk(new) if not stat.S_ISDIR(status.st_mode)}
+    planned = {*store.graphs, *(file.name for file in store.data)}
+    planned |= set(target.companions(store))
+    remaining = {name for name, state in before.items() if not tree.is_directory(state)}
+    planned |= remaining - set(store.removed)
+    if written != planned:
+        raise VerificationError(
+            f"written {shown(sorted(written ^ planned)[0])} was not planned, or is missing",
+            "nothing was changed; report this",
+            "verify.names",
+        )
+
+
+def _differs(name: str, position: int) -> VerificationError:
+    return VerificationError(
+        f"written {shown(name)} differs from its source at byte {position:,}",
+        "nothing was changed; the disk, the memory or tieconv is at fault: report this",
+        "verify.bytes",
+    )
+
+
+# Replace graphs in place: check the conditions, and change names in a safe order.
+
+
+_OF_OTHERS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)
+"""Extensions of files that may hold more than a graph's data."""
+
+
+def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
+    """Return the name of a lone graph's new data file, which includes a hash of its source.
+
+    It differs from the old name, because the old graph needs its data until the new graph has its name. A run after a
+    killed run computes the same name.
+    """
+    known = sorted((name, state.device, state.inode, state.size, state.mtime_ns) for name, state in states.items())
+    made_from = repr((command, known)).encode()
+    return f"{graph}.{hashlib.sha256(made_from).hexdigest()[:12]}{DATA}"
+
+
+def old_data(spans: Iterable[ByteRange], used: Iterable[str]) -> tuple[str, ...]:
+    """Return the data files that no tensor uses any more."""
+    return tuple(sorted({span.file for span in spans} - set(used)))
+
+
+def check_removal(listing: Listing, names: tuple[str, ...], graphs: Iterable[str]) -> None:
+    """Raise `RefusedError` if a data file to remove may hold other data, or if another graph reads it.
+
+    ``graphs`` are those that are written. Any other graph below the directory may read the file too.
+    """
+    for name in names:
+        if name.lower().endswith(_OF_OTHERS):
+            raise RefusedError(
+                f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data",
+                "write a new model with -o OUT",
+                "in-place.data",
+            )
+    for graph, read in _readers(listing, set(graphs)) if names else ():
+        shared = sorted(read & set(names))
+        if shared:
+            raise RefusedError(
+                f"--in-place cannot replace one graph, because {shown(graph)} reads {shown(shared[0])} too",
+                f"give the directory, so that all graphs change: {shell_word(listing.root)}",
+                "in-place.shared-data",
+            )
+
+
+def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield every other graph below the directory, and the files that it reads."""
+    around = locate(listing.root)
+    others = [name for name in around.entries if name.lower().endswith(SUFFIX) and name not in written]
+    with open_files(listing.root) as files:
+        for name in others:
+            try:
+                yield name, data_files(listing.root, files, name)
+            except TieconvError as error:
+                raise RefusedError(
+                    f"tieconv cannot read {shown(name)}, which may use the same data: {error.message}",
+                    "move it out of the directory, or write a new model with -o OUT",
+                    "in-place.other-graph",
+                ) from error
+
+
+def publish(staged: Path, final: Path, data: Iterable[str], old: Iterable[str]) -> None:
+    """Exchange a lone graph: rename the new data, then the graph, then remove the old data.
+
+    If the process is killed between two steps, the graph under the final name still has its data.
+    """
+    published: list[Path] = []
+    try:
+        for name in data:
+            target = final.parent / name
+            (swap.publish_file if os.path.lexists(target) else swap.publish_new)(staged / name, target)
+            published.append(target)
+        swap.publish_file(staged / final.name, final)
+    except BaseException:
+        for path in published:
+            path.unlink()
+        raise
+    for name in old:
+        (final.parent / name).unlink(missing_ok=True)
+
+
+# Write a stored matrix transposed, tile by tile, and check that a file holds it.
+
+
+SIDE = 2048
+"""Rows and columns of a tile: 16 MiB of float32, read and written in runs of 8 KiB."""
+_STRIP = 64
+
+Array = npt.NDArray[Any]
+
+
+@record
+class _Tile:
+    """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of the stored matrix."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.bottom - self.top, self.right - self.left
+
+
+def write_turned(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
+    """Write the content at ``offset``. Content that is not transposed is copied."""
+    if not _is_turned(content):
+        copy_range(source, content.range.start, descriptor, offset, content.range.size, tick)
+        return
+    width = _width(content)
+    columns, rows = content.shape
+    for tile in _tiles(rows, columns):
+        turned = _turned(source, content, tile, width)
+        for number, line in enumerate(turned, tile.left):
+            write_full(descriptor, line.data.cast("B"), offset + (number * rows + tile.top) * width)
+        tick(turned.nbytes)
+
+
+def first_not_turned(source: int, descriptor: int, start: int, content: Gathered, tick: Tick) -> int | None:
+    """Return the first offset at which the file differs from the content, or ``None`` if it holds all of it.
+
+    The content starts at offset ``start`` of the file.
+    """
+    if not _is_turned(content):
+        span: ByteRange = content.range
+        return first_difference(source, descriptor, [(start, start + span.size)], span.start - start, tick)
+    width = _width(content)
+    columns, rows = content.shape
+    for tile in _tiles(rows, columns):
+        expected = _turned(source, content, tile, width)
+        stored = np.empty_like(expected)
+        for number, line in enumerate(stored, tile.left):
+            read_full(descriptor, line.data.cast("B"), start + (number * rows + tile.top) * width)
+        if not np.array_equal(expected, stored):
+            line, column = np.argwhere(expected != stored)[0]
+            return start + ((int(line) + tile.left) * rows + tile.top + int(column)) * width
+        tick(expected.nbytes)
+    return None
+
+
+def _is_turned(content: Gathered) -> bool:
+    return content.stride[0] == 1 and content.shape[1] != 1
+
+
+def _width(content: Gathered) -> int:
+    return content.range.size // (content.shape[0] * content.shape[1])
+
+
+def _tiles(rows: int, columns: int) -> Iterator[_Tile]:
+    for top in range(0, rows, SIDE):
+        for left in range(0, columns, SIDE):
+            yield _Tile(top, min(top + SIDE, rows), left, min(left + SIDE, columns))
+
+
+def _turned(source: int, content: Gathered, tile: _Tile, width: int) -> Array:
+    """Return the transposed tile.
+
+    Strips as wide as a few cache lines are three times as fast as the whole tile.
+    """
+    columns = content.shape[0]
+    stored: Array = np.empty(tile.shape, np.dtype(f"<u{width}"))
+    for row, line in enumerate(stored, tile.top):
+        read_full(source, line.data.cast("B"), content.range.start + (row * columns + tile.left) * width)
+    turned: Array = np.empty(tile.shape[::-1], stored.dtype)
+    for left in range(0, stored.shape[1], _STRIP):
+        turned[left : left + _STRIP] = stored[:, left : left + _STRIP].T
+    return turned

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
 from tieconv.plans.meaning.parameter_values import ZEROS, KnownValues

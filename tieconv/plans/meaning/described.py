@@ -6,16 +6,13 @@ import json
 from dataclasses import replace
 from typing import NoReturn
 
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.write_plan.output import Assembled, OutputTensor, OutputText, OutputWeights
-from tieconv.checkpoint.write_plan.plan import Plan
-from tieconv.inspection.declared import gated, view_config
-from tieconv.inspection.head import view_head
+from tieconv.checkpoint.model_files import Checkpoint, Document, Layout
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.write_plan import Assembled, OutputTensor, OutputText, OutputWeights, Plan
+from tieconv.inspection.declared import gated, understand, view_config
 from tieconv.inspection.quantised.quantisation_config import declared_quantisation
-from tieconv.inspection.ties import survey
-from tieconv.inspection.understood import understand
+from tieconv.inspection.ties import survey, view_head
 
 
 def described(inspection: Inspection, plan: Plan) -> Inspection:

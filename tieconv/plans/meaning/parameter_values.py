@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.write_plan.output import Assembled, Content, Gathered, OutputTensor, Padded, Scaled, Zeros
-from tieconv.checkpoint.write_plan.plan import Plan
-from tieconv.checkpoint.write_plan.proof import Equal
+from tieconv.checkpoint.tie_group import BiasState
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan import Assembled, Content, Equal, Gathered, OutputTensor, Padded, Plan, Scaled, Zeros
 from tieconv.loaders.loaded import Absence, Parameter
 
 Values = tuple[object, ...]

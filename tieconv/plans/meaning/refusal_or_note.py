@@ -15,12 +15,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from tieconv.architectures.flag_levels import reading_v4
-from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.plan import Plan
-from tieconv.inspection.stored_order import same_order, type_may_change
+from tieconv.checkpoint.write_plan import Plan
+from tieconv.inspection.declared import same_order, type_may_change
 from tieconv.loaders.load import MLX_LM, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded
 from tieconv.plans.guards import again, refuse

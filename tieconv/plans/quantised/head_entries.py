@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.quantised.module_patterns import matches_pattern
-from tieconv.inspection.quantised.quantisation_config import matched_entry, texts
+from tieconv.inspection.quantised.quantisation_config import matched_entry, matches_pattern, texts
 
 Path = tuple[str, ...]
 Entries = dict[Path, object]

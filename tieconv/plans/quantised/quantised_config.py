@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import NoReturn
 
-from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import lists_float_head
+from tieconv.checkpoint.inspection import Inspection, lists_float_head
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, QuantisedMatrix, Verdict
-from tieconv.checkpoint.write_plan.operation import DropConfig, SetConfig
-from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.checkpoint.write_plan import DropConfig, OutputText, SetConfig
 from tieconv.formats.json.edit import remove_keys, set_value
 from tieconv.inspection.quantised.quantisation_config import declared_settings, quantisation_settings
 from tieconv.loaders.evidence.head_pair import in_file

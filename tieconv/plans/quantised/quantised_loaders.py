@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix, QuantisedTables
-from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.write_plan import Plan
 from tieconv.inspection.quantised.quantisation_config import quantisation_settings
 from tieconv.loaders.evidence.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import HEAD, QuantisedMatrix
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, still_stored

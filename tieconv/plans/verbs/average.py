@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
 from tieconv.plans.meaning import Note

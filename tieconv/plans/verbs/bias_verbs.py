@@ -8,14 +8,12 @@ from enum import StrEnum
 from tieconv.architectures import locate
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.files.dtypes import BITS, FLOATS
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
-from tieconv.checkpoint.tie_group import Tie
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.tie_group import BiasState, Tie
+from tieconv.checkpoint.weight_file import BITS, FLOATS, ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

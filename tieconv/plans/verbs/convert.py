@@ -10,13 +10,20 @@ from pathlib import PurePath
 from typing import Any
 
 from tieconv.architectures.own_flag import is_foreign
-from tieconv.checkpoint.files.cautions import TRAINING
-from tieconv.checkpoint.files.model_files import WEIGHTS_KEY, Checkpoint, Layout
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import DropTensor, LinkFile, Operation
-from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.write_plan import (
+    DropTensor,
+    LinkFile,
+    Operation,
+    OutputTensor,
+    OutputText,
+    OutputWeights,
+    Plan,
+    Promises,
+    TiePromise,
+)
 from tieconv.formats.limits import MAX_TENSORS
 from tieconv.plans.guards import MANY_FOR_TORCH, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import judged

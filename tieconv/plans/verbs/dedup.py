@@ -6,12 +6,11 @@ from collections.abc import Collection, Sequence
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.output import OutputStorage
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord
+from tieconv.checkpoint.write_plan import OutputStorage, Plan, Promises
 from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
 from tieconv.loaders.loaded import Absence, Parameter

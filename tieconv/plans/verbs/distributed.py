@@ -6,13 +6,20 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.checkpoint.files.chunks import ChunkTable
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import DropTensor, KeepTensor, Operation, RenameTensor
-from tieconv.checkpoint.write_plan.output import Assembled, OutputTensor, OutputText
-from tieconv.checkpoint.write_plan.proof import Equal, Proof
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.weight_file import ChunkTable, TensorRecord
+from tieconv.checkpoint.write_plan import (
+    Assembled,
+    DropTensor,
+    Equal,
+    KeepTensor,
+    Operation,
+    OutputTensor,
+    OutputText,
+    Proof,
+    RenameTensor,
+)
 from tieconv.plans.guards import again, refuse
 from tieconv.text import count, shown
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import DropConfig, SetConfig
-from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.checkpoint.write_plan import DropConfig, OutputText, SetConfig
 
 
 def flag_document(

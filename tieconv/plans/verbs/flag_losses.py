@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Role, Tying
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause
-from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.quantised_matrix import quantised_twin
+from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, inspect_hint

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.checkpoint.write_plan.plan import NormFold
+from tieconv.checkpoint.write_plan import NormFold
 from tieconv.loaders.load import load, releases
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import inspect_hint, refuse

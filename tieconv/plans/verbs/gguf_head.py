@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.loaders.engines.gguf_architectures import head_rule, load_error
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build

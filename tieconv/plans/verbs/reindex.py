@@ -6,19 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 
 from tieconv.checkpoint import value_type
-from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.operation import KeepTensor, LinkFile
-from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
-from tieconv.checkpoint.write_plan.proof import Equal
+from tieconv.checkpoint.model_files import Caution, Checkpoint
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, OutputText, OutputWeights, Plan, Promises
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats.index import DIGITS, LIMIT
-from tieconv.formats.json import lossless as spelled_json
-from tieconv.formats.json.lossless import Number
-from tieconv.formats.json.strict import loads
+from tieconv.formats.json import strict as spelled_json
+from tieconv.formats.json.strict import Number, loads
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
 from tieconv.plans import named_format

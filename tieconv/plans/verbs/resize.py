@@ -7,12 +7,9 @@ from enum import StrEnum
 
 from tieconv.architectures import locate
 from tieconv.architectures.vocabulary import vocabulary_rows, vocabulary_sizes
-from tieconv.checkpoint.files.dtypes import BITS, FLOATS
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.write_plan.operation import SetConfig
-from tieconv.checkpoint.write_plan.output import OutputText
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
+from tieconv.checkpoint.write_plan import OutputText, Plan, Promises, SetConfig
 from tieconv.formats.json.edit import set_values
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits

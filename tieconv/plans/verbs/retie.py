@@ -12,8 +12,7 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.checkpoint.write_plan.plan import NormFold, Plan, Promises, TiePromise
-from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
+from tieconv.checkpoint.write_plan import NormFold, Plan, Promises, RetieForecast, TiePromise
 from tieconv.errors import RefusedError
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

@@ -11,7 +11,7 @@ from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false

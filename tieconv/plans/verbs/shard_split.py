@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.model_files import Checkpoint
-from tieconv.checkpoint.files.weight_file import TensorRecord
-from tieconv.checkpoint.write_plan.output import Gathered, OutputStorage, OutputTensor
+from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.weight_file import BITS, TensorRecord
+from tieconv.checkpoint.write_plan import Gathered, OutputStorage, OutputTensor
 from tieconv.plans.verbs.dedup import trimmed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.architectures.wrappers import unwrapping, wrappers_of
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout, inspect_hint, refuse

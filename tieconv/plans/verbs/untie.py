@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Tying
-from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, log10
 
-from tieconv.checkpoint.results.analysis import Analysis, Headline, Measure, Section
-from tieconv.checkpoint.results.evolution import Evolution, RevisionFigures
+from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, RevisionFigures, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.reporters.html.style import PRINT, STYLE
 from tieconv.reporters.html.svg import (

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from tieconv.checkpoint.results.parity import Case, Gate, Histogram, Identity, Lost, Parity, Verdict
-from tieconv.checkpoint.results.parity_metrics import Figures
+from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Lost, Parity, Verdict
 from tieconv.reporters.html.style import PRINT
 from tieconv.reporters.text.parity_text import facts, number
 from tieconv.text import count, shown

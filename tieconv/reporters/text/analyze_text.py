@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.checkpoint.results.evolution import Evolution
+from tieconv.checkpoint.results.analysis import Analysis, Evolution, Measure, Section
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown
 

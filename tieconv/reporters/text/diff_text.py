@@ -26,13 +26,14 @@ from tieconv.checkpoint.results.comparison import (
     ConfigDifference,
     Contrast,
     ForwardScale,
+    MatrixDifference,
+    MatrixSide,
     OnlyHere,
     Shapes,
     TensorDifference,
     Values,
     Weight,
 )
-from tieconv.checkpoint.results.matrix_difference import MatrixDifference, MatrixSide
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.reporters.text.quantised_matrix_text import related
 from tieconv.text import count, shown, size

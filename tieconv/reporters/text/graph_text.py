@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof, SharedMatrix
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 

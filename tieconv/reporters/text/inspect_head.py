@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.head import BiasState
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import parametrised_parts
-from tieconv.checkpoint.quantised_matrix import PairState
+from tieconv.checkpoint.quantised_matrix import PairState, parametrised_parts
+from tieconv.checkpoint.tie_group import BiasState
 from tieconv.text import shown
 
 Row = tuple[str, ...]

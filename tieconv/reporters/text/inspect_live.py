@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.live_model import LiveModel
+from tieconv.checkpoint.inspection import LiveModel
 from tieconv.text import count, listed, shown
 
 _LISTED = 4

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_answer import answer
@@ -16,8 +15,7 @@ from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_
 from tieconv.text import count, listed, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.finding import Finding
-    from tieconv.checkpoint.prediction import Prediction
+    from tieconv.checkpoint.finding import Finding, Prediction
 
 _SHOWN_TIES = 8
 _SHOWN_LEVELS = 16

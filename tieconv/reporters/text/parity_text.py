@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
-from tieconv.checkpoint.results.parity import Case, Gate, Identity, Lost, Parity, Verdict
-from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
-from tieconv.checkpoint.results.quantised import Loss, Quantised
-from tieconv.checkpoint.write_plan.graph import SessionProof
+from tieconv.checkpoint.graph_plan import ExportOutcome, ExportPlan, SessionProof
+from tieconv.checkpoint.results.parity import (
+    Case,
+    Figures,
+    Gate,
+    Identity,
+    Loss,
+    Lost,
+    Metrics,
+    Parity,
+    Quantised,
+    Verdict,
+)
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 

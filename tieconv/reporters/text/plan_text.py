@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from tieconv.checkpoint import kept_copies
-from tieconv.checkpoint.write_plan.operation import (
+from tieconv.checkpoint import weight_file
+from tieconv.checkpoint.write_plan import (
     AverageTensor,
     CopyTensor,
     DropConfig,
@@ -16,6 +16,9 @@ from tieconv.checkpoint.write_plan.operation import (
     KeepTensor,
     LinkFile,
     Operation,
+    Outcome,
+    Plan,
+    RemoteTransfer,
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
@@ -25,8 +28,6 @@ from tieconv.checkpoint.write_plan.operation import (
     ShareTensor,
     TrimStorage,
 )
-from tieconv.checkpoint.write_plan.plan import Outcome, Plan
-from tieconv.checkpoint.write_plan.remote_transfer import RemoteTransfer
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -134,13 +135,13 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
             return "config", shown(path), f"{old} becomes {_json(value)}"
         case DropConfig(path, before):
             return "config", shown(path), f"removed; it was {_json(before)}"
-        case SetMetadata(file, kept_copies.KEY, None):
-            return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is no longer stored"
+        case SetMetadata(file, weight_file.KEY, None):
+            return "metadata", shown(file), f"{weight_file.KEY} removed: the copy is no longer stored"
         case SetMetadata(file, key, None):
             return "metadata", shown(file), f"{shown(key)} removed: the tensor that it names is not stored"
-        case SetMetadata(file, kept_copies.KEY, value):
-            names = ", ".join(map(shown, sorted(kept_copies.names_in({kept_copies.KEY: value or ""}))))
-            return "metadata", shown(file), f"{kept_copies.KEY} marks {names} as stored twice on purpose"
+        case SetMetadata(file, weight_file.KEY, value):
+            names = ", ".join(map(shown, sorted(weight_file.names_in({weight_file.KEY: value or ""}))))
+            return "metadata", shown(file), f"{weight_file.KEY} marks {names} as stored twice on purpose"
         case SetMetadata(file, key, value):
             return "metadata", shown(file), f"{shown(key)} becomes {shown(value)}"
         case KeepTensor(name):

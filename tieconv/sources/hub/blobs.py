@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import file_download
 
-from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import UnreadableError
 from tieconv.sources.digest import hash_file, kind_of
 from tieconv.sources.hub.errors import AnswerError

@@ -11,7 +11,7 @@ from functools import partial
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.file_download import repo_folder_name
 
-from tieconv.checkpoint.files.model_files import Listing
+from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import UnreadableError
 from tieconv.sources import is_hub
 from tieconv.sources.hub.blobs import blob_name, verify

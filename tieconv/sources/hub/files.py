@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from tieconv.checkpoint.files.model_files import FileState
-from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError
 from tieconv.sources.digest import Kind, hash_bytes, kind_of
 from tieconv.sources.hub.cache import cached_files, cached_root

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-from tieconv.checkpoint.files.model_files import Listing
+from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.results.push import FileChange, Push
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.sources.digest import hash_file, kind_of

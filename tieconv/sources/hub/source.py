@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.files.model_files import Listing
+from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import RefusedError, SettingsError, TieconvError, UnreadableError
 from tieconv.install import install_command
 from tieconv.sources import is_hub

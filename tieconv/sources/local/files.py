@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from tieconv.checkpoint.files.git_files import LARGEST, check_git_file
-from tieconv.checkpoint.files.model_files import FileState, Listing
-from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
+from tieconv.checkpoint.model_files import LARGEST, FileState, Listing, check_git_file
+from tieconv.checkpoint.weight_file import ByteRange, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.local.read_ahead import read_ahead
 from tieconv.text import shown

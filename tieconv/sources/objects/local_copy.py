@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from functools import partial
 
-from tieconv.checkpoint.files.model_files import Listing
+from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import UnreadableError
 from tieconv.sources.objects.object_files import ObjectFiles
 from tieconv.sources.ranged.ranged_files import SECTION

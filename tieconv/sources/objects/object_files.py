@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.model_files import FileState
 from tieconv.sources.objects.object_client import ObjectClient, ObjectStream, RemoteObject
 from tieconv.sources.objects.object_listing import ObjectListing
 from tieconv.sources.ranged.ranged_files import DOCUMENT, READ_AHEAD, RangedFiles, Tick

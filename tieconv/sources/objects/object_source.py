@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.files.model_files import Listing
+from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MissingPackageError, UnreadableError
 from tieconv.install import install_command

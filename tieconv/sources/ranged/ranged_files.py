@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from tieconv.checkpoint.files.git_files import check_git_file
-from tieconv.checkpoint.files.model_files import FileState, Listing
-from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.model_files import FileState, Listing, check_git_file
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError
 from tieconv.sources.ranged.pieces import ROOM, Pieces, neighbours
 from tieconv.sources.ranged.traffic import Stream, Traffic

@@ -11,7 +11,7 @@ from functools import partial
 
 from tieconv.architectures.flag_levels import FLAG
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.loaders.engines.mlx_lm.model_config import TextModel, config_refused, text_model
 from tieconv.loaders.engines.mlx_lm.tensor_names import names_refused, other_spelling, shapes_refused
 from tieconv.loaders.evidence.head_pair import Pair, in_file, listed, stored_bias

@@ -1,1 +1,0 @@
-"""Files of a model as data: tensors and their byte ranges, documents, ambiguities that a reader reports."""

@@ -1,0 +1,378 @@
+"""Plans for matrices that a graph stores more than once: data for reports, no graph library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+
+from tieconv.checkpoint.results.parity import Parity
+from tieconv.checkpoint.value_type import Printed, record
+from tieconv.checkpoint.write_plan import PLAN_SCHEMA, plan_facts, plan_rows
+from tieconv.version import VERSION
+
+MEASURED_RUNTIMES = ("1.31.1", "1.32.0")
+"""The releases of ONNX Runtime on which the tests measured what a session folds, fuses and holds."""
+RUNTIMES = f"ONNX Runtime {' or '.join(MEASURED_RUNTIMES)}"
+
+
+class HeadForm(StrEnum):
+    """How a head multiplies by a matrix that is stored as the embedding's [V, H]."""
+
+    GEMM = "gemm"  # Reshape, Gemm(transB=1), Reshape: standard operators; the session holds one copy
+    FUSED = "fused"  # com.microsoft FusedMatMul(transB=1): one node, ONNX Runtime only
+    TRANSPOSE = "transpose"  # MatMul(x, Transpose(W)): one copy on disk, two in an ONNX Runtime session
+
+
+@record
+class SharedMatrix:
+    """One matrix that a graph stores, or a session holds, more than once.
+
+    ``kinds`` say how its copies relate: `identical`, `transposed`, `cast`, or `folded`. Folded is a Transpose or Cast
+    that a session replaces by a second matrix. ``initializer`` is the copy that stays, ``dropped`` are the others,
+    ``nodes`` the rewritten nodes. ``left`` says why copies stay (empty: none do). ``rounded`` says what besides a head
+    the CPU provider may then round differently (empty: nothing). ``form`` is the form of its rewritten heads (``None``:
+    no head was rewritten). ``avoided`` is what ``gemm`` may round differently (empty: nothing), the reason for another
+    form. Bytes are on disk (``stored``) and in a session (``held``).
+    """
+
+    graph: str
+    kinds: tuple[str, ...]
+    initializer: str
+    dropped: tuple[str, ...]
+    nodes: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    stored_before: int
+    stored_after: int
+    held_before: int
+    held_after: int
+    left: str = ""
+    copies_promised: int = 1
+    rounded: str = ""
+    form: HeadForm | None = None
+    avoided: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the plan changes anything about the matrix."""
+        return bool(self.dropped or self.nodes)
+
+
+@record
+class SessionRuns:
+    """Runs of the source and of the written graph with the same inputs. ``equal`` of them gave the same bits.
+
+    ``differing`` are those that gave other bits, by how much. ``not_run`` are cases that the source does not run.
+    """
+
+    equal: int = 0
+    cases: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    not_run: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object under ``runs``."""
+        return {
+            "equal": self.equal,
+            "cases": list(self.cases),
+            "differing": list(self.differing),
+            "not_run": list(self.not_run),
+        }
+
+
+@record
+class SessionProof:
+    """What a session of the written graph holds: ``copies`` of each matrix, by the kept name.
+
+    ``casts`` are the matrices that the session also holds in a wider type, to compute with. ``why_not`` says why
+    nothing could be proved (empty: it was). ``runs`` are the runs that were compared; ``None`` if the source is gone.
+    """
+
+    graph: str
+    copies: tuple[tuple[str, int], ...] = ()
+    casts: tuple[str, ...] = ()
+    why_not: str = ""
+    runs: SessionRuns | None = None
+
+    @property
+    def proved(self) -> bool:
+        return not self.why_not
+
+
+@record
+class GraphPlan:
+    """Changes that a command makes to the graphs of MODEL; ``str()`` of its outcome is the `tieconv.plan/1` JSON.
+
+    ``names`` are the graph files, ``changed`` those that are written anew. Bytes are of weights and graphs.
+    """
+
+    command: str
+    source: str
+    form: HeadForm
+    names: tuple[str, ...]
+    changed: tuple[str, ...]
+    matrices: tuple[SharedMatrix, ...]
+    bytes_read: int
+    bytes_written: int
+    bytes_linked: int
+    bytes_before: int
+    bytes_after: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return self._answer(self.matrices)
+
+    def answer(self, name: str) -> str:
+        """Return what the plan does with the graph ``name``, in one line."""
+        return self._answer([matrix for matrix in self.matrices if matrix.graph == name])
+
+    def _answer(self, matrices: Sequence[SharedMatrix]) -> str:
+        done = sum(matrix.done for matrix in matrices)
+        if not done:
+            return "nothing to change"
+        singular, plural = ("gets", "get") if self.command == "untie" else ("is", "are")
+        outcome = "a copy for its heads" if self.command == "untie" else "stored once"
+        return f"1 matrix {singular} {outcome}" if done == 1 else f"{done} matrices {plural} {outcome}"
+
+
+@record
+class GraphOutcome(Printed):
+    """The outcome of a plan for graphs."""
+
+    plan: GraphPlan
+    executed: bool = False
+    verified: bool = False
+    output: str | None = None
+    proofs: tuple[SessionProof, ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the document of schema `tieconv.plan/1`."""
+        return _document(self)
+
+    def _facts(self) -> tuple[str, ...]:
+        return plan_facts(self.plan.command, self.plan.source, self.output)
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.plan.summary, self.plan.notes)
+
+
+def _document(outcome: GraphOutcome) -> dict[str, object]:
+    """Return schema `tieconv.plan/1`, with the values of graphs under ``graphs``, ``matrices`` and ``proofs``."""
+    plan = outcome.plan
+    return {
+        "schema": PLAN_SCHEMA,
+        "tieconv": VERSION,
+        "command": plan.command,
+        "source": plan.source,
+        "format": "onnx",
+        "summary": plan.summary,
+        "head_form": str(plan.form) if plan.command == "dedup" else None,
+        "graphs": [{"name": name, "changed": name in plan.changed, "answer": plan.answer(name)} for name in plan.names],
+        "operations": _operations(plan),
+        "matrices": [_matrix(matrix) for matrix in plan.matrices],
+        "files_removed": [],
+        "notes": list(plan.notes),
+        "bytes_before": plan.bytes_before,
+        "bytes_after": plan.bytes_after,
+        "bytes_read": plan.bytes_read,
+        "bytes_written": plan.bytes_written,
+        "bytes_linked": plan.bytes_linked,
+        "executed": outcome.executed,
+        "verified": outcome.verified,
+        "proofs": [
+            {
+                "graph": proof.graph,
+                "proved": proof.proved,
+                "why_not": proof.why_not,
+                "copies": dict(proof.copies),
+                "casts": list(proof.casts),
+                "runs": proof.runs.to_dict() if proof.runs else None,
+            }
+            for proof in outcome.proofs
+        ],
+        "output": outcome.output,
+    }
+
+
+def _operations(plan: GraphPlan) -> list[dict[str, object]]:
+    operations: list[dict[str, object]] = []
+    for matrix in plan.matrices:
+        if not matrix.done:
+            continue
+        operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
+        if plan.command == "untie":
+            operations += [
+                {"op": "CopyTensor", "name": name, "source": matrix.initializer, "file": matrix.graph}
+                for name in matrix.dropped
+            ]
+            continue
+        because = f"{' and '.join(matrix.kinds)} of {matrix.initializer}"
+        operations += [
+            {"op": "DropTensor", "name": name, "because": because, "file": matrix.graph} for name in matrix.dropped
+        ]
+    return operations
+
+
+def _matrix(matrix: SharedMatrix) -> dict[str, object]:
+    return {
+        "graph": matrix.graph,
+        "kinds": list(matrix.kinds),
+        "kept": matrix.initializer,
+        "dropped": list(matrix.dropped),
+        "nodes": list(matrix.nodes),
+        "head_form": None if matrix.form is None else str(matrix.form),
+        "dtype": matrix.dtype,
+        "shape": list(matrix.shape),
+        "stored_before": matrix.stored_before,
+        "stored_after": matrix.stored_after,
+        "held_before": matrix.held_before,
+        "held_after": matrix.held_after,
+        "left": matrix.left,
+    }
+
+
+# The options of `export`: what the command line and the Python functions pass on as one value.
+
+
+@record
+class ExportOptions:
+    """The values of the options of `tieconv export`, as `tieconv.plan_export` describes them.
+
+    ``fuse`` and ``quantise`` are ``None`` if the graph is neither fused nor quantised.
+    """
+
+    precision: str = "fp32"
+    head_form: HeadForm = HeadForm.GEMM
+    opset: int | None = None
+    provider: str = "auto"
+    parity: bool = True
+    fuse: str | None = None
+    layout: str = "plain"
+    quantise: str | None = None
+    inputs_embeds: bool = False
+
+
+# The plan and the outcome of `export`: data for reports, no graph library.
+
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""The values of `--precision`, and torch's names for them."""
+
+
+@record
+class ExportPlan:
+    """What `export` will export, and how.
+
+    ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
+    that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
+    tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``layout`` is the value of `--layout`,
+    ``fuse`` the provider of ONNX Runtime for whose operators the graph is fused. ``quantise`` is the scheme of a
+    quantised graph, else empty. With ``inputs_embeds`` the decoder reads rows, and a second graph makes them from token
+    ids. ``left_out`` are the modules of the model that are not exported.
+    """
+
+    source: str
+    architecture: str
+    kind: str
+    precision: str
+    form: HeadForm
+    opset: int | None
+    provider: str
+    parity: bool
+    inputs: tuple[str, ...]
+    tied: tuple[tuple[str, ...], ...]
+    copied: Mapping[str, int]
+    bytes_read: int
+    bytes_written: int
+    notes: tuple[str, ...] = ()
+    fuse: str | None = None
+    layout: str = "plain"
+    quantise: str = ""
+    inputs_embeds: bool = False
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def bytes_linked(self) -> int:
+        return sum(self.copied.values())
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        tied = "tied matrix stored once" if self.tied else "nothing tied"
+        precision = f"{self.precision}, {self.quantise}" if self.quantise else self.precision
+        kind = f"{self.kind}, from inputs_embeds" if self.inputs_embeds else self.kind
+        part = "language model of " if self.left_out else ""
+        return f"{part}{self.architecture}, {kind}, {precision}, {tied}"
+
+
+@record
+class ExportOutcome(Printed):
+    """The outcome of the plan. ``executed`` is false if nothing was written, for example after a failed parity run.
+
+    ``ties`` has, for every group that became one parameter, its names in the checkpoint. ``files`` are the bytes of the
+    graph and its data. ``versions`` are those of the packages that made it.
+    """
+
+    plan: ExportPlan
+    executed: bool = False
+    verified: bool = False
+    output: str | None = None
+    matrices: tuple[SharedMatrix, ...] = ()
+    proofs: tuple[SessionProof, ...] = ()
+    parity: Parity | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the document of schema `tieconv.plan/1`, with the values of an export under separate keys."""
+        plan = self.plan
+        return {
+            "schema": PLAN_SCHEMA,
+            "tieconv": VERSION,
+            "command": "export",
+            "source": plan.source,
+            "summary": plan.summary,
+            "architecture": plan.architecture,
+            "kind": plan.kind,
+            "precision": plan.precision,
+            "head_form": str(plan.form),
+            "fuse": plan.fuse,
+            "layout": plan.layout,
+            "quantise": plan.quantise or None,
+            "opset": plan.opset,
+            "inputs": list(plan.inputs),
+            "inputs_embeds": plan.inputs_embeds,
+            "not_exported": list(plan.left_out),
+            "tied": [list(names) for names in plan.tied],
+            "operations": [],
+            "files_removed": [],
+            "notes": list(plan.notes),
+            "bytes_read": plan.bytes_read,
+            "bytes_written": sum(self.files.values()) if self.files else plan.bytes_written,
+            "bytes_linked": plan.bytes_linked,
+            "executed": self.executed,
+            "verified": self.verified,
+            "output": self.output,
+            "files": dict(self.files),
+            "session": [
+                {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)}
+                for proof in self.proofs
+            ],
+            "parity": None if self.parity is None else self.parity.to_dict(),
+            "versions": dict(self.versions),
+        }
+
+    def _facts(self) -> tuple[str, ...]:
+        return *plan_facts("export", self.plan.source, self.output), *(
+            () if self.parity is None else (f"parity {self.parity.verdict}",)
+        )
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.plan.summary, self.plan.notes)
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)

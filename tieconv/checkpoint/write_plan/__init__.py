@@ -1,1 +1,0 @@
-"""A plan as data: operations, files to write, and promises about them."""

@@ -1,0 +1,272 @@
+"""Rules about the head bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from tieconv.checkpoint.family import Knowledge, Role
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import BiasState, Member, OutputBias, Tie
+from tieconv.checks import evidence, remedies
+from tieconv.checks.interface import Rule
+from tieconv.text import count
+
+
+def unknown_bias(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding."""
+    bias = inspection.head.output_bias
+    if bias is None or bias.state is BiasState.ABSENT:
+        return
+    if inspection.family.output_biases or inspection.family.knowledge is not Knowledge.TABLE:
+        return
+    yield UNKNOWN_BIAS.finding(
+        f"{evidence.listed([bias.name])} {_content(bias)}, but {evidence.label(inspection)} has no head bias. "
+        "transformers ignores the tensor. Other loaders may refuse it.",
+        (bias.name,),
+        level=Level.ERROR if bias.state is BiasState.NONZERO else Level.NOTE,
+        remedy=_remedy(inspection) if bias.state is BiasState.ZERO else None,
+    )
+
+
+def _content(bias: OutputBias) -> str:
+    match bias.state:
+        case BiasState.ZERO:
+            return "is all zero"
+        case BiasState.NONZERO if bias.max_abs is not None:
+            return f"holds values up to {bias.max_abs:.3g}"
+        case BiasState.NONZERO:
+            return "holds values other than zero"
+        case BiasState.UNREAD | BiasState.ABSENT:
+            return "is stored"
+        case _:
+            assert_never(bias.state)
+
+
+def _remedy(inspection: Inspection) -> Remedy | None:
+    head_tie = evidence.head_tie(inspection)
+    if head_tie is None or head_tie[0].consistent is not True or evidence.disputed(inspection):
+        return None
+    verb = remedies.retie if inspection.config.effective else remedies.untie
+    return verb(inspection, ("--bias", "strip"), safe=True)
+
+
+UNKNOWN_BIAS = Rule(
+    "BIA001",
+    "unknown-bias",
+    Level.ERROR,
+    """A bias is stored for a head that has none.
+
+## What it does
+Reports a bias for the head of a class that has no head bias. It is an error if the bias is not zero. It is a note if
+the bias is all zero or if tieconv did not read it.
+
+## Why it matters
+transformers reports the tensor as unexpected and ignores it. So a trained bias is lost without an error, and the most
+likely token changes. vLLM, mlx-lm and the converter of llama.cpp refuse the extra name. An all-zero bias changes
+nothing, and some tools need one.
+
+## Example
+A Llama with a trained `lm_head.bias`:
+
+    error BIA001: lm_head.bias holds values up to 1.39, but LlamaForCausalLM has
+    no head bias. transformers ignores the tensor. Other loaders may refuse it.
+
+## How to fix
+`--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero needs a class
+that reads it. tieconv removes no trained values.
+""",
+    unknown_bias,
+)
+
+
+def half_a_bias_pair(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each bias pair with a missing name."""
+    for tie in evidence.declared_untied(inspection):
+        absent = [member.name for member in tie.members if not member.stored]
+        if tie.role is Role.OUTPUT_BIAS and absent:
+            yield _report(inspection, tie, absent)
+
+
+def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
+    bias, stored = inspection.head.output_bias, evidence.reference(tie)
+    trained = bias is not None and bias.state is BiasState.NONZERO
+    state = "is not zero" if trained else "is all zero" if bias and bias.state is BiasState.ZERO else "was not read"
+    word_tie = inspection.word_tie
+    whole = word_tie is None or word_tie.consistent is True
+    return HALF_A_BIAS_PAIR.finding(
+        f"{evidence.clause(absent, 'is', 'are')} missing, but the model is untied. The stored "
+        f"{evidence.listed([stored])} {state}. {_outcome(inspection, absent, stored)}.",
+        (*absent, stored),
+        level=Level.ERROR if trained else Level.NOTE,
+        remedy=remedies.bias(inspection, "unify", safe=not trained and whole),
+    )
+
+
+def _outcome(inspection: Inspection, absent: list[str], stored: str) -> str:
+    from tieconv.loaders.load import head_bias  # few models have half a pair
+    from tieconv.loaders.loaded import Absence
+
+    names = evidence.listed(absent)
+    says = {Absence.ZERO: f"fills {names} with zeros", Absence.UNSET: f"leaves {names} without values"}
+    absences = {version: bias.absence for version, bias in head_bias(inspection).items() if bias.absence in says}
+    clauses = [
+        f"transformers {version} {says[absence]}" for version, absence in absences.items() if absence is not None
+    ]
+    return ". ".join(clauses) or f"transformers reads {evidence.listed([stored])}"
+
+
+HALF_A_BIAS_PAIR = Rule(
+    "BIA002",
+    "half-a-bias-pair",
+    Level.ERROR,
+    """An untied model stores its head bias under one of two names.
+
+## What it does
+Some classes have two names for the head bias: `cls.predictions.bias` and `cls.predictions.decoder.bias`, or
+`lm_head.bias` and `lm_head.decoder.bias`. The rule reports an untied model that stores only one of them. It is an error
+if the values are not zero, else a note.
+
+## Why it matters
+The two names are one parameter only if the flag is true. In an untied model transformers 5 reads the inner name, and
+fills it with zeros if it is missing. transformers 4 writes the outer name, so its trained bias is lost. transformers 4
+needs the outer name. If the bias is all zero, nothing is lost, but transformers prints a warning.
+
+## Example
+A BERT with `"tie_word_embeddings": false` that transformers 4 saved:
+
+    error BIA002: cls.predictions.decoder.bias is missing, but the model is
+    untied. The stored cls.predictions.bias is not zero. transformers 5 fills
+    cls.predictions.decoder.bias with zeros.
+
+## How to fix
+`tieconv bias unify` stores the bias under both names.
+""",
+    half_a_bias_pair,
+)
+
+
+def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each stored bias that differs; BIA004 reports different lengths."""
+    for tie in inspection.ties:
+        for member in tie.members if tie.role is Role.OUTPUT_BIAS else ():
+            if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
+                first = evidence.reference(tie)
+                yield BIAS_COPIES_DIFFER.finding(
+                    f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
+                    (first, member.name),
+                    level=_level(tie, member),
+                    remedy=_unify(inspection, tie),
+                )
+
+
+def _read(inspection: Inspection) -> str:
+    from tieconv.loaders.load import head_bias  # few models have such a pair
+
+    read = {bias.stored for bias in head_bias(inspection).values()}
+    if len(read) > 1:
+        return "The version of transformers decides which one is loaded"
+    return f"transformers loads {evidence.listed(filter(None, read))}"
+
+
+def _unify(inspection: Inspection, tie: Tie) -> Remedy | None:
+    return remedies.bias(inspection, "unify", ("--from", "decoder"), safe=True) if tie.declared else None
+
+
+def _level(tie: Tie, member: Member) -> Level:
+    harmless = not tie.declared or member.relation.sign_of_zero_only
+    return Level.NOTE if harmless else Level.ERROR
+
+
+BIAS_COPIES_DIFFER = Rule(
+    "BIA003",
+    "bias-copies-differ",
+    Level.ERROR,
+    """The two names of a head bias hold different values.
+
+## What it does
+Reports a head bias that is stored under both of its names, with different values. It is an error in a tied model. It is
+a note in an untied model, in which transformers 5 has two parameters and reads the inner one.
+
+## Why it matters
+transformers 4 reads the outer name (`cls.predictions.bias`) and prints nothing. transformers 5 reads the inner name
+(`cls.predictions.decoder.bias`). So one file gives two different models.
+
+## Example
+A BERT whose two biases differ in one value:
+
+    error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias
+    (in value 5 of 8, by at most 0.25). Both are the head bias. The version of
+    transformers decides which one is loaded.
+
+## How to fix
+Decide which of the two was trained. Usually it is the one that the training framework reads. Then overwrite the other
+one. `tieconv bias unify --from decoder` keeps the bias that transformers 5 reads, and `--from bias` keeps the one that
+transformers 4 reads. In an untied model nothing needs a fix.
+""",
+    bias_copies_differ,
+)
+
+
+def bias_length(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each stored bias with a wrong length."""
+    tensors = inspection.checkpoint.tensors
+    matrix = _matrix(inspection)
+    if matrix is None or len(tensors[matrix].shape) != 2 or not tensors[matrix].elements:
+        return
+    rows = tensors[matrix].shape[0]
+    for name in _biases(inspection):
+        length = tensors[name].elements
+        if length != rows:
+            yield BIAS_LENGTH.finding(
+                f"{evidence.listed([name])} has {count(length, 'value')}, but {evidence.listed([matrix])} has "
+                f"{count(rows, 'row')}. Loaders refuse the model.",
+                (name, matrix),
+                level=evidence.certain(inspection, Level.ERROR),
+                remedy=remedies.bias(inspection, "resize", safe=False) if length < rows else None,
+            )
+
+
+def _matrix(inspection: Inspection) -> str | None:
+    head = inspection.head.output_head
+    if head is None or not inspection.family.output_biases:
+        return None
+    return head.name if head.stored else head.tied_to
+
+
+def _biases(inspection: Inspection) -> list[str]:
+    pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
+    names = [member.name for tie in pairs for member in tie.stored_members]
+    bias = inspection.head.output_bias
+    if bias and bias.name in inspection.checkpoint.tensors:
+        names.append(bias.name)
+    return list(dict.fromkeys(names))
+
+
+BIAS_LENGTH = Rule(
+    "BIA004",
+    "bias-length",
+    Level.ERROR,
+    """The head bias is longer or shorter than the head.
+
+## What it does
+Reports a head bias that has more or fewer values than the output head has rows. If the head is tied, the rule compares
+the bias with the embedding.
+
+## Why it matters
+transformers fails: "The size of tensor a (32003) must match the size of tensor b (32000)". The cause is a resize of the
+vocabulary that left the bias as it was.
+
+## Example
+A BERT that got one more token:
+
+    error BIA004: cls.predictions.bias has 7 values, but
+    bert.embeddings.word_embeddings.weight has 8 rows. Loaders refuse the model.
+
+## How to fix
+`tieconv bias resize` adds zeros, as `resize_token_embeddings` of transformers does, or removes zeros at the end. It
+does not shorten a bias whose last values are not zero.
+""",
+    bias_length,
+)

@@ -1,1 +1,0 @@
-"""Write the bytes of the planned files."""

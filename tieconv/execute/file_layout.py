@@ -1,0 +1,309 @@
+"""Lay out a weight file in its format: contents with offsets, and the literal bytes around them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, GgufHeader
+from tieconv.checkpoint.write_plan import (
+    Content,
+    OutputStorage,
+    OutputTensor,
+    OutputWeights,
+    Padded,
+    Plan,
+    Scaled,
+    Zeros,
+    parts,
+)
+from tieconv.execute.copy import BLOCK, read_full
+from tieconv.formats.gguf import START, encode_infos, encode_start
+from tieconv.formats.safetensors import PAGE, encode_header
+from tieconv.formats.torch.pickle_values import WIDTHS
+from tieconv.formats.torch.write import Archive, Placed, SavedTensor, check_writable, lay_out, pickle_state
+from tieconv.sources.strided import row_major
+
+
+class FileLayout(Protocol):
+    """A file to write; offsets count from its first byte."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        ...
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The contents, in the order of their offsets."""
+        ...
+
+    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
+        """Return the bytes between the contents; call it after those are written to ``descriptor``."""
+        ...
+
+
+def file_layout(output: OutputWeights) -> FileLayout:
+    """Return the layout of the bytes of a file in its format."""
+    if output.gguf is not None:
+        return gguf_layout(output, output.gguf)
+    return _torch(output) if output.format == "torch" else _safetensors(output)
+
+
+@record
+class _Safetensors:
+    head: bytes
+    pieces: tuple[Piece, ...]
+    size: int
+
+    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
+        yield 0, self.head
+
+
+def _safetensors(output: OutputWeights) -> _Safetensors:
+    head = header(output)
+    pieces = tuple(Piece(len(head) + piece.offset, piece.content) for piece in tensor_pieces(output.tensors))
+    return _Safetensors(head, pieces, len(head) + output.nbytes)
+
+
+@record
+class _Torch:
+    archive: Archive
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        return self.archive.size
+
+    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
+        return self.archive.literals(lambda record: checksum(descriptor, record.start, record.size))
+
+
+def _torch(output: OutputWeights) -> _Torch:
+    keys = storages(output)
+    contents = [_content(storage) for storage in keys]
+    archive = lay_out(
+        pickle_state((_saved(tensor, keys) for tensor in output.tensors), output.metadata),
+        [_placed(storage, content) for storage, content in zip(keys, contents, strict=True)],
+    )
+    pieces = [
+        piece
+        for record, content in zip(archive.storages, contents, strict=True)
+        for piece in _pieces(record.start, content)
+    ]
+    return _Torch(archive, tuple(pieces))
+
+
+def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
+    """Return a torch file's storages, numbered by first use; a tensor that shares no storage is its own key."""
+    numbers: dict[OutputStorage | OutputTensor, int] = {}
+    for tensor in output.tensors:
+        check_writable(tensor.name, tensor.dtype)
+        numbers.setdefault(tensor.storage or tensor, len(numbers))
+    return numbers
+
+
+def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTensor, int]]:
+    """Yield each tensor with the offset of its first byte; the tensor bytes of the file start at ``data_start``.
+
+    A torch file takes all its offsets from its records. GGUF aligns each tensor.
+    """
+    if output.gguf is not None:
+        starts = aligned_starts(output, output.gguf)
+        yield from ((tensor, data_start + start) for tensor, start in zip(output.tensors, starts, strict=True))
+        return
+    if output.format == "torch":
+        keys = storages(output)
+        starts = [record.start for record in _torch(output).archive.storages]
+        for tensor in output.tensors:
+            yield tensor, starts[keys[tensor.storage or tensor]] + offset_in_storage(tensor)
+        return
+    position = data_start
+    for tensor in output.tensors:
+        yield tensor, position
+        position += tensor.nbytes
+
+
+def offset_in_storage(tensor: OutputTensor) -> int:
+    """Return the bytes from the start of its storage to a tensor's first byte."""
+    if tensor.storage is None:
+        return 0
+    assert isinstance(tensor.content, ByteRange)  # a view always lies in kept bytes
+    return tensor.content.start - tensor.storage.range.start
+
+
+def _content(storage: OutputStorage | OutputTensor) -> Content | Padded:
+    return storage.range if isinstance(storage, OutputStorage) else storage.content
+
+
+def _placed(storage: OutputStorage | OutputTensor, content: Content | Padded) -> Placed:
+    size = sum(map(content_size, parts(content)))
+    congruent = content.start if isinstance(content, ByteRange) else None
+    return Placed("", size, crc=storage.crc if isinstance(storage, OutputStorage) else None, congruent=congruent)
+
+
+def _pieces(start: int, content: Content | Padded) -> Iterator[Piece]:
+    split = parts(content)
+    offsets = accumulate(map(content_size, split), initial=start)
+    yield from (Piece(offset, part) for offset, part in zip(offsets, split, strict=False) if content_size(part))
+
+
+def _saved(tensor: OutputTensor, keys: dict[OutputStorage | OutputTensor, int]) -> SavedTensor:
+    storage = tensor.storage or tensor
+    size = sum(map(content_size, parts(_content(storage))))
+    width = WIDTHS[tensor.dtype]
+    return SavedTensor(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        key=keys[storage],
+        nbytes=size,
+        offset=offset_in_storage(tensor) // width,
+        shape=tuple(tensor.shape),
+        stride=tensor.stride or row_major(tensor.shape),
+    )
+
+
+def checksum(descriptor: int, start: int, size: int) -> int:
+    """Return the CRC-32 of written bytes."""
+    buffer = memoryview(bytearray(min(BLOCK, size)))
+    crc = 0
+    for offset in range(0, size, BLOCK):
+        block = buffer[: min(BLOCK, size - offset)]
+        read_full(descriptor, block, start + offset)
+        crc = zlib.crc32(block, crc)
+    return crc
+
+
+def bytes_in_place_of_shared(plan: Plan) -> int:
+    """Return the bytes to store anew on a file system that shares blocks wherever they align."""
+    anew = sum(len(text.text.encode()) for text in plan.texts)
+    return anew + sum(_not_shared(output) for output in plan.weights)
+
+
+def _not_shared(output: OutputWeights) -> int:
+    whole = file_layout(output)
+    total = whole.size
+    for piece in whole.pieces:
+        if isinstance(piece.content, ByteRange) and (piece.content.start - piece.offset) % PAGE == 0:
+            total -= max(piece.size - 2 * PAGE, 0)
+    return total
+
+
+# Lay out the tensor bytes of a weight file and pad its header.
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a planned file; ``offset`` counts from the first tensor byte."""
+
+    offset: int
+    content: Content
+
+    @property
+    def size(self) -> int:
+        return content_size(self.content)
+
+
+def content_size(content: Content) -> int:
+    """Return the bytes that ``content`` takes."""
+    return content.range.size if isinstance(content, Scaled) else content.size
+
+
+def tensor_pieces(tensors: Iterable[OutputTensor]) -> Iterator[Piece]:
+    """Return the tensors' contents in order, neighbours in the source merged into one piece."""
+    offset = 0
+    previous: Content | None = None
+    for content in (part for tensor in tensors for part in tensor.parts):
+        if not content_size(content):
+            continue
+        merged = _merge(previous, content) if previous is not None else None
+        if merged is None and previous is not None:
+            yield Piece(offset, previous)
+            offset += content_size(previous)
+        previous = merged or content
+    if previous is not None:
+        yield Piece(offset, previous)
+
+
+def _merge(first: Content, second: Content) -> Content | None:
+    if isinstance(first, ByteRange) and isinstance(second, ByteRange):
+        if first.file == second.file and first.end == second.start:
+            return ByteRange(first.file, first.start, second.end)
+    elif isinstance(first, Zeros) and isinstance(second, Zeros):
+        return Zeros(first.size + second.size)
+    return None
+
+
+def header(output: OutputWeights) -> bytes:
+    """Return the header, padded so that most tensor bytes keep their position within a page of the source."""
+    joined = list(tensor_pieces(output.tensors))
+    return encode_header(
+        ((tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) for tensor in output.tensors),
+        output.metadata,
+        congruent=lambda data_start: padding(joined, data_start),
+    )
+
+
+def padding(joined: Iterable[Piece], data_start: int) -> int:
+    """Return the bytes (0 to 4095) to move ``data_start`` by; the first tensor byte stays at a multiple of 8."""
+    shared: dict[int, int] = {}
+    for piece in joined:
+        if isinstance(piece.content, ByteRange) and piece.size >= PAGE:
+            shift = (piece.content.start - data_start - piece.offset) % PAGE
+            if (data_start + shift) % 8 == 0:
+                shared[shift] = shared.get(shift, 0) + piece.size
+    return min(shared, key=lambda shift: (-shared[shift], shift), default=0)
+
+
+# Lay out a GGUF file: the source's metadata as it is, a new list of tensors, and their aligned bytes.
+
+
+@record
+class GgufLayout:
+    """Where each byte of the file lies; see `tieconv.execute.file_layout.FileLayout`."""
+
+    pieces: tuple[Piece, ...]
+    size: int
+    start: bytes
+    infos: tuple[int, bytes]
+
+    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
+        yield 0, self.start
+        yield self.infos
+
+
+def gguf_layout(output: OutputWeights, header: GgufHeader) -> GgufLayout:
+    """Return the layout of ``output``, whose source has the header ``header``. Padding is zero."""
+    starts = aligned_starts(output, header)
+    listed = (
+        (tensor.name, tensor.shape, tensor.dtype, start) for tensor, start in zip(output.tensors, starts, strict=True)
+    )
+    infos = encode_infos(listed)
+    after_entries = START + header.entries.size
+    data_start = aligned(after_entries + len(infos), header.alignment)
+    pieces = [Piece(START, header.entries)] if header.entries.size else []
+    for tensor, start in zip(output.tensors, starts, strict=True):
+        pieces += [Piece(data_start + start + piece.offset, piece.content) for piece in tensor_pieces((tensor,))]
+    end = starts[-1] + output.tensors[-1].nbytes if output.tensors else 0
+    size = data_start + aligned(end, header.alignment)
+    head = encode_start(header.version, len(output.tensors), header.keys)
+    return GgufLayout(tuple(pieces), size, head, (after_entries, infos))
+
+
+def aligned_starts(output: OutputWeights, header: GgufHeader) -> list[int]:
+    """Return the offset of each tensor from the first tensor byte."""
+    starts, position = [], 0
+    for tensor in output.tensors:
+        position = aligned(position, header.alignment)
+        starts.append(position)
+        position += tensor.nbytes
+    return starts
+
+
+def aligned(position: int, alignment: int) -> int:
+    """Return the first multiple of ``alignment`` from ``position`` on."""
+    return -(-position // alignment) * alignment

@@ -1,1 +1,0 @@
-"""Verify the bytes that were written."""

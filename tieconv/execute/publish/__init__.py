@@ -1,1 +1,0 @@
-"""Make a write visible in one step, and check what must hold before it."""

@@ -1,0 +1,461 @@
+"""Build the new model in the staging directory, where no other program sees it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, ChunkTable, TensorRecord
+from tieconv.checkpoint.write_plan import (
+    Assembled,
+    Averaged,
+    Gathered,
+    InlineBytes,
+    OutputText,
+    OutputWeights,
+    Plan,
+    Scaled,
+    Zeros,
+)
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute.arithmetic import averaged_blocks, scaled
+from tieconv.execute.copy import (
+    Like,
+    Tick,
+    clone,
+    copy_range,
+    inherit,
+    not_linkable,
+    read_full,
+    reset,
+    write_full,
+    write_zeros,
+)
+from tieconv.execute.file_layout import FileLayout, file_layout
+from tieconv.execute.target import Target
+from tieconv.execute.tree import writing
+from tieconv.inspection.chunk_reader import ChunkReader
+from tieconv.inspection.view_reader import stream
+from tieconv.sources.local.files import FileSet, file_state, open_files, open_regular
+from tieconv.sources.strided import StridedRange, dense, gather
+from tieconv.text import count, shown
+
+# What a write did: the files that it opened, copied in the kernel, linked and took over.
+
+
+@record
+class Shared:
+    """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
+
+    The source ``file`` holds the same bytes at ``shift`` more.
+    """
+
+    start: int
+    end: int
+    file: str
+    shift: int
+
+
+@dataclass
+class Record:
+    """What was written: the kernel-copied extents of each file, and the source files as they were.
+
+    ``lost`` has the extended attributes of replaced files that could not be kept. ``reused`` are weight files of an
+    earlier run.
+    """
+
+    shared: dict[str, list[Shared]] = field(default_factory=dict)
+    companions: list[str] = field(default_factory=list)
+    sources: dict[str, FileState] = field(default_factory=dict)
+    lost: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    reused: set[str] = field(default_factory=set)
+
+    def add_shared(self, name: str, extents: list[Shared]) -> None:
+        self.shared[name] = extents
+
+    def add_companion(self, name: str) -> None:
+        self.companions.append(name)
+
+    def add_source(self, name: str, state: FileState) -> None:
+        self.sources[name] = state
+
+    def add_reused(self, name: str) -> None:
+        self.reused.add(name)
+
+    def add_lost(self, name: str, attributes: tuple[str, ...]) -> None:
+        self.lost[name] = attributes
+
+    def resumed(self, files: int) -> Iterator[str]:
+        """Yield a note if some of all the weight ``files`` are those of an earlier run."""
+        if self.reused:
+            share = f"{len(self.reused)} of {count(files, 'weight file')}"
+            yield f"an earlier run finished {share}; tieconv compared every byte of them"
+
+
+# Build the new model in the staging directory, where no other program sees it.
+
+
+SCALE_BLOCK = 1024 * 1024
+"""Bytes scaled in one step: a multiple of every element's width."""
+
+
+@dataclass
+class Writer:
+    """Write files of a model to ``new``; ``syncer`` syncs them.
+
+    ``like(name)`` is the file, if any, whose mode and owner a written one takes.
+    """
+
+    root: Path
+    new: Path
+    syncer: Syncer
+    tick: Tick
+    like: Callable[[str], Like | None]
+    record: Record = field(default_factory=Record)
+
+    def weights(self, output: OutputWeights, name: str) -> None:
+        """Write the weight file ``output`` as ``name``."""
+        with (
+            writing(name, self.new, output.nbytes),
+            open_files(self.root) as files,
+            self._created(name, self.like(output.name)) as descriptor,
+        ):
+            self.record.add_shared(name, self._fill(output, files, descriptor))
+
+    def keep(self, output: OutputWeights, name: str) -> None:
+        """Take over the weight file ``name`` of a killed run, which is compared later like a written one."""
+        with writing(name, self.new, 0):
+            descriptor = os.open(self.new / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                like = self.like(output.name)
+                reset(descriptor, like, (self.new / name).parent)
+                _finish(descriptor, name, like, self.syncer, self.record)
+            finally:
+                os.close(descriptor)
+        self.record.add_reused(name)
+        self.tick(output.nbytes)
+
+    def replace(self, output: OutputWeights, name: str) -> None:
+        """Write the weight file anew: the one of the killed run has other bytes."""
+        self.record.reused.remove(name)
+        os.unlink(self.new / name)
+        self.weights(output, name)
+
+    def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
+        whole = file_layout(output)
+        tick = self._nudging(descriptor)
+        # With its full length from the start, XFS reserves no space beyond the end of the file.
+        os.ftruncate(descriptor, whole.size)
+        shared: list[Shared] = []
+        for piece in whole.pieces:
+            offset = piece.offset
+            match piece.content:
+                case ByteRange() as span:
+                    shared += self._copy(files, span, descriptor, offset, tick)
+                case Zeros(size):
+                    write_zeros(descriptor, offset, size, self.tick)
+                case Scaled() as content:
+                    self._scale(files, content, descriptor, offset)
+                case Averaged() as content:
+                    self._average(files, content, descriptor, offset)
+                case InlineBytes(data):
+                    write_full(descriptor, data, offset)
+                    self.tick(len(data))
+                case Gathered() as view:
+                    write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
+                case Assembled() as content:
+                    for name in {chunk.range.file for chunk in content.chunks}:
+                        self._open(files, name)
+                    write_assembled(files, descriptor, offset, content, self.tick)
+                case _:
+                    assert_never(piece.content)
+        for offset, literal in whole.literals(descriptor):
+            write_full(descriptor, literal, offset)
+        return shared
+
+    def _open(self, files: FileSet, name: str) -> int:
+        if name not in self.record.sources:
+            self.record.add_source(name, files.state(name))
+        return files.descriptor(name)
+
+    def _nudging(self, descriptor: int) -> Tick:
+        """Return `tick`, extended to start a sync after every `EARLY` bytes."""
+        written = 0
+
+        def tick(count: int) -> None:
+            nonlocal written
+            written += count
+            if written >= EARLY:
+                written = 0
+                self.syncer.nudge(descriptor)
+            self.tick(count)
+
+        return tick
+
+    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int, tick: Tick) -> list[Shared]:
+        source = self._open(files, span.file)
+        extents = copy_range(source, span.start, descriptor, offset, span.size, tick)
+        return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
+
+    def _scale(self, files: FileSet, content: Scaled, descriptor: int, offset: int) -> None:
+        source = self._open(files, content.range.file)
+        for done in range(0, content.range.size, SCALE_BLOCK):
+            block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
+            read_full(source, block, content.range.start + done)
+            write_full(descriptor, scaled(block, content.dtype, content.exponent), offset + done)
+            self.tick(len(block))
+
+    def _average(self, files: FileSet, content: Averaged, descriptor: int, offset: int) -> None:
+        sources = self._open(files, content.range.file), self._open(files, content.second.file)
+        for done, block in averaged_blocks(sources, content):
+            write_full(descriptor, block, offset + done)
+            self.tick(len(block))
+
+    def text(self, output: OutputText) -> None:
+        """Write a document."""
+        data = output.text.encode()
+        like = self.like(output.name)
+        with writing(output.name, self.new, len(data)), self._created(output.name, like) as descriptor:
+            write_full(descriptor, data, 0)
+        self.tick(len(data))
+
+    def companion(self, name: str) -> None:
+        """Take over an unchanged file: share its blocks if possible, else copy them. A symlink becomes a file."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            status = os.fstat(source)
+            self.record.add_source(name, file_state(source))
+            with writing(name, self.new, status.st_size):
+                self._bring(name, source, status)
+        finally:
+            os.close(source)
+        self.record.add_companion(name)
+
+    def _bring(self, name: str, source: int, status: os.stat_result) -> None:
+        with self._created(name, self.like(name) or Like(self.root / name, False)) as descriptor:
+            if clone(source, descriptor):
+                extents = [(0, status.st_size)]
+                self.tick(status.st_size)
+            else:
+                extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
+            self.record.add_shared(name, [Shared(start, end, name, 0) for start, end in extents])
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def hardlink(self, name: str) -> None:
+        """Hard-link an unchanged file. Raises `RefusedError` if the system cannot."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            with writing(name, self.new, 0):
+                (self.new / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(os.path.realpath(self.root / name), self.new / name)
+            if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
+                raise RefusedError(f"{shown(name)} was replaced while tieconv linked it", "run the command again")
+            self.record.add_source(name, file_state(source))
+            self.syncer.add(source)
+        except TieconvError as error:
+            raise not_linkable(name, error) from error
+        finally:
+            os.close(source)
+        self.record.add_companion(name)
+
+    def share(self, name: str) -> None:
+        """Hard-link an unchanged file, or copy it if the file system has no hard links."""
+        try:
+            self.hardlink(name)
+        except RefusedError:
+            self.companion(name)
+
+    def _created(self, name: str, like: Like | None) -> AbstractContextManager[int]:
+        return created(self.new, name, like, self.syncer, self.record)
+
+
+@contextmanager
+def created(directory: Path, name: str, like: Like | None, syncer: Syncer, written: Record) -> Iterator[int]:
+    """Yield the descriptor of a new file. At the end, set the mode and owner of ``like``, sync it and close it."""
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The system applies the umask and the default ACL; the staging directory is private.
+    mode = 0o666 if like is None else like.creation_mode
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        yield descriptor
+        _finish(descriptor, name, like, syncer, written)
+    finally:
+        os.close(descriptor)
+
+
+def _finish(descriptor: int, name: str, like: Like | None, syncer: Syncer, written: Record) -> None:
+    if like is not None and (lost := inherit(descriptor, like)):
+        written.add_lost(name, lost)
+    syncer.add(descriptor)
+
+
+# Recognise the weight files that a killed run finished. Their tensors are still to be compared with the source.
+
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def is_finished(path: Path, layout: FileLayout) -> bool:
+    """Return whether ``path`` is a file of this user with the size and the header of ``layout``.
+
+    The header is written last. Says nothing about the tensors.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        alone = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()
+        return alone and status.st_size == layout.size and _has_literals(descriptor, layout)
+    finally:
+        os.close(descriptor)
+
+
+def _has_literals(descriptor: int, layout: FileLayout) -> bool:
+    for offset, expected in layout.literals(descriptor):
+        stored = memoryview(bytearray(len(expected)))
+        read_full(descriptor, stored, offset)
+        if stored != expected:
+            return False
+    return True
+
+
+# Read a tensor that is stored in chunks, block by block.
+
+
+BLOCK = 4 * 1024 * 1024
+"""Bytes that are put together in one step."""
+
+
+def write_assembled(files: FileSet, descriptor: int, offset: int, content: Assembled, tick: Tick) -> None:
+    """Write the dense bytes of a tensor from ``offset`` on."""
+    for done, block in assembled_blocks(files, content):
+        write_full(descriptor, memoryview(block), offset + done)
+        tick(len(block))
+
+
+def assembled_blocks(files: FileSet, content: Assembled) -> Iterator[tuple[int, bytearray]]:
+    """Yield (dense offset, bytes) of a tensor. The next block overwrites the bytes."""
+    name = content.tensor.name
+    table = ChunkTable({name: content.chunks}, frozenset({name} if content.overlapping else ()))
+    offset = 0
+    for block in stream(ChunkReader(files, (content.tensor,), table), content.range, length=BLOCK):
+        yield offset, block
+        offset += len(block)
+
+
+# Write strided views densely, and read the blocks that a written file must then hold.
+
+
+def write_gathered(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
+    """Write the elements of a view of ``source`` from ``offset`` on, in row-major order."""
+    for done, block in blocks(source, content):
+        write_full(descriptor, bytes(block), offset + done)
+        tick(len(block))
+
+
+def blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
+    """Yield (dense offset, bytes) of a view of ``source``, block by block."""
+    span = dense(TensorRecord("", content.dtype, content.shape, content.range, content.stride)).range
+    assert isinstance(span, StridedRange)  # a dense tensor is a byte range
+
+    def read(position: int, buffer: memoryview) -> None:
+        read_full(source, buffer, position)
+
+    step = max(BLOCK // span.width, 1) * span.width
+    for first in range(0, span.end, step):
+        yield first, gather(read, span, first, min(first + step, span.end))
+
+
+# Call fsync in a separate thread, while the main thread copies the next file and verifies the last one.
+
+
+_QUEUED = 64
+"""Files that may wait in the queue: each holds a descriptor."""
+EARLY = 128 * 1024 * 1024
+"""Bytes of a file after which a first sync starts, so that the disk works while the copy goes on."""
+
+
+class Syncer:
+    """Sync each file that it receives; `finish` reports the first failure."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[int | None] = queue.Queue(_QUEUED)
+        self._error: OSError | None = None
+        self._stopped = False
+        self._idle = True
+        self._thread = threading.Thread(target=self._work, name="tieconv-sync", daemon=True)
+        self._thread.start()
+
+    def add(self, descriptor: int) -> None:
+        """Sync the open file soon; the caller may close its descriptor."""
+        self._queue.put(os.dup(descriptor))
+
+    def nudge(self, descriptor: int) -> None:
+        """Start a sync of the bytes written so far, unless one is running. The file still needs `add`."""
+        if self._idle and self._queue.empty():
+            self.add(descriptor)
+
+    def finish(self) -> None:
+        """Wait until every file is durable. Raises the first `OSError`."""
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Drop the files that are not synced yet."""
+        self._stopped = True
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (descriptor := self._queue.get()) is not None:
+            self._idle = False
+            try:
+                if not (self._stopped or self._error):
+                    os.fsync(descriptor)
+            except OSError as error:
+                self._error = error
+            finally:
+                os.close(descriptor)
+                self._idle = True
+
+
+# Count the bytes that a write has read, written and compared, for its progress.
+
+
+Progress = Callable[[int, int], None]
+"""It receives the bytes that are done and all bytes."""
+
+
+@dataclass
+class ByteMeter:
+    """Count bytes for ``progress``."""
+
+    total: int
+    progress: Progress | None
+    done: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, target: Target, progress: Progress | None) -> ByteMeter:
+        once = plan.bytes_written + (0 if target.in_place or target.hardlink else plan.bytes_linked)
+        return cls(once * (2 if target.verify == "full" else 1), progress)
+
+    def tick(self, count: int) -> None:
+        """Count ``count`` more bytes as done."""
+        self.done = min(self.done + count, self.total)
+        if self.progress is not None:
+            self.progress(self.done, self.total)

@@ -1,1 +1,0 @@
-"""Read distributed checkpoints of torch (DCP)."""

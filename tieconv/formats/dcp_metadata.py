@@ -1,0 +1,328 @@
+"""Read the `.metadata` of a torch distributed checkpoint: shapes, dtypes, chunks and the file range of each chunk.
+
+Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import NoReturn, TypeGuard
+
+from tieconv.checkpoint.model_files import Files, Listing
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, Chunk
+from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.formats.index import absent_shard
+from tieconv.formats.limits import DCP_METADATA
+from tieconv.formats.torch.pickle_machine import run
+from tieconv.formats.torch.pickle_stack import Truncated
+from tieconv.formats.torch.pickle_values import Global, Globals, Instance, Pairs, PickleProblem, describe, refuse
+from tieconv.text import shown
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+
+
+@record
+class StoredChunks:
+    """A tensor of the checkpoint, and the path of dictionary keys that leads to it (empty if unknown)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    keys: tuple[str, ...]
+
+
+@record
+class _Item:
+    """Where one item is stored."""
+
+    range: ByteRange
+    transformed: bool
+
+
+@record
+class Metadata:
+    """The tensors of a checkpoint, the files that hold them, and whether an extension of torch changed the bytes."""
+
+    tensors: tuple[StoredChunks, ...]
+    files: tuple[str, ...]
+    transformed: bool
+
+
+def read_metadata(listing: Listing, files: Files) -> Metadata:
+    """Read the metadata of the checkpoint. Raises `UnreadableError` with a stable code."""
+    data = files.pread(DCP_METADATA, min(files.state(DCP_METADATA).size, LIMIT) + 1, 0)
+    fields = _fields(parse(data, DCP_METADATA, sum(listing.entries.values())))
+    places = _places(fields, listing)
+    tensors = tuple(_tensors(fields, places))
+    every = [item for chunks in places.values() for item in chunks.values()]
+    names = sorted({item.range.file for item in every})
+    return Metadata(tensors, tuple(names), any(item.transformed for item in every))
+
+
+def _fields(value: object) -> dict[str, object]:
+    if isinstance(value, Instance) and value.name.endswith(".Metadata"):
+        fields = value.fields()
+        if isinstance(fields.get("state_dict_metadata"), Pairs) and isinstance(fields.get("storage_data"), Pairs):
+            return fields
+    raise UnreadableError(
+        f"{DCP_METADATA} is not the metadata of a torch distributed checkpoint",
+        "save the checkpoint again",
+        "dcp.malformed",
+    )
+
+
+_Offset = tuple[int, ...] | None
+_Places = dict[str, dict[_Offset, _Item]]
+"""Tensor name → offset of each chunk → its item. Old releases of torch write no offset for a whole tensor."""
+
+
+def _places(metadata: Mapping[str, object], listing: Listing) -> _Places:
+    """Return the file range of each chunk, checked against the existing files."""
+    places: _Places = {}
+    storage = metadata["storage_data"]
+    assert isinstance(storage, Pairs)
+    for index, info in storage.items:
+        if not isinstance(index, Instance) or not isinstance(info, Instance):
+            _refuse("an entry of storage_data is not an index and a location")
+        where, fields = index.fields(), info.fields()
+        name = where.get("fqn")
+        file, start, size = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+        if not isinstance(name, str) or not isinstance(file, str):
+            _refuse("an entry of storage_data has no tensor name or no file name")
+        if not _natural(start) or not _natural(size):
+            _refuse(f"{shown(name)} has no offset and length in {shown(file)}")
+        _check_place(name, file, start + size, listing)
+        offset = None if where.get("offset") is None else _sides(name, where.get("offset"))
+        item = _Item(ByteRange(file, start, start + size), bool(fields.get("transform_descriptors")))
+        chunks = places.setdefault(name, {})
+        if offset in chunks:
+            _refuse(f"{shown(name)} has two chunks at one offset")
+        chunks[offset] = item
+    return places
+
+
+def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
+    if "/" in file or "\\" in file or "\0" in file or file in {".", "..", ""}:
+        raise UnsafePathError(
+            f"{DCP_METADATA} places {shown(name)} in {shown(file)}, outside the checkpoint",
+            "do not trust this checkpoint",
+            "dcp.escape",
+        )
+    if file not in listing.entries:
+        raise absent_shard(
+            f"{DCP_METADATA} places {shown(name)} in", file, "dcp.absent-file", ": every rank writes a separate file"
+        )
+    if end > listing.entries[file]:
+        raise UnreadableError(
+            f"{shown(file)} ends at byte {listing.entries[file]:,} but {shown(name)} reaches to {end:,}",
+            "the copy may be incomplete; fetch the file again",
+            "dcp.truncated",
+        )
+
+
+def _tensors(metadata: Mapping[str, object], places: _Places) -> Iterator[StoredChunks]:
+    """Yield each tensor. Skips what is stored as a pickle of another object, which tieconv never reads."""
+    entries = metadata["state_dict_metadata"]
+    assert isinstance(entries, Pairs)
+    paths = dict(_paths(metadata.get("planner_data")))
+    seen: set[str] = set()
+    for name, entry in entries.items:
+        if not isinstance(name, str) or not isinstance(entry, Instance):
+            _refuse("an entry of state_dict_metadata has no name")
+        if name in seen:
+            _refuse(f"{shown(name)} is repeated")
+        seen.add(name)
+        if entry.name.endswith(".TensorStorageMetadata"):
+            fields = entry.fields()
+            shape = _sides(name, fields.get("size"))
+            chunks = tuple(_chunks(name, shape, fields.get("chunks"), places.get(name, {})))
+            yield StoredChunks(name, _dtype(name, fields.get("properties")), shape, chunks, paths.get(name, ()))
+
+
+def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Offset, _Item]) -> Iterator[Chunk]:
+    if not isinstance(listed, list) or not places:
+        _refuse(f"{shown(name)} has no stored chunk")
+    for each in listed:
+        fields = each.fields() if isinstance(each, Instance) else {}
+        offsets, sides = _sides(name, fields.get("offsets")), _sides(name, fields.get("sizes"))
+        if not len(shape) == len(offsets) == len(sides):
+            _refuse(f"{shown(name)} has a chunk of another rank")
+        item = places.get(offsets) or (places.get(None) if len(listed) == 1 else None)
+        if item is None:
+            _refuse(f"{shown(name)} has a chunk at {list(offsets)} that no file stores")
+        yield Chunk(offsets, sides, item.range, archive=True)
+
+
+def _paths(planned: object) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the keys of the dictionaries that lead to each tensor, as the planner of torch stores them."""
+    for name, path in planned.items if isinstance(planned, Pairs) else []:
+        if isinstance(name, str) and isinstance(path, tuple | list):
+            yield name, tuple(str(key) for key in path if isinstance(key, str | int))
+
+
+def _sides(name: str, size: object) -> tuple[int, ...]:
+    if isinstance(size, Instance) and len(size.arguments) == 1:
+        (shape,) = size.arguments
+        if isinstance(shape, tuple) and len(shape) <= 64 and all(map(_natural, shape)):
+            return shape
+    return _refuse(f"{shown(name)} has no shape")
+
+
+def _dtype(name: str, properties: object) -> str:
+    state = properties.state if isinstance(properties, Instance) else None
+    first = state[0] if isinstance(state, tuple) and state else None
+    if isinstance(first, Global) and first.name.startswith("torch."):
+        short = first.name.removeprefix("torch.")
+        return _DTYPES.get(short, short)
+    return _refuse(f"{shown(name)} has no dtype")
+
+
+def _natural(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _refuse(why: str) -> NoReturn:
+    raise UnreadableError(f"{DCP_METADATA}: {why}", "save the checkpoint again", "dcp.malformed")
+
+
+# Read the `.metadata` pickle of a torch distributed checkpoint without running it.
+#
+# Every allowed class or function becomes an `Instance`, which holds the arguments of the call.
+
+
+LIMIT = 100_000_000
+"""The largest metadata in bytes."""
+OPCODES = 1_000_000
+"""Opcodes that any metadata may have. They run in a fifth of a second."""
+BYTES_EACH = 8
+"""Each 8 bytes of the checkpoint allow one more opcode. A chunk needs about 60 opcodes and at least 500 bytes."""
+
+MOST_OPCODES = 3_000_000
+"""The most opcodes of any metadata: about 50,000 chunks and less than 300 MB of memory."""
+
+_DCP = "torch.distributed.checkpoint"
+_TYPES = (
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+    *("strided", "Size", "device"),
+)
+_NAMES = (
+    *(f"torch.{name}" for name in _TYPES),
+    f"{_DCP}.metadata.Metadata",
+    f"{_DCP}.metadata.TensorStorageMetadata",
+    f"{_DCP}.metadata.BytesStorageMetadata",
+    f"{_DCP}.metadata.ChunkStorageMetadata",
+    f"{_DCP}.metadata.TensorProperties",
+    f"{_DCP}.metadata.MetadataIndex",
+    f"{_DCP}.metadata.StorageMeta",
+    f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
+    f"{_DCP}.filesystem._StorageInfo",
+    f"{_DCP}.filesystem._StoragePrefix",
+    "torch.serialization._get_layout",
+    "pathlib.PosixPath",
+    "pathlib.PurePosixPath",
+    "pathlib.WindowsPath",
+    "pathlib.PureWindowsPath",
+    "pathlib._local.PosixPath",
+    "pathlib._local.WindowsPath",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "builtins.set",
+    "builtins.dict",
+    "builtins.list",
+    "builtins.frozenset",
+)
+_LAYOUTS = frozenset(
+    f"torch.{name}"
+    for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
+)
+_FORMATS = range(3)
+"""The numbers of `_MEM_FORMAT_ENCODING`."""
+_STATELESS = frozenset({"torch.Size", "torch.device", "torch.serialization._get_layout"})
+"""What has no attributes that BUILD could set."""
+
+
+class _Checked(Instance):
+    """An object of the metadata. Refuses arguments and states that torch refuses."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, arguments: tuple[object, ...]) -> None:
+        super().__init__(name, arguments)
+        first = arguments[0] if len(arguments) == 1 else None
+        if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
+            refuse("names an unknown layout of a tensor", "pickle.arguments")
+        if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
+            refuse("names an unknown memory format", "pickle.arguments")
+
+    def build(self, state: object) -> None:
+        if self.name.endswith(".TensorProperties"):
+            encoding = state[3] if isinstance(state, tuple) and len(state) == 5 else None
+            if not isinstance(encoding, Instance) or not encoding.name.endswith("._MEM_FORMAT_ENCODING"):
+                refuse("has a tensor without a memory format", "pickle.build")
+        elif self.name in _STATELESS or not isinstance(state, Pairs):
+            refuse(f"sets attributes of {describe(self)} to {describe(state)}", "pickle.build")
+        self.state = state
+
+
+ALLOWED: Globals = {name: Global(name, partial(_Checked, name), instances=True) for name in _NAMES}
+"""The globals that `torch.distributed.checkpoint.save` writes for models, optimizers and counters."""
+
+
+def parse(data: bytes, name: str, size: int) -> object:
+    """Return the value of the pickle in ``data``, the metadata of a checkpoint of ``size`` bytes.
+
+    Objects become `Instance`s. Raises `UnreadableError` for a name that is not on the allow-list, for an unsupported
+    opcode and for a malformed stream.
+    """
+    if len(data) > LIMIT:
+        raise UnreadableError(
+            f"{shown(name)} has more than {LIMIT:,} bytes", "save the checkpoint again", "dcp.too-large"
+        )
+    most = min(OPCODES + size // BYTES_EACH, MOST_OPCODES)
+    try:
+        return run(data, 0, ALLOWED, _persistent, lambda: most)[0]
+    except Truncated:
+        raise UnreadableError(f"{shown(name)} is truncated", "save the checkpoint again", "dcp.malformed") from None
+    except PickleProblem as problem:
+        raise _read_error(problem, name) from None
+
+
+def _persistent(_pid: object) -> NoReturn:
+    refuse("refers to a tensor storage, which metadata never holds", "pickle.persistent")
+
+
+def _read_error(problem: PickleProblem, name: str) -> UnreadableError:
+    if problem.code == "pickle.global":
+        return UnreadableError(
+            f"{shown(name)} {problem}", "do not load this checkpoint with torch unless you trust it", "dcp.global"
+        )
+    return UnreadableError(
+        f"{shown(name)} is not the metadata of a distributed checkpoint: it {problem}",
+        "save the checkpoint again",
+        "dcp.malformed",
+    )

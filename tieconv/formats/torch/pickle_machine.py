@@ -1,0 +1,477 @@
+"""Interpret a pickle without running anything: one handler for each opcode, in tables."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import NoReturn
+
+from tieconv.formats.torch.pickle_stack import (
+    HINT,
+    MAX_INTEGER,
+    MAX_MARKS,
+    PROTOCOLS,
+    SHORTCUT,
+    Handlers,
+    Inside,
+    Machine,
+    Opcodes,
+    Truncated,
+    noting,
+    opcode_name,
+    refuse_opcode,
+    underflow,
+)
+from tieconv.formats.torch.pickle_values import (
+    Global,
+    Globals,
+    Instance,
+    Opaque,
+    Pairs,
+    Persistent,
+    Shortcut,
+    describe,
+    refuse,
+)
+from tieconv.text import shown
+
+# Handle the pickle opcodes that import, call and set state, with which a pickle could run a program.
+#
+# A global must be on an allow-list. A call passes its arguments to a function of tieconv instead.
+
+
+def _global(machine: Machine) -> None:
+    machine.stack.append(_find(machine, *_named(machine)))
+
+
+def _named(machine: Machine) -> tuple[str, str]:
+    try:
+        return machine.line().decode("utf-8"), machine.line().decode("utf-8")
+    except UnicodeDecodeError:
+        refuse("names a global with bytes that are not UTF-8", "pickle.malformed")
+
+
+def _global_on_stack(machine: Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    if type(name) is not str or type(module) is not str:
+        refuse("names a global with a value that is not text", "pickle.malformed")
+    machine.stack.append(_find(machine, module, name))
+
+
+def _find(machine: Machine, module: str, name: str) -> Global:
+    """Return the allowed replacement of a global. Refuses a dotted ``name``, which is a chain of attributes."""
+    entry = machine.allowed.get(f"{module}.{name}") if "." not in name else None
+    if entry is None:
+        _refuse_global(module, name)
+    if not entry.weights_only:
+        machine.unsupported[f"the global {entry.name}"] = None
+    return entry
+
+
+def _refuse_global(module: str, name: str) -> NoReturn:
+    # The message shows both names unchanged, because Python may map names of Python 2 to other modules.
+    global_name = f"{shown(module, 100)}.{shown(name, 100)}"
+    refuse(f"asks to import {global_name}: tieconv refuses the file and runs nothing", "pickle.global", HINT)
+
+
+def _instance(machine: Machine) -> NoReturn:
+    """Refuse INST, which imports and calls. A name that is not allowed is reported first."""
+    class_ = _find(machine, *_named(machine))
+    refuse(
+        f"makes an instance of {describe(class_)} with the opcode INST, which tieconv does not read",
+        "pickle.opcode",
+        HINT,
+    )
+
+
+def _new_object(machine: Machine) -> None:
+    """Treat NEWOBJ as a call if the allow-list permits it for the class."""
+    function = machine.stack[-2]
+    if not isinstance(function, Global) or not function.instances:
+        refuse_opcode(0x81)
+    _reduce(machine)
+
+
+def _reduce(machine: Machine) -> None:
+    arguments, function = machine.stack.pop(), machine.stack.pop()
+    if not isinstance(function, Global) or function.make is None:
+        refuse(f"calls {describe(function)}, which is not an allowed function", "pickle.call", HINT)
+    if type(arguments) is not tuple:
+        refuse(f"calls {describe(function)} with {describe(arguments)} instead of a tuple", "pickle.malformed")
+    machine.stack.append(function.make(arguments))
+
+
+def _build(machine: Machine) -> None:
+    """Set attributes. A dictionary keeps them separately from its items; an opaque value drops them."""
+    state, target = machine.stack.pop(), machine.stack[-1]
+    if isinstance(target, Opaque):
+        return
+    if isinstance(target, Instance):
+        target.build(state)
+        return
+    if not isinstance(target, Pairs) or not isinstance(state, Pairs) or target.state is not None:
+        refuse(f"sets attributes of {describe(target)} to {describe(state)}", "pickle.build", HINT)
+    target.state = state
+
+
+def _persistent(machine: Machine) -> None:
+    machine.stack.append(machine.persistent(machine.stack.pop()))
+
+
+CALLS: Opcodes = {
+    b"c": _global, b"\x93": _global_on_stack, b"i": _instance, b"R": _reduce, b"\x81": _new_object,
+    b"b": _build, b"Q": _persistent,
+}  # fmt: skip
+
+
+# Handle the pickle opcodes that build tuples, lists, dictionaries and sets.
+
+
+_SET = Opaque("a set")
+_LOOKED_AT = 100
+"""The most values of one dictionary key that are checked."""
+
+
+def _mark(machine: Machine) -> None:
+    stack = machine.stack
+    if stack and type(stack[-1]) is Global and stack[-1].shortcut and _skip(machine, stack[-1].shortcut):
+        return
+    if len(machine.outer) >= MAX_MARKS:
+        refuse(f"nests more than {MAX_MARKS:,} groups", "pickle.stack")
+    machine.outer.append(stack)
+    machine.below += len(stack)
+    machine.stack = []
+
+
+def _skip(machine: Machine, shortcut: Shortcut) -> bool:
+    """Run a whole call at once, and return whether it has the usual form."""
+    if machine.scattered or not machine.shortcuts:
+        return False
+    step = shortcut(machine.data, machine.position, machine.memo, machine.persistent)
+    if step is None:
+        return False
+    machine.stack[-1:] = step.values
+    machine.position = step.end
+    machine.charge(SHORTCUT * len(step.values) // 2)
+    return True
+
+
+def _tuple(length: int) -> Callable[[Machine], None]:
+    def push(machine: Machine) -> None:
+        stack = machine.stack
+        if len(stack) < length:
+            underflow()
+        values = tuple(stack[-length:])
+        del stack[-length:]
+        stack.append(values)
+
+    return push
+
+
+def _tuple_marked(machine: Machine) -> None:
+    values = machine.pop_marked()
+    machine.stack.append(tuple(values))
+
+
+def _list_marked(machine: Machine) -> None:
+    values = machine.pop_marked()
+    machine.stack.append(values)
+
+
+def _dict_marked(machine: Machine) -> None:
+    values = machine.pop_marked()
+    machine.stack.append(Pairs(_paired(values)))
+
+
+def _paired(values: list[object]) -> list[tuple[object, object]]:
+    if len(values) % 2:
+        refuse("holds a key without a value", "pickle.malformed")
+    keys = values[::2]
+    if any(type(key) is not str and not _is_key(key) for key in keys):
+        refuse("has a dictionary whose key is a list, a set or a dictionary", "pickle.malformed")
+    return list(zip(keys, values[1::2], strict=True))
+
+
+def _is_key(value: object) -> bool:
+    """Return whether Python can hash a key of a pickle. Checks at most `_LOOKED_AT` nested values."""
+    pending, seen = [value], 0
+    while pending and seen < _LOOKED_AT:
+        part = pending.pop()
+        seen += 1
+        if part is _SET or isinstance(part, Pairs | list):
+            return False
+        if type(part) is tuple:
+            pending += part[:_LOOKED_AT]
+    return True
+
+
+def _append(machine: Machine) -> None:
+    value = machine.stack.pop()
+    _listed(machine.stack[-1]).append(value)
+
+
+def _appends(machine: Machine) -> None:
+    values = machine.pop_marked()
+    _listed(machine.stack[-1]).extend(values)
+
+
+def _listed(value: object) -> list[object]:
+    if not isinstance(value, list):
+        refuse(f"adds items to {describe(value)}", "pickle.append")
+    return value
+
+
+def _setitem(machine: Machine) -> None:
+    value, key = machine.stack.pop(), machine.stack.pop()
+    _mapped(machine.stack[-1]).items.extend(_paired([key, value]))
+
+
+def _setitems(machine: Machine) -> None:
+    values = machine.pop_marked()
+    _mapped(machine.stack[-1]).items.extend(_paired(values))
+
+
+def _mapped(value: object) -> Pairs | Instance:
+    if not isinstance(value, Pairs | Instance):
+        refuse(f"sets a key of {describe(value)}", "pickle.setitem")
+    return value
+
+
+def _additems(machine: Machine) -> None:
+    machine.pop_marked()
+    target = machine.stack[-1]
+    if not isinstance(target, Opaque):
+        refuse(f"adds items to {describe(target)}", "pickle.append")
+
+
+def _frozenset(machine: Machine) -> None:
+    machine.pop_marked()
+    machine.stack.append(_SET)
+
+
+CONTAINERS: Opcodes = {
+    b"(": _mark, b"]": lambda machine: machine.stack.append([]), b"}": lambda machine: machine.stack.append(Pairs()),
+    b")": lambda machine: machine.stack.append(()), b"\x8f": lambda machine: machine.stack.append(_SET),
+    b"t": _tuple_marked, b"\x85": _tuple(1), b"\x86": _tuple(2), b"\x87": _tuple(3),
+    b"l": _list_marked, b"d": _dict_marked, b"a": _append, b"e": _appends, b"s": _setitem, b"u": _setitems,
+    b"\x90": _additems, b"\x91": _frozenset,
+}  # fmt: skip
+
+
+# Handle the pickle opcodes for the stack, the memo and the protocol.
+
+
+_U32 = struct.Struct("<I").unpack_from
+
+
+def _pop(machine: Machine) -> None:
+    if machine.outer and not machine.stack:
+        machine.pop_marked()
+    else:
+        machine.stack.pop()
+
+
+def _pop_mark(machine: Machine) -> None:
+    machine.pop_marked()
+
+
+def _duplicate(machine: Machine) -> None:
+    machine.stack.append(machine.stack[-1])
+
+
+def _put(machine: Machine) -> None:
+    machine.remember(machine.byte())
+
+
+def _put_long(machine: Machine) -> None:
+    (number,) = _U32(machine.data, machine.position)
+    machine.position += 4
+    machine.remember(number)
+
+
+def _get(machine: Machine) -> None:
+    machine.recall(machine.byte())
+
+
+def _get_long(machine: Machine) -> None:
+    (number,) = _U32(machine.data, machine.position)
+    machine.position += 4
+    machine.recall(number)
+
+
+def _memoize(machine: Machine) -> None:
+    machine.remember(machine.remembered)
+
+
+def _memo_number(machine: Machine) -> int:
+    line = machine.line()
+    if not re.fullmatch(rb"[0-9]{1,10}", line):
+        refuse("holds a line that is not a memo number", "pickle.malformed")
+    return int(line)
+
+
+def _put_line(machine: Machine) -> None:
+    machine.remember(_memo_number(machine))
+
+
+def _get_line(machine: Machine) -> None:
+    machine.recall(_memo_number(machine))
+
+
+def _protocol(machine: Machine) -> None:
+    version = machine.byte()
+    if version not in PROTOCOLS:
+        refuse(f"has the unknown pickle protocol {version}", "pickle.protocol")
+
+
+def _frame(machine: Machine) -> None:
+    """Skip the length in the opcode `FRAME`. Python's unpickler fetches so many bytes at once."""
+    if machine.number(8) > len(machine.data) - machine.position:
+        raise Truncated
+
+
+MEMO: Opcodes = {
+    b"0": _pop, b"1": _pop_mark, b"2": _duplicate,
+    b"p": _put_line, b"q": _put, b"r": _put_long, b"\x94": _memoize, b"g": _get_line, b"h": _get, b"j": _get_long,
+    b"\x80": _protocol, b"\x95": _frame,
+}  # fmt: skip
+
+
+# Handle the pickle opcodes that push one number, text or bytes.
+
+
+def _push(value: object) -> Callable[[Machine], None]:
+    return lambda machine: machine.stack.append(value)
+
+
+def _unsigned_byte(machine: Machine) -> None:
+    machine.stack.append(machine.byte())
+
+
+def _unsigned_word(machine: Machine) -> None:
+    machine.stack.append(machine.number(2))
+
+
+def _signed(machine: Machine) -> None:
+    machine.stack.append(int.from_bytes(machine.take(4), "little", signed=True))
+
+
+def _long(size: int) -> Callable[[Machine], None]:
+    def push(machine: Machine) -> None:
+        length = machine.number(size)
+        if length > MAX_INTEGER:
+            refuse(f"holds an integer of {length:,} bytes", "pickle.integer")
+        machine.stack.append(int.from_bytes(machine.take(length), "little", signed=True))
+
+    return push
+
+
+_DECIMAL = re.compile(rb"-?[0-9]{1,320}")
+
+
+def _decimal(machine: Machine) -> None:
+    line = machine.line()
+    if line in (b"00", b"01"):
+        machine.stack.append(line == b"01")
+        return
+    digits = line.removesuffix(b"L")
+    if not _DECIMAL.fullmatch(digits):
+        refuse("holds a line that is not a number", "pickle.malformed")
+    machine.stack.append(int(digits))
+
+
+def _float_line(machine: Machine) -> None:
+    try:
+        machine.stack.append(float(machine.line()))
+    except ValueError:
+        refuse("holds a line that is not a number", "pickle.malformed")
+
+
+def _float(machine: Machine) -> None:
+    machine.stack.append(struct.unpack(">d", machine.take(8))[0])
+
+
+def _text(size: int) -> Callable[[Machine], None]:
+    return lambda machine: machine.stack.append(_decoded(machine.take(machine.number(size))))
+
+
+def _text_usual(machine: Machine) -> None:
+    (size,) = _U32(machine.data, machine.position)
+    machine.position += 4
+    machine.stack.append(_decoded(machine.take(size)))
+
+
+_MAX_STRING = 1 << 20
+"""The most bytes of one string. Python needs up to four bytes of memory for each character."""
+
+
+def _decoded(raw: bytes) -> str:
+    if len(raw) > _MAX_STRING:
+        refuse(f"holds a string of {len(raw):,} bytes", "pickle.too-large")
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        refuse("holds text that is not UTF-8", "pickle.malformed")
+
+
+def _bytes(size: int) -> Callable[[Machine], None]:
+    return lambda machine: machine.stack.append(machine.take(machine.number(size)))
+
+
+def _escaped(machine: Machine) -> None:
+    try:
+        machine.stack.append(machine.line().decode("raw-unicode-escape"))
+    except UnicodeDecodeError:
+        refuse("holds text that cannot be decoded", "pickle.malformed")
+
+
+PLAIN: Opcodes = {
+    b"F": _float_line, b"G": _float, b"I": _decimal, b"L": _decimal,
+    b"J": _signed, b"K": _unsigned_byte, b"M": _unsigned_word, b"\x8a": _long(1), b"\x8b": _long(4),
+    b"N": _push(None), b"\x88": _push(True), b"\x89": _push(False),
+    b"V": _escaped, b"X": _text_usual, b"\x8c": _text(1), b"\x8d": _text(8), b"T": _text(4), b"U": _text(1),
+    b"B": _bytes(4), b"C": _bytes(1), b"\x8e": _bytes(8), b"\x96": _bytes(8),
+}  # fmt: skip
+
+
+# Interpret a pickle without running anything.
+#
+# Every opcode makes a basic value or a replacement from `tieconv.formats.torch.pickle_values`. A global must be on an
+# allow-list, and REDUCE passes its arguments to a function of tieconv. Opcodes that would create or call anything
+# else are refused. Opcodes, stack, memo, marks and numbers are bounded. Memory grows with the bytes of the pickle
+# alone.
+#
+# A global may have a shortcut for a usual call, because a torch file repeats thirty opcodes for each tensor. The
+# result is the same, except that the memo lacks the values inside the call. If a pickle recalls such a value, the
+# interpreter reads the pickle again without shortcuts.
+
+
+def run(
+    data: bytes,
+    start: int,
+    allowed: Globals,
+    persistent: Persistent,
+    most: Callable[[], int],
+    unsupported: dict[str, None] | None = None,
+) -> tuple[object, int]:
+    """Return the value of the pickle at ``start`` of ``data``, and the offset behind the pickle.
+
+    ``persistent`` converts a persistent id to a value. ``most`` returns how many opcodes may run, and is called from
+    time to time. Adds to ``unsupported`` what ``torch.load(weights_only=True)`` refuses. Raises `PickleProblem` for a
+    pickle that tieconv refuses, and `Truncated` if ``data`` ends inside the pickle.
+    """
+    machine = Machine(data, start, allowed, persistent, most)
+    try:
+        result = machine.run(_HANDLERS)
+    except Inside:
+        machine = Machine(data, start, allowed, persistent, most, shortcuts=False)
+        result = machine.run(_HANDLERS)
+    if unsupported is not None:
+        for feature in machine.unsupported:
+            unsupported[f"the pickle opcode {opcode_name(feature)}" if isinstance(feature, int) else feature] = None
+    return result
+
+
+_TABLE = {**PLAIN, **CONTAINERS, **MEMO, **CALLS}
+_HANDLERS: Handlers = [noting(code, _TABLE[bytes([code])]) if bytes([code]) in _TABLE else None for code in range(256)]

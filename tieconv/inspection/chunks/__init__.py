@@ -1,1 +1,0 @@
-"""Read tensors that several files store in chunks."""

@@ -1,0 +1,374 @@
+"""Find how one stored tensor relates to another, by proof over every byte.
+
+Equality needs only the standard library; numpy is imported when a rounding or a difference is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Compared,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    RowFigures,
+    Scaled,
+    Transposed,
+    Unread,
+)
+from tieconv.checkpoint.weight_file import BITS, FLOATS, QUANTISED, ByteRange, TensorRecord, nbytes
+from tieconv.inspection.storage import sharing
+from tieconv.inspection.tensor_values import NanWatch
+from tieconv.inspection.view_reader import (
+    BLOCK,
+    SAMPLE,
+    announce,
+    announced,
+    read,
+    readable,
+    sample_pieces,
+    stored_pieces,
+    stream,
+)
+
+if TYPE_CHECKING:
+    from tieconv.inspection.numeric.rows import Difference
+
+
+NEAR_RMS = 1e-2
+"""Largest rms of the difference, relative to the canonical rms, for tensors to count as near."""
+
+NEAR_ROWS = 0.5
+"""Largest share of differing rows for tensors to count as near, however large the difference."""
+
+
+def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
+    """Return how ``compared`` relates to ``canonical``: identical, transposed, cast, scaled, near or distinct.
+
+    Returns the first state that can be proved, with its figures. Integers and quantised codes are only compared as
+    bytes. Raises what the reader raises.
+    """
+    known = sharing(canonical, compared)
+    if known is not None:
+        return known
+    reader, (canonical, compared) = readable(reader, (canonical, compared))
+    watch = NanWatch(reader, canonical)
+    if _same_form(canonical, compared) and equal(reader, canonical.range, compared.range, watch):
+        watch.keep()
+        return Identical()
+    if transposed(reader, canonical, compared):
+        return Transposed()
+    if canonical.shape != compared.shape:
+        return _other_shape(reader, canonical, compared)
+    reason = _incomparable(canonical, compared)
+    if reason:
+        return OtherBytes(reason)
+    return _relate_values(reader, canonical, compared)
+
+
+def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> Cast | None:
+    """Return the `Cast` relation of two float tensors of one shape and two types, or ``None``.
+
+    Raises what the reader raises.
+    """
+    if left.dtype == right.dtype or left.shape != right.shape or _incomparable(left, right):
+        return None
+    from tieconv.inspection.numeric.bits import Pair, cast_direction
+
+    direction = cast_direction(Pair(reader, left, right))
+    if direction is None:
+        return None
+    pair, lossless = direction
+    return Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
+
+
+def _relate_values(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.rows import difference
+
+    cast = relate_cast(reader, canonical, compared)
+    if cast:
+        return cast
+    scaled = _scaled(reader, canonical, compared)
+    if scaled:
+        return scaled
+    differences = difference(Pair(reader, canonical, compared))
+    figures = _figures(differences, same_dtype=canonical.dtype == compared.dtype)
+    return Near(figures) if _is_near(differences) else Different(figures, differences.cosine)
+
+
+def _same_form(canonical: TensorRecord, compared: TensorRecord) -> bool:
+    return (canonical.dtype, canonical.shape) == (compared.dtype, compared.shape)
+
+
+def _other_shape(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape:
+    if canonical.elements and not compared.elements:
+        return Empty()
+    if not _same_rows(canonical, compared):
+        return OtherShape(compared.shape, canonical.shape)
+    rows, canonical_rows = compared.shape[0], canonical.shape[0]
+    row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
+    prefix = common_prefix(reader, canonical.range, compared.range)
+    return OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
+
+
+def _same_rows(canonical: TensorRecord, compared: TensorRecord) -> bool:
+    """Return whether both are stacks of rows of the same type and of whole bytes."""
+    return (
+        bool(canonical.shape and compared.shape)
+        and canonical.dtype == compared.dtype
+        and canonical.shape[1:] == compared.shape[1:]
+        and canonical.nbytes * compared.shape[0] == compared.nbytes * canonical.shape[0]
+        and bool(nbytes(canonical.dtype, canonical.shape[1:]))
+    )
+
+
+def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
+    """Return why tensors of one shape cannot be compared as numbers; empty if they can."""
+    for record in (canonical, compared):
+        if record.dtype in QUANTISED:
+            return f"{record.dtype} values may be quantised codes, so tieconv compares only their bytes"
+        if record.dtype not in FLOATS:
+            return f"tieconv compares {record.dtype} values only as bytes"
+        if record.nbytes != nbytes(record.dtype, record.shape):
+            return f"the bytes of {record.name} do not match its shape"
+        if not record.elements:
+            return "the tensors are empty and of different types"
+    return ""
+
+
+def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Scaled | None:
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.rows import scaling
+
+    scale = scaling(Pair(reader, canonical, compared))
+    if scale is None:
+        return None
+    forward = scale.pair.left is canonical
+    return Scaled(
+        factor=scale.factor if forward else 1 / scale.factor,
+        # Only then does the canonical tensor alone restore the other one.
+        exact=scale.exact and forward,
+        power_of_two=scale.power_of_two,
+        max_ulp=scale.max_ulp,
+        rounded=scale.pair.right.name,
+    )
+
+
+def _figures(differences: Difference, *, same_dtype: bool) -> RowFigures:
+    unordered = bool(differences.nan.count)
+    return RowFigures(
+        rows_differing=differences.differing.count,
+        rows=differences.rows,
+        row_ranges=tuple((first, end) for first, end in differences.differing.ranges),
+        rows_listed_completely=differences.differing.complete,
+        max_ulp=differences.max_ulp if same_dtype and not unordered else None,
+        max_abs=None if differences.unbounded else differences.max_abs,
+        relative_rms=differences.relative_rms,
+        sign_of_zero_only=differences.sign_of_zero_only,
+        nan_rows=differences.nan.count,
+    )
+
+
+def _is_near(differences: Difference) -> bool:
+    """Return whether few rows differ or the rms is small. If only the sign of zero differs, the rms is 0."""
+    rms = differences.relative_rms
+    return differences.differing.count <= NEAR_ROWS * differences.rows or (rms is not None and rms <= NEAR_RMS)
+
+
+# Decide whether one matrix is the transpose of another: probe first, then prove over every element.
+
+
+_PROBES = 64
+
+
+def transposable(a: TensorRecord, b: TensorRecord) -> bool:
+    """Return whether ``b`` can be ``a`` transposed by shapes and types: matrices of whole-byte elements."""
+    return (
+        len(a.shape) == 2
+        and a.shape == b.shape[::-1]
+        and a.elements > 0
+        and a.dtype == b.dtype
+        and BITS.get(a.dtype, 1) % 8 == 0
+        and a.nbytes == b.nbytes == a.elements * BITS[a.dtype] // 8
+    )
+
+
+def transposed(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
+    """Return whether ``b`` is ``a`` transposed, by the bits of every element. Raises what the reader raises."""
+    if not transposable(a, b):
+        return False
+    if 1 in a.shape:
+        return equal(reader, a.range, b.range)
+    return _probes_agree(reader, a, b) and _proved(reader, a, b)
+
+
+def _probes_agree(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
+    width = BITS[a.dtype] // 8
+    return all(
+        read(reader, a.range, (row * a.shape[1] + column) * width, width)
+        == read(reader, b.range, (column * b.shape[1] + row) * width, width)
+        for row, column in _places(*a.shape)
+    )
+
+
+def _places(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield the corners, then positions from a fixed linear congruential sequence."""
+    yield from ((0, columns - 1), (rows - 1, 0))
+    state = rows * columns
+    for _ in range(_PROBES):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        yield (state >> 32) % rows, (state >> 8) % columns
+
+
+def _proved(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
+    from tieconv.inspection.numeric.bits import transpose_equal
+
+    return transpose_equal(reader, a, b, BITS[a.dtype] // 8)
+
+
+# Prove from a few bytes that two tensors differ; never that they are equal.
+
+
+HINT = "tieconv inspect --depth full compares every byte"
+
+
+def relate_sampled(
+    reader: ByteReader, canonical: TensorRecord, compared: TensorRecord
+) -> Identical | Empty | OtherShape | OtherSample | Unread:
+    """Return `distinct` with the range that proves it, `identical` if file hashes prove that, else `unread`.
+
+    It takes one sample at the middle of each tensor, because padding and untrained rows are at the ends. It takes no
+    sample of tensors that may be transposed or cast. Raises what the reader raises.
+    """
+    if (canonical.dtype, canonical.shape) != (compared.dtype, compared.shape):
+        return _other_form(canonical, compared)
+    if same_file_range(reader, canonical.range, compared.range):
+        return Identical(by="file hash")
+    if canonical.stride is not None or compared.stride is not None or not canonical.nbytes:
+        return Unread(reason=f"samples cannot prove a relation here: {HINT}")
+    size = min(SAMPLE, canonical.nbytes)
+    offset = (canonical.nbytes - size) // 2 // SAMPLE * SAMPLE
+    left, right = announced(reader, [(record.range, offset, size) for record in (canonical, compared)])
+    ranges = ((offset, offset + size),)
+    if left != right:
+        return OtherSample(ranges)
+    return Unread(sampled=True, ranges_equal=ranges, reason=f"the sampled bytes are equal: {HINT}")
+
+
+def _other_form(canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape | Unread:
+    if canonical.elements and not compared.elements:
+        return Empty()
+    if canonical.shape == compared.shape:
+        return Unread(reason=f"the types differ: {HINT}")
+    if canonical.shape == compared.shape[::-1]:
+        return Unread(reason=f"one may be the other transposed: {HINT}")
+    return OtherShape(compared.shape, canonical.shape)
+
+
+# Prove byte equality of stored tensors over every byte, with only the standard library.
+
+
+def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
+    """Return whether two ranges hold the same bytes: a NaN equals itself, -0.0 does not equal 0.0.
+
+    Head, tail and middle samples refute most differing pairs. Ranges count as equal only after every byte of both was
+    compared. ``watch`` receives the blocks of ``a`` that are read. A network reader remembers the ranges that were
+    equal. Raises what the reader raises.
+    """
+    if a.size != b.size:
+        return False
+    if a == b or same_file_range(reader, a, b):
+        return True
+    if is_known_equal(reader, a, b):
+        return True
+    if a.size <= SAMPLE:
+        same = _small_equal(reader, a, b, watch)
+    else:
+        same = samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)
+    if not same:
+        return False
+    equal_ranges: set[frozenset[ByteRange]] | None = getattr(reader, "equal_ranges", None)
+    if equal_ranges is not None:
+        equal_ranges.add(frozenset((a, b)))
+    return True
+
+
+def is_known_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
+    """Return whether the reader remembers the two ranges as equal."""
+    equal_ranges: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
+    return bool(equal_ranges) and frozenset((a, b)) in equal_ranges
+
+
+def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
+    """Return whether both are the same range of files whose source knows, by hash, that they are equal."""
+    known = getattr(reader, "content_id", None)
+    if known is None or type(a) is not type(b) or replace(a, file=b.file) != b:
+        return False
+    file = known(a.file)
+    return file is not None and file == known(b.file)
+
+
+def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
+    """Return whether the samples of two ranges of the same size agree; only a difference is a proof."""
+    samples = sample_pieces(a.size)
+    announce(reader, [(span, offset, size) for offset, size in samples for span in (a, b)])
+    return all(read(reader, a, offset, size) == read(reader, b, offset, size) for offset, size in samples)
+
+
+def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
+    """Return how many leading bytes two ranges of any size have in common; reads no further than that block."""
+    size = min(a.size, b.size)
+    left = stream(reader, replace(a, end=a.start + size))
+    right = stream(reader, replace(b, end=b.start + size))
+    done = 0
+    for first, second in zip(left, right, strict=True):
+        if first != second:
+            return done + _prefix(first, second)
+        done += len(first)
+    return done
+
+
+def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
+    """Compare two ranges in one read each: a model may hold hundreds of thousands of such tensors."""
+    announce(reader, [(a, 0, a.size), (b, 0, b.size)])
+    data = read(reader, a, 0, a.size)
+    if data != read(reader, b, 0, b.size):
+        return False
+    watch(data)
+    return True
+
+
+def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
+    # Whole bytearrays compare by memcmp; memoryviews compare item by item, five times slower.
+    left, right = bytearray(min(BLOCK, a.size)), bytearray(min(BLOCK, a.size))
+    for offset, size in stored_pieces(reader, (a, b), 0, a.size, BLOCK):
+        if size < len(left):
+            left, right = bytearray(size), bytearray(size)
+        reader.read_into(a, offset, memoryview(left))
+        reader.read_into(b, offset, memoryview(right))
+        if left != right:
+            return False
+        watch(left)
+    return True
+
+
+def _prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the length of the common prefix of two differing buffers, by bisection."""
+    low, high = 0, len(left)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

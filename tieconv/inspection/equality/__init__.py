@@ -1,1 +1,0 @@
-"""Prove relations over every byte: equal, transposed, cast, scaled, near, and the resulting duplicates."""

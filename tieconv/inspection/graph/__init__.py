@@ -1,1 +1,0 @@
-"""Collect evidence about ONNX graphs."""

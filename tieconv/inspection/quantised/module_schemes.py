@@ -1,0 +1,686 @@
+"""Recognise how libraries quantise the modules of a torch model, from names, types and shapes and from the config."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+
+from tieconv.checkpoint.quantised_matrix import BNB_STATES, FaultKind, QuantisedMatrix
+from tieconv.checkpoint.value_type import record
+from tieconv.inspection.quantised.scheme_interface import (
+    CODE_MAP,
+    CODES,
+    GLOBAL_SCALE,
+    GROUP_INDEX,
+    NESTED_MAP,
+    NESTED_SCALES,
+    SCALES,
+    SHAPE,
+    STATE,
+    ZERO_POINTS,
+    Faults,
+    StoredModule,
+    described,
+    faults_of,
+    matrix_sides,
+    require_scales,
+    scale_block,
+    words,
+    words_with_gaps,
+)
+from tieconv.text import shown
+
+# Recognise GPTQ, versions 1 and 2. Source: GPTQModel 7.7, `nn_modules/qlinear/` and `utils/model.py`.
+
+
+V1, V2, AWQ = "GPTQ v1", "GPTQ v2", "AWQ"
+_GPTQ_ROLES = {"qweight": CODES, "scales": SCALES, "qzeros": ZERO_POINTS, "g_idx": GROUP_INDEX}
+_WIDTHS = (2, 3, 4, 8)
+_AWQ_BITS = 4
+
+
+def recognise_awq(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module with `qweight` that packs along the tokens."""
+    if "qweight" not in module.tensors or not _is_awq(module):
+        return None
+    faults, sides = faults_of(module), matrix_sides(module.shape("qweight"))
+    per_word = 32 // _AWQ_BITS
+    shape = (sides[1] * per_word, sides[0]) if sides else None
+    if sides is None:
+        faults.misfit("qweight", "codes are a matrix")
+    block = _group(module, faults, shape)
+    symmetric = _zero_points(module, faults, shape, block, _AWQ_BITS)
+    bits = module.choice.bits or _AWQ_BITS
+    uncomputed = "" if bits == _AWQ_BITS else f"tieconv does not read AWQ codes of {bits} bits"
+    uncomputed = uncomputed or ("tieconv reads AWQ codes only with zero points" if symmetric else "")
+    return described(
+        module,
+        AWQ,
+        _GPTQ_ROLES,
+        faults,
+        bits=bits,
+        block=block,
+        shape=shape,
+        symmetric=symmetric,
+        uncomputed=uncomputed,
+    )
+
+
+def _is_awq(module: StoredModule) -> bool:
+    if module.method in ("awq", "gptq"):
+        return module.method == "awq"
+    codes, scales = matrix_sides(module.shape("qweight")), matrix_sides(module.shape("scales"))
+    return codes is not None and scales is not None and codes[1] * 8 == scales[1] != codes[1]
+
+
+def recognise_gptq(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module with `qweight` that packs along the hidden size."""
+    if "qweight" not in module.tensors:
+        return None
+    faults, sides = faults_of(module), matrix_sides(module.shape("qweight"))
+    if sides is None:
+        faults.misfit("qweight", "codes are a matrix")
+    bits = module.choice.bits or _bits(module, sides)
+    shape = (sides[1], sides[0] * 32 // bits) if sides and bits and sides[0] * 32 % bits == 0 else None
+    block = _group(module, faults, shape)
+    symmetric = _zero_points(module, faults, shape, block, bits)
+    if shape is not None and "g_idx" in module.tensors and module.shape("g_idx") != (shape[1],):
+        faults.misfit("g_idx", f"the matrix has {shape[1]:,} columns")
+    scheme = V2 if module.choice.layout == "gptq_v2" else V1
+    return described(
+        module,
+        scheme,
+        _GPTQ_ROLES,
+        faults,
+        bits=bits,
+        block=block,
+        shape=shape,
+        symmetric=symmetric,
+        uncomputed=_uncomputed(module, bits, shape),
+    )
+
+
+def _uncomputed(module: StoredModule, bits: int | None, shape: tuple[int, int] | None) -> str:
+    if bits is None or shape is None:
+        return "neither the config nor the parts tell the width of a code"
+    if bits not in _WIDTHS:
+        return f"tieconv does not read GPTQ codes of {bits} bits"
+    if "qzeros" not in module.tensors:
+        return "tieconv reads GPTQ codes only with qzeros"
+    layout = module.choice.layout
+    return "" if layout in ("", "gptq", "gptq_v2") else f"tieconv does not read the GPTQ format {shown(layout)}"
+
+
+def _bits(module: StoredModule, sides: tuple[int, int] | None) -> int | None:
+    """Return the width of a code that the number of columns tells."""
+    index = module.shape("g_idx")
+    columns = index[0] if len(index) == 1 else module.width
+    fitting = [bits for bits in _WIDTHS if sides and columns and sides[0] * 32 == columns * bits]
+    return fitting[0] if fitting else None
+
+
+def _group(module: StoredModule, faults: Faults, shape: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the block of one scale. Scales are [groups, V]."""
+    if not require_scales(module, faults, "qweight", "scales") or shape is None:
+        return None
+    sides, (rows, columns) = matrix_sides(module.shape("scales")), shape
+    group = module.choice.group or (-(-columns // sides[0]) if sides else columns)
+    group = min(group, columns)
+    if sides is None or sides[1] != rows or sides[0] != -(-columns // group):
+        faults.misfit("scales", f"{rows}×{columns} codes in groups of {group} need {-(-columns // group)}×{rows}")
+        return None
+    return 1, group
+
+
+def _zero_points(
+    module: StoredModule,
+    faults: Faults,
+    shape: tuple[int, int] | None,
+    block: tuple[int, int] | None,
+    bits: int | None,
+) -> bool | None:
+    """Return whether the config says symmetric; add a fault if zero points are missing or have another shape."""
+    if "qzeros" not in module.tensors:
+        if module.choice.symmetric is False:
+            reason = f"{shown(module.tensors['qweight'].name)} has no qzeros, but the config says asymmetric"
+            faults.missing(FaultKind.NO_ZERO_POINTS, reason, ["qweight"])
+        return module.choice.symmetric if module.choice.symmetric is not None else True
+    if shape is not None and block is not None and bits is not None:
+        needed = -(-shape[1] // block[1]), -(-shape[0] * bits // 32)
+        if module.shape("qzeros") != needed:
+            faults.misfit("qzeros", f"the scales need {needed[0]}×{needed[1]}")
+    return module.choice.symmetric
+
+
+# Recognise the formats of compressed-tensors 0.20. Source: its `compressors/` and `config/base.py`.
+
+
+PACKED, PLAIN, NVFP4, MXFP4 = (
+    "compressed-tensors pack-quantized",
+    "compressed-tensors",
+    "compressed-tensors nvfp4-pack",
+    "compressed-tensors mxfp4-pack",
+)
+_COMPRESSED_TENSORS_ROLES = {
+    "weight_packed": CODES,
+    "weight": CODES,
+    "weight_scale": SCALES,
+    "weight_zero_point": ZERO_POINTS,
+    "weight_global_scale": GLOBAL_SCALE,
+    "weight_g_idx": GROUP_INDEX,
+    "weight_shape": SHAPE,
+}
+_FLOAT_CODES = ("F8_E4M3", "F8_E5M2")
+_MOST_BITS = 8
+
+
+def recognise_compressed_tensors(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module with `weight_packed`, or with 8-bit codes beside `weight_scale`."""
+    packed = module.dtype("weight_packed")
+    if packed == "U8":
+        return _four_bit_floats(module)
+    if packed:
+        return _packed(module)
+    codes = module.dtype("weight") in ("I8", *_FLOAT_CODES)
+    if codes and ("weight_scale" in module.tensors or module.method == "compressed-tensors"):
+        return _plain(module)
+    return None
+
+
+def _packed(module: StoredModule) -> QuantisedMatrix:
+    faults = faults_of(module)
+    sides = matrix_sides(module.shape("weight_packed"))
+    scaled = require_scales(module, faults, "weight_packed", "weight_scale")
+    if sides is None:
+        faults.misfit("weight_packed", "codes are a matrix")
+        return described(
+            module, PACKED, _COMPRESSED_TENSORS_ROLES, faults, bits=module.choice.bits, block=None, shape=None
+        )
+    rows, packed = sides
+    columns = _columns(module, packed)
+    bits = module.choice.bits or _packed_bits(columns, packed)
+    shape = (rows, columns) if columns else None
+    if shape is not None and bits is not None:
+        _check_words(faults, packed, shape[1], bits)
+    block = _check_scales(module, faults, shape) if scaled and shape else None
+    _check_shape(module, faults, shape)
+    symmetric = _check_zero_points(module, faults, shape, block, bits)
+    uncomputed = _packing_unknown(module, bits, shape, packed)
+    return described(
+        module,
+        PACKED,
+        _COMPRESSED_TENSORS_ROLES,
+        faults,
+        bits=bits,
+        block=block,
+        shape=shape,
+        symmetric=symmetric,
+        uncomputed=uncomputed,
+    )
+
+
+def _columns(module: StoredModule, packed: int) -> int | None:
+    """Return the width of the matrix: `weight_shape` says it, else groups, the config or the packed width."""
+    stated = stated_shape(module)
+    if stated is not None:
+        return stated[1]
+    scales, group, bits = module.shape("weight_scale"), module.choice.group, module.choice.bits
+    if len(scales) == 2 and scales[1] > 1 and group:
+        return min(scales[1] * group, packed * 32 // bits) if bits else scales[1] * group
+    if bits and (module.width is None or packed not in _packed_widths(module.width, bits)):
+        return packed * 32 // bits
+    return module.width
+
+
+def stated_shape(module: StoredModule) -> tuple[int, int] | None:
+    """Return the two numbers of `weight_shape`, if its bytes may be read and are two lengths."""
+    record = module.tensors.get("weight_shape")
+    layout = {"I64": "<2q", "I32": "<2i"}.get(record.dtype, "") if record else ""
+    if record is None or record.shape != (2,) or not layout:
+        return None
+    content = module.content(record)
+    if content is None or len(content) != struct.calcsize(layout):
+        return None
+    rows, columns = struct.unpack(layout, content)
+    return (rows, columns) if 0 < rows < 1 << 40 and 0 < columns < 1 << 40 else None
+
+
+def _packed_bits(columns: int | None, packed: int) -> int | None:
+    """Return the width of codes that fill the words without a gap, if only one width does."""
+    widths = range(1, _MOST_BITS + 1) if columns else ()
+    fitting = [bits for bits in widths if packed in _packed_widths(columns or 0, bits)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _packed_widths(columns: int, bits: int) -> tuple[int, int]:
+    return words(columns, bits), words_with_gaps(columns, bits)
+
+
+def _check_words(faults: Faults, packed: int, columns: int, bits: int) -> None:
+    if packed not in _packed_widths(columns, bits):
+        reason = f"{columns:,} codes of {bits} bits take {words(columns, bits):,} words a row"
+        faults.misfit("weight_packed", reason)
+
+
+def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) -> tuple[int, int] | None:
+    group = module.choice.group
+    declared = module.choice.block or ((1, group) if group and len(module.shape("weight_scale")) == 2 else None)
+    if declared is not None and module.shape("weight_scale")[1:] == (1,) and not module.choice.block:
+        declared = None
+    block = scale_block(module.shape("weight_scale"), shape, declared)
+    if block is None:
+        faults.misfit("weight_scale", f"the matrix is {shape[0]}×{shape[1]}")
+    return block
+
+
+def _check_shape(module: StoredModule, faults: Faults, shape: tuple[int, int] | None) -> None:
+    stated = stated_shape(module)
+    if "weight_shape" in module.tensors and module.shape("weight_shape") != (2,):
+        faults.misfit("weight_shape", "the shape of a matrix has two numbers")
+    elif stated is not None and shape is not None and stated != shape:
+        faults.misfit("weight_packed", f"weight_shape says {stated[0]} rows")
+
+
+def _check_zero_points(
+    module: StoredModule,
+    faults: Faults,
+    shape: tuple[int, int] | None,
+    block: tuple[int, int] | None,
+    bits: int | None,
+) -> bool | None:
+    """Return whether the codes have no zero points. Add a fault if the config needs some, or for a wrong shape."""
+    if "weight_zero_point" not in module.tensors:
+        if module.choice.symmetric is False:
+            reason = f"{shown_weight(module)} has no weight_zero_point, but the config says asymmetric"
+            faults.missing(FaultKind.NO_ZERO_POINTS, reason, ["weight_packed", "weight"])
+            return False
+        return True
+    if shape is None or block is None or bits is None:
+        return False
+    grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    packed = {(size, grid[1]) for size in _packed_widths(grid[0], bits)}
+    stored = module.shape("weight_zero_point")
+    fits = stored in packed if module.dtype("weight_zero_point") == "I32" else stored in (grid, grid[:1], (1,))
+    if not fits:
+        faults.misfit("weight_zero_point", f"the matrix has {grid[0]}×{grid[1]} groups")
+    return False
+
+
+def shown_weight(module: StoredModule) -> str:
+    """Return the escaped name of the tensor with the codes."""
+    return shown(module.tensors["weight_packed" if "weight_packed" in module.tensors else "weight"].name)
+
+
+def _packing_unknown(module: StoredModule, bits: int | None, shape: tuple[int, int] | None, packed: int) -> str:
+    if bits is None or shape is None:
+        return "neither the config nor the parts tell the width of a code"
+    if bits > _MOST_BITS:
+        return f"tieconv does not read codes of {bits} bits"
+    dense, with_gaps = _packed_widths(shape[1], bits)
+    if 32 % bits and dense == with_gaps == packed:
+        return f"{shape[1]} codes of {bits} bits fit two packings, and the config does not say which"
+    zero_points = module.tensors.get("weight_zero_point")
+    if zero_points is not None and 32 % bits and packed != dense:
+        return f"tieconv does not read packed zero points of {bits} bits with gaps"
+    return ""
+
+
+def _plain(module: StoredModule) -> QuantisedMatrix:
+    """Return a matrix whose codes are whole bytes: int-quantized, float-quantized, naive-quantized."""
+    faults = faults_of(module)
+    shape = matrix_sides(module.shape("weight"))
+    scaled = require_scales(module, faults, "weight", "weight_scale")
+    block = _check_scales(module, faults, shape) if scaled and shape else None
+    kind = "float-quantized" if module.dtype("weight") in _FLOAT_CODES else "int-quantized"
+    symmetric = _check_zero_points(module, faults, shape, block, 8)
+    uncomputed = "" if shape else "the codes are not a matrix"
+    if module.dtype("weight_zero_point") == "I32":
+        uncomputed = "its zero points are packed"
+    bits = module.choice.bits or 8
+    return described(
+        module,
+        f"{PLAIN} {kind}",
+        _COMPRESSED_TENSORS_ROLES,
+        faults,
+        bits=bits,
+        block=block,
+        shape=shape,
+        symmetric=symmetric,
+        uncomputed=uncomputed,
+    )
+
+
+def _four_bit_floats(module: StoredModule) -> QuantisedMatrix:
+    faults = faults_of(module)
+    microscaling = module.dtype("weight_scale") in ("U8", "F8_E8M0") or "mxfp4" in module.choice.layout
+    scheme, group = (MXFP4, 32) if microscaling else (NVFP4, 16)
+    sides = matrix_sides(module.shape("weight_packed"))
+    shape = (sides[0], sides[1] * 2) if sides else None
+    block = None
+    if require_scales(module, faults, "weight_packed", "weight_scale") and shape:
+        block = scale_block(module.shape("weight_scale"), shape, (1, group))
+        if block is None:
+            faults.misfit("weight_scale", f"{shape[0]}×{shape[1]} codes in groups of {group} need another shape")
+    if scheme == NVFP4 and "weight_global_scale" not in module.tensors:
+        reason = f"{shown_weight(module)} has no weight_global_scale"
+        faults.missing(FaultKind.NO_SCALES, reason, ["weight_packed"])
+    return described(
+        module, scheme, _COMPRESSED_TENSORS_ROLES, faults, bits=4, block=block, shape=shape, symmetric=True
+    )
+
+
+# Recognise bitsandbytes 0.50, 4 and 8 bit. Source: its `functional.py` (`QuantState`).
+
+
+FOUR_BIT, EIGHT_BIT = "bitsandbytes 4 bit", "bitsandbytes 8 bit"
+_BITSANDBYTES_ROLES = {
+    "weight": CODES,
+    "weight.absmax": SCALES,
+    "weight.quant_map": CODE_MAP,
+    "weight.nested_absmax": NESTED_SCALES,
+    "weight.nested_quant_map": NESTED_MAP,
+    **dict.fromkeys(BNB_STATES, STATE),
+    "SCB": SCALES,
+    "weight_format": STATE,
+}
+_LONGEST = 4096
+
+
+@record
+class QuantState:
+    """The JSON beside 4-bit codes: elements of a block, the matrix, and the numbers of nested scales."""
+
+    block: int
+    shape: tuple[int, int]
+    nested_block: int
+    nested_offset: float
+
+
+def quant_state(content: bytes | None) -> QuantState | None:
+    """Return the parsed state, or ``None`` if it is not that of a matrix."""
+    if content is None or len(content) > _LONGEST:
+        return None
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, Mapping) or not isinstance(values.get("shape"), list):
+        return None
+    shape, block, nested = values["shape"], values.get("blocksize"), values.get("nested_blocksize", 0)
+    if len(shape) != 2 or not all(map(_is_size, (*shape, block))):
+        return None
+    offset = values.get("nested_offset", 0.0)
+    usable = type(nested) is int and nested >= 0 and isinstance(offset, (int, float))
+    return QuantState(int(block or 0), (shape[0], shape[1]), nested, float(offset)) if usable else None
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 < number < 1 << 40
+
+
+def recognise_bitsandbytes(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module with a `quant_state`, an `absmax` or an `SCB`."""
+    codes = module.dtype("weight")
+    if any(leaf in module.tensors for leaf in (*BNB_STATES, "weight.absmax", "weight.quant_map")) and codes:
+        return _four_bit(module)
+    if codes == "I8" and ("SCB" in module.tensors or (module.choice.bits == 8 and module.method == "bitsandbytes")):
+        return _eight_bit(module)
+    return None
+
+
+def _four_bit(module: StoredModule) -> QuantisedMatrix:
+    faults = faults_of(module)
+    record = next((module.tensors[leaf] for leaf in BNB_STATES if leaf in module.tensors), None)
+    state = quant_state(module.content(record)) if record is not None and record.nbytes <= _LONGEST else None
+    scaled = require_scales(module, faults, "weight", "weight.absmax")
+    if scaled and record is None:
+        reason = f"{shown(module.tensors['weight'].name)} has no quant_state"
+        faults.missing(FaultKind.NO_SCALES, reason, ["weight"])
+    if scaled and "weight.quant_map" not in module.tensors:
+        reason = f"{shown(module.tensors['weight'].name)} has no weight.quant_map"
+        faults.missing(FaultKind.NO_SCALES, reason, ["weight"])
+    uncomputed = "" if state else "its quant_state was not read"
+    if state is not None:
+        _check_state(module, faults, state)
+        if module.dtype("weight.absmax") == "U8" and not {"weight.nested_absmax", "weight.nested_quant_map"} <= set(
+            module.tensors
+        ):
+            faults.missing(
+                FaultKind.NO_SCALES, "the absmax has no nested_absmax or nested_quant_map", ["weight.absmax"]
+            )
+    shape, block = (state.shape, (1, state.block)) if state else (None, None)
+    return described(
+        module,
+        FOUR_BIT,
+        _BITSANDBYTES_ROLES,
+        faults,
+        bits=4,
+        block=block,
+        shape=shape,
+        symmetric=True,
+        uncomputed=uncomputed,
+    )
+
+
+def _check_state(module: StoredModule, faults: Faults, state: QuantState) -> None:
+    elements = state.shape[0] * state.shape[1]
+    if module.tensors["weight"].nbytes != -(-elements // 2):
+        faults.misfit("weight", f"quant_state says {state.shape[0]}×{state.shape[1]} codes of 4 bits")
+    blocks = -(-elements // state.block)
+    if "weight.absmax" in module.tensors and module.shape("weight.absmax") != (blocks,):
+        faults.misfit("weight.absmax", f"the codes have {blocks:,} blocks")
+    if "weight.quant_map" in module.tensors and module.shape("weight.quant_map") != (16,):
+        faults.misfit("weight.quant_map", "4 bits have 16 codes")
+    if "weight.nested_quant_map" in module.tensors and module.shape("weight.nested_quant_map") != (256,):
+        faults.misfit("weight.nested_quant_map", "8 bits have 256 codes")
+    if "weight.nested_absmax" in module.tensors:
+        nested = -(-blocks // state.nested_block) if state.nested_block else 0
+        if module.shape("weight.nested_absmax") != (nested,):
+            faults.misfit("weight.nested_absmax", f"the scales have {nested:,} blocks")
+
+
+def _eight_bit(module: StoredModule) -> QuantisedMatrix:
+    faults = faults_of(module)
+    shape = matrix_sides(module.shape("weight"))
+    scaled = require_scales(module, faults, "weight", "SCB")
+    if scaled and shape and module.shape("SCB") not in ((shape[0],), (shape[0], 1)):
+        faults.misfit("SCB", f"the matrix has {shape[0]:,} rows")
+    block = (1, shape[1]) if shape else None
+    uncomputed = "" if shape else "the codes are not a matrix"
+    layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
+    if not uncomputed and layout != b"\0":  # old releases also wrote the layouts of GPU kernels
+        uncomputed = "its weight_format is not that of rows"
+    return described(
+        module,
+        EIGHT_BIT,
+        _BITSANDBYTES_ROLES,
+        faults,
+        bits=8,
+        block=block,
+        shape=shape,
+        symmetric=True,
+        uncomputed=uncomputed,
+    )
+
+
+# Recognise ModelOpt's NVFP4 and FP8. Source: its `modelopt/torch/export/unified_export_hf.py`.
+
+
+MODELOPT_NVFP4, FP8 = "ModelOpt NVFP4", "ModelOpt FP8"
+INPUT_SCALE = "input_scale"
+_MODELOPT_ROLES = {"weight": CODES, "weight_scale": SCALES, "weight_scale_2": GLOBAL_SCALE, INPUT_SCALE: INPUT_SCALE}
+_GROUP = 16
+
+
+def recognise_modelopt(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module with codes of 4 bits and `weight_scale_2`, or with FP8 codes of ModelOpt."""
+    if module.dtype("weight") == "U8" and ("weight_scale_2" in module.tensors or module.method == "modelopt"):
+        # Its AWQ stores integers of 4 bits in bytes too, with float scales.
+        absent = "weight_scale" not in module.tensors and module.choice.layout in ("", "NVFP4")
+        return _nvfp4(module) if absent or module.dtype("weight_scale") == "F8_E4M3" else None
+    return _fp8(module) if module.dtype("weight") == "F8_E4M3" and module.method == "modelopt" else None
+
+
+def _nvfp4(module: StoredModule) -> QuantisedMatrix:
+    faults, sides = faults_of(module), matrix_sides(module.shape("weight"))
+    shape = (sides[0], sides[1] * 2) if sides else None
+    block = None
+    if require_scales(module, faults, "weight", "weight_scale") and shape:
+        block = scale_block(module.shape("weight_scale"), shape, (1, _GROUP))
+        if block is None:
+            faults.misfit("weight_scale", f"{shape[0]}×{shape[1]} codes in groups of {_GROUP} need another shape")
+    if "weight_scale_2" not in module.tensors:
+        reason = f"{shown(module.tensors['weight'].name)} has no weight_scale_2"
+        faults.missing(FaultKind.NO_SCALES, reason, ["weight"])
+    uncomputed = "" if shape else "the codes are not a matrix"
+    return described(
+        module,
+        MODELOPT_NVFP4,
+        _MODELOPT_ROLES,
+        faults,
+        bits=4,
+        block=block,
+        shape=shape,
+        symmetric=True,
+        uncomputed=uncomputed,
+    )
+
+
+def _fp8(module: StoredModule) -> QuantisedMatrix:
+    faults, shape = faults_of(module), matrix_sides(module.shape("weight"))
+    block = None
+    if require_scales(module, faults, "weight", "weight_scale") and shape:
+        block = scale_block(module.shape("weight_scale"), shape)
+        if block is None:
+            faults.misfit("weight_scale", f"the matrix is {shape[0]}×{shape[1]}")
+    uncomputed = "" if shape else "the codes are not a matrix"
+    return described(
+        module, FP8, _MODELOPT_ROLES, faults, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
+    )
+
+
+# Recognise FP8 with `weight_scale_inv`, as DeepSeek-V3 stores it. Source: transformers 5.23, finegrained_fp8.
+
+
+SCHEME = "FP8 with weight_scale_inv"
+_FP8_BLOCKS_ROLES = {"weight": CODES, "weight_scale_inv": SCALES}
+_CODES = ("F8_E4M3", "F8_E5M2")
+
+
+def recognise_fp8_blocks(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module with 8-bit floats and `weight_scale_inv`; the scale multiplies."""
+    declared = module.method == "fp8" and "weight_scale" not in module.tensors
+    if module.dtype("weight") not in _CODES or not ("weight_scale_inv" in module.tensors or declared):
+        return None
+    faults, shape = faults_of(module), matrix_sides(module.shape("weight"))
+    block = None
+    if require_scales(module, faults, "weight", "weight_scale_inv") and shape:
+        scales = module.shape("weight_scale_inv")
+        block = scale_block(scales, shape, module.choice.block if len(scales) == 2 else None)
+        if block is None:
+            faults.misfit("weight_scale_inv", f"the matrix is {shape[0]}×{shape[1]}{_declared(module.choice.block)}")
+    uncomputed = "" if shape else "the codes are not a matrix"
+    return described(
+        module,
+        SCHEME,
+        _FP8_BLOCKS_ROLES,
+        faults,
+        bits=8,
+        block=block,
+        shape=shape,
+        symmetric=True,
+        uncomputed=uncomputed,
+    )
+
+
+def _declared(block: tuple[int, int] | None) -> str:
+    return f" and the config's block is {block[0]}×{block[1]}" if block else ""
+
+
+# Recognise torchao 0.18, optimum-quanto 0.2 and HQQ 0.2, which save the inner tensors of a tensor subclass.
+
+
+TORCHAO, QUANTO, HQQ = "torchao", "quanto", "HQQ"
+_TORCHAO = {"_weight_qdata": CODES, "_weight_scale": SCALES, "_weight_zero_point": ZERO_POINTS}
+_QUANTO = {"weight._data": CODES, "weight._data._data": CODES, "weight._scale": SCALES, "weight._shift": ZERO_POINTS}
+_HQQ = {"W_q": CODES, "scale": SCALES, "zero": ZERO_POINTS}
+_BYTES = ("I8", "U8")
+
+
+def recognise_tensor_subclasses(module: StoredModule) -> QuantisedMatrix | None:
+    """Return the matrix of a module that one of the three saved."""
+    if "_weight_qdata" in module.tensors:
+        return _torchao(module)
+    if "weight._data" in module.tensors or "weight._data._data" in module.tensors:
+        return _quanto(module)
+    if "W_q" in module.tensors:
+        return _hqq(module)
+    return None
+
+
+def _torchao(module: StoredModule) -> QuantisedMatrix:
+    faults, kind = faults_of(module), module.dtype("_weight_qdata")
+    computed = kind == "I8"
+    shape = matrix_sides(module.shape("_weight_qdata")) if computed else None
+    block = None
+    if require_scales(module, faults, "_weight_qdata", "_weight_scale") and shape:
+        block = scale_block(module.shape("_weight_scale"), shape)
+        if block is None:
+            faults.misfit("_weight_scale", f"the matrix is {shape[0]}×{shape[1]}")
+        zero_points = module.shape("_weight_zero_point")
+        if "_weight_zero_point" in module.tensors and zero_points != module.shape("_weight_scale"):
+            faults.misfit("_weight_zero_point", "the scales have another shape")
+    return described(
+        module,
+        TORCHAO,
+        _TORCHAO,
+        faults,
+        bits=8 if computed else None,
+        block=block,
+        shape=shape,
+        symmetric="_weight_zero_point" not in module.tensors,
+        uncomputed="" if computed else f"tieconv does not read torchao codes of type {shown(kind)}",
+    )
+
+
+def _quanto(module: StoredModule) -> QuantisedMatrix:
+    faults = faults_of(module)
+    packed = "weight._data._data" in module.tensors
+    codes = "weight._data._data" if packed else "weight._data"
+    whole = module.dtype(codes) in ("I8", "F8_E4M3", "F8_E5M2") and not packed
+    shape = matrix_sides(module.shape(codes)) if whole else None
+    block = None
+    if require_scales(module, faults, codes, "weight._scale") and shape:
+        block = scale_block(module.shape("weight._scale"), shape)
+        if block is None:
+            faults.misfit("weight._scale", f"the matrix is {shape[0]}×{shape[1]}")
+    if packed and "weight._shift" not in module.tensors:
+        reason = f"{shown(module.tensors[codes].name)} has no weight._shift, which packed codes need"
+        faults.missing(FaultKind.NO_ZERO_POINTS, reason, [codes])
+    return described(
+        module,
+        QUANTO,
+        _QUANTO,
+        faults,
+        bits=8 if whole else None,
+        block=block,
+        shape=shape,
+        symmetric=not packed,
+        uncomputed="" if whole else "tieconv does not read packed codes of quanto",
+    )
+
+
+def _hqq(module: StoredModule) -> QuantisedMatrix:
+    faults = faults_of(module)
+    require_scales(module, faults, "W_q", "scale")
+    return described(
+        module,
+        HQQ,
+        _HQQ,
+        faults,
+        bits=module.choice.bits,
+        block=None,
+        shape=None,
+        uncomputed="tieconv does not read the codes of HQQ",
+    )

@@ -1,0 +1,256 @@
+"""Read rows of the parts of a quantised matrix. Imports numpy: import it lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.quantised_matrix import QuantisedMatrix
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.inspection.view_reader import read, readable
+
+Array = npt.NDArray[Any]
+
+
+@record
+class Decoded:
+    """Rows of a matrix in float64: ``values``, the ``step`` of each code, and the ``bound`` of rounding.
+
+    A float that is rounded to nearest is at most ``bound`` from the value of its code. All are divided by the
+    matrix's `divisor`, if it has one.
+    """
+
+    values: Array
+    step: Array
+    bound: Array
+
+
+class PartReader:
+    """The parts of one matrix, by purpose. ``turned`` purposes are read by columns: their rows are tokens."""
+
+    def __init__(
+        self,
+        matrix: QuantisedMatrix,
+        tensors: Mapping[str, TensorRecord],
+        reader: ByteReader,
+        turned: frozenset[str] = frozenset(),
+    ) -> None:
+        self.matrix = matrix
+        self._records: dict[str, tuple[ByteReader, TensorRecord]] = {}
+        self._whole: dict[str, Array] = {}
+        for part in matrix.parts:
+            stored = tensors[part.name]
+            dense_reader, (dense,) = readable(reader, (_turned(stored) if part.role in turned else stored,))
+            self._records.setdefault(part.role, (dense_reader, dense))
+
+    def __contains__(self, role: str) -> bool:
+        return role in self._records
+
+    def dtype(self, role: str) -> str:
+        """Return the type of a part."""
+        return self._records[role][1].dtype
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Return the shape of a part, turned if it is read so."""
+        return self._records[role][1].shape
+
+    def nbytes(self, role: str) -> int:
+        """Return the bytes of a part."""
+        return self._records[role][1].nbytes
+
+    def roundoff(self, role: str) -> float:
+        """Return the largest relative error of a rounding to the part's type."""
+        return ROUNDOFF.get(self.dtype(role), 0.0) if role in self else 0.0
+
+    def raw(self, role: str, start: int, stop: int) -> Array:
+        """Return the bytes of rows ``start`` to ``stop``, one row of bytes for each."""
+        reader, stored = self._records[role]
+        width = stored.nbytes // stored.shape[0]
+        buffer = read(reader, stored.range, start * width, (stop - start) * width)
+        return np.frombuffer(buffer, "u1").reshape(stop - start, width)
+
+    def flat(self, role: str, start: int, stop: int) -> Array:
+        """Return bytes ``start`` to ``stop`` of a part."""
+        reader, stored = self._records[role]
+        return np.frombuffer(read(reader, stored.range, start, stop - start), "u1")
+
+    def rows(self, role: str, start: int, stop: int) -> Array:
+        """Return the numbers of rows ``start`` to ``stop`` as float64, in the part's shape."""
+        raw = self.raw(role, start, stop)
+        numbers = to_float64(bytearray(raw.tobytes()), self.dtype(role))
+        return numbers.reshape(stop - start, *self.shape(role)[1:])
+
+    def codes_along_tokens(self, role: str, bits: int, first: int, end: int) -> Array:
+        """Return codes ``first`` to ``end`` of a part whose words each hold tokens of a column, [tokens, columns].
+
+        32 codes fill ``bits`` words, so whole runs of 32 are read.
+        """
+        run = first // 32
+        end_word = min(-(-end // 32) * bits, self.shape(role)[0])
+        packed = self.raw(role, run * bits, end_word)
+        words = np.ascontiguousarray(packed.reshape(len(packed), -1, 4).transpose(1, 0, 2))
+        codes = unpack_words(words.reshape(len(words), -1), bits, end - run * 32)
+        return codes[:, first - run * 32 :].T
+
+    def whole(self, role: str) -> Array:
+        """Return all numbers of a small part, flat, as float64."""
+        if role not in self._whole:
+            reader, stored = self._records[role]
+            self._whole[role] = to_float64(read(reader, stored.range, 0, stored.nbytes), stored.dtype)
+        return self._whole[role]
+
+    def grid(self, role: str, start: int, stop: int, groups: Array | None = None) -> Array:
+        """Return the numbers of a part that has one number for a block, repeated for each element of the rows.
+
+        ``groups`` is the group of each column, if the columns are not in order. The result broadcasts to (rows, H).
+        """
+        rows, columns = self.matrix.shape or (0, 0)
+        block = self.matrix.block or (1, columns)
+        shape = self.shape(role)
+        if shape in ((), (1,), (1, 1)) and (rows, columns) != (1, 1):
+            return self.whole(role).reshape(1, 1)
+        first, end = start // block[0], -(-stop // block[0])
+        numbers = self.rows(role, first, end).reshape(end - first, -1)
+        numbers = numbers[np.arange(start, stop) // block[0] - first]
+        if numbers.shape[1] == 1:
+            return numbers
+        return numbers[:, np.arange(columns) // block[1] if groups is None else groups]
+
+
+def _turned(stored: TensorRecord) -> TensorRecord:
+    rows, columns = stored.shape
+    down, across = stored.stride or (columns, 1)
+    return TensorRecord(stored.name, stored.dtype, (columns, rows), stored.range, (across, down))
+
+
+def uniform(
+    codes: Array,
+    scales: Array,
+    zero_points: Array | float,
+    *,
+    ends: tuple[int, int],
+    roundoff: float,
+    edge: float = 0.5,
+) -> Decoded:
+    """Return (codes − zero points) · scales. The ``ends`` are the smallest and the largest code.
+
+    A float rounds to the nearest code, so it is at most half a step away. It may be ``edge`` steps from an end, where a
+    quantiser clips. The scale was rounded to its type, so the products move by ``roundoff``.
+    """
+    steps = codes - zero_points
+    values, size = steps * scales, np.abs(scales)
+    reach = np.where((codes <= ends[0]) | (codes >= ends[1]), edge, 0.5)
+    return Decoded(values, np.broadcast_to(size, values.shape), reach * size + roundoff * np.abs(values))
+
+
+def from_table(codes: Array, table: Array, gaps: Array, scales: Array, roundoff: float) -> Decoded:
+    """Return the values of codes that a table gives, times the scales; ``gaps`` are those of `half_gaps`."""
+    values, size = table[codes] * scales, np.abs(scales)
+    reach = gaps[codes] * size
+    return Decoded(values, 2 * reach, reach + roundoff * np.abs(values))
+
+
+# Convert stored numbers to float64, exactly.
+
+
+INTEGERS = {
+    "I8": "<i1",
+    "U8": "<u1",
+    "I16": "<i2",
+    "U16": "<u2",
+    "I32": "<i4",
+    "U32": "<u4",
+    "I64": "<i8",
+    "U64": "<u8",
+}
+_FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
+ROUNDOFF = {"F16": 2.0**-11, "BF16": 2.0**-8, "F32": 2.0**-24, "F64": 2.0**-53, "F8_E4M3": 2.0**-4}
+"""The largest relative error of a rounding to the type; 0 for a type that is not here."""
+
+
+def _float8(exponent_bits: int, bias: int, finite: int) -> Array:
+    """Return the value of each byte of an 8-bit float; NaN above the magnitude ``finite``."""
+    codes = np.arange(256)
+    mantissa_bits = 7 - exponent_bits
+    magnitude = codes & 0x7F
+    exponent, mantissa = magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1)
+    fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
+    values = np.ldexp(fraction, np.maximum(exponent, 1) - bias)
+    values[magnitude > finite] = np.nan
+    signed: Array = np.where(codes & 0x80, -values, values)
+    return signed
+
+
+E4M3 = _float8(4, 7, 0x7E)
+"""The value of each byte of F8_E4M3."""
+E5M2 = _float8(5, 15, 0x7B)
+"""The value of each byte of F8_E5M2; NaN also for the infinities, which no code of a matrix is."""
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+"""The value of each 4-bit float."""
+POWERS = np.append(np.exp2(np.arange(255) - 127.0), np.nan)
+"""The value of each byte of an E8M0 scale: a power of two."""
+TABLES = {"F8_E4M3": E4M3, "F8_E5M2": E5M2, "F8_E8M0": POWERS}
+
+
+def readable_type(dtype: str) -> bool:
+    """Return whether `to_float64` reads the type."""
+    return dtype in INTEGERS or dtype in _FLOATS or dtype in TABLES or dtype == "BF16"
+
+
+def to_float64(raw: bytearray, dtype: str) -> Array:
+    """Return the numbers of a flat buffer as float64. Raises `KeyError` for an unknown type."""
+    if dtype in TABLES:
+        return np.asarray(TABLES[dtype][np.frombuffer(raw, "u1")])
+    if dtype == "BF16":
+        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    return np.frombuffer(raw, {**INTEGERS, **_FLOATS}[dtype]).astype(np.float64)
+
+
+def half_gaps(table: Array, edge: float | None = None) -> Array:
+    """Return for each code the largest distance of a value that rounds to it.
+
+    That is half the larger gap to a neighbour, and ``edge`` for the codes of the largest magnitude.
+    """
+    levels = np.unique(np.abs(table[np.isfinite(table)])) if table.min() < 0 else np.unique(table)
+    both = np.unique(table[np.isfinite(table)])
+    gaps = np.diff(both)
+    reach = np.maximum(np.append(gaps, 0.0), np.insert(gaps, 0, 0.0)) / 2
+    if edge is not None:
+        reach[np.abs(both) == levels[-1]] = edge
+    result = np.full(table.shape, np.nan)
+    known = np.isfinite(table)
+    result[known] = reach[np.searchsorted(both, table[known])]
+    return result
+
+
+# Unpack codes of 1 to 8 bits from rows of bytes.
+
+
+def unpack_words(raw: Array, bits: int, count: int, *, gaps: bool = False) -> Array:
+    """Return ``count`` codes of each row of little-endian 32-bit words, the lowest bits first, as int64.
+
+    ``raw`` is [rows, bytes]. With ``gaps`` no code crosses a word; else the codes fill all bits.
+    """
+    packed = np.ascontiguousarray(raw).view("<u4").astype(np.uint64)
+    index = np.arange(count)
+    if gaps:
+        per_word = 32 // bits
+        word, shift = index // per_word, index % per_word * bits
+        joined = packed[:, word]
+    else:
+        word, shift = index * bits // 32, index * bits % 32
+        following = np.minimum(word + 1, packed.shape[1] - 1)
+        joined = packed[:, word] | packed[:, following] << np.uint64(32)
+    return (joined >> shift.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
+def nibbles(raw: Array, *, high_first: bool = False) -> Array:
+    """Return two codes of 4 bits for each byte along the last axis."""
+    low, high = raw & 0xF, raw >> 4
+    pair = (high, low) if high_first else (low, high)
+    return np.stack(pair, axis=-1).reshape(*raw.shape[:-1], -1)

@@ -1,1 +1,0 @@
-"""Dequantise rows of a matrix. These modules import numpy: import them lazily."""

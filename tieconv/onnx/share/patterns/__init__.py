@@ -1,1 +1,0 @@
-"""Rewrite the nodes that read a matrix, one module for each kind of node."""
