@@ -135,7 +135,7 @@ class _Trial:
                 remedies.set_untied(inspection, safe=True),
                 remedies.untie(inspection, safe=True),
                 remedies.add_format(inspection, safe=True),
-                remedies.convert(inspection),
+                remedies.convert(inspection, "safetensors"),
                 unify,
             ),
         )

@@ -48,6 +48,11 @@ def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> I
             yield model
         return
     listing = locate(source)
+    if any(name.endswith("/.metadata") for name in listing.entries):
+        from tieconv.formats.format_choice import model_below  # few models are distributed checkpoints
+
+        folder = model_below(listing)
+        listing = listing if folder is None else locate(os.path.join(source, folder))
     with open_files(listing.root) as files:
         yield listing, files, ""
 

@@ -12,7 +12,7 @@ import torch
 
 import tieconv
 from tests.analysis.lm import build, configure
-from tests.checks.fixtures.model import KIMI
+from tests.checks.fixtures.model import KIMI, LLAMA, flagged, llama, matrix, save
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, tensors
 from tieconv.errors import RefusedError, UnreadableError
@@ -102,7 +102,7 @@ def test_a_class_that_cannot_be_tied_is_not_offered_a_tie(
     """Whatever the two tables hold: the reason is that of the command."""
     folder = model("llama-duplicated")
     configure(folder, **config)
-    assert retie_of(folder).startswith("No: ") and reason in retie_of(folder)
+    assert retie_of(folder).startswith(("No: ", "Not known: ")) and reason in retie_of(folder)
     assert reason in refused("retie", folder, "-o", tmp_path / "out")
 
 
@@ -260,3 +260,13 @@ def test_a_multiple_that_was_rounded_to_another_type_is_not_taken_up(apart: Path
     edit(apart, change)
     assert retie_of(apart).startswith("No: if tied")
     refused("retie", apart, "-o", tmp_path / "out")
+
+
+def test_an_unknown_class_gets_no_certain_answer(tmp_path: Path) -> None:
+    """Neither two tables nor one table of a class that tieconv does not know say what the class ties."""
+    config = {**LLAMA, "architectures": ["FooForCausalLM"], "model_type": "foo"}
+    for name, stored in (("two", llama(head=matrix())), ("one", llama())):
+        text = ok("analyze", save(tmp_path / name, flagged(config, True), stored)).stdout
+        assert "one tensor? Not known: " in text, name
+        assert "How sure: undecided, because tieconv does not know the class." in text, name
+        assert "This class has" not in text, name

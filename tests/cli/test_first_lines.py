@@ -62,3 +62,11 @@ def test_the_finding_takes_one_line_of_a_terminal(width: int, tmp_path: Path) ->
     assert len(lines[1]) <= width
     assert lines[1].endswith("…")
     assert "wastes" in " ".join(lines[3:])
+
+
+def test_tables_that_are_not_stored_are_named(tmp_path: Path) -> None:
+    """A known class ties its tables, also if the file lacks them."""
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, {"model.norm.weight": matrix()})
+    assert "ties\n  model.embed_tokens.weight, lm_head.weight: not stored\n" in ok("inspect", folder).stdout
+    folder = save(tmp_path / "unknown", {}, {"norm.weight": matrix()})
+    assert "ties\n  none known for this architecture\n" in ok("inspect", folder).stdout

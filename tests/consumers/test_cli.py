@@ -141,3 +141,17 @@ def test_a_command_that_harms_another_loader(tmp_path: Path) -> None:
     assert "--keep-flag" in every.remedy.command
     assert every.remedy.action is None, "check --fix would break safetensors"
     assert every.message.endswith(". After this command, safetensors 0.8 does not load it correctly.")
+
+
+def test_reasons_have_no_hole(tmp_path: Path) -> None:
+    """transformers 5.0 does not compare values; a model type that is missing or blank leaves no gap in a sentence."""
+    model = save(tmp_path / "model", flagged(LLAMA, True), llama(head=matrix()))
+    (answer,) = tieconv.inspect(model, consumers="transformers 5.0").consumers
+    assert answer.detail.endswith(
+        "; the config says tied, but both are stored, and transformers 5.0 does not compare them"
+    )
+    for place, kind in enumerate(("", " ", None)):
+        model = save(tmp_path / str(place), flagged({**LLAMA, "model_type": kind}, True), llama())
+        details = [entry.detail for entry in tieconv.inspect(model, consumers="all").consumers]
+        assert not any("type  " in detail or detail.endswith("type ") for detail in details), (kind, details)
+        assert any("without a model type" in detail or 'of type " "' in detail for detail in details), (kind, details)

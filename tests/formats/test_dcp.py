@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -207,3 +208,26 @@ def test_layouts_and_memory_formats(folder: Path) -> None:
         assert code(folder) == "dcp.malformed", case
     (folder / ".metadata").write_bytes(whole)
     api.inspect(folder)
+
+
+def test_below_the_model_directory(tmp_path: Path) -> None:
+    """FSDP of accelerate saves the model and the optimizer in two directories below: `inspect` reads the model."""
+    import torch.distributed.checkpoint as dcp
+
+    table = torch.zeros(8, 4)
+    state = {"model": {"model.embed_tokens.weight": table, "lm_head.weight": table.clone()}}
+    model = tmp_path / "checkpoint-10" / "pytorch_model_fsdp_0"
+    dcp.save(state, checkpoint_id=model, no_dist=True)
+    dcp.save(
+        {"optimizer": {"step": torch.zeros(1)}}, checkpoint_id=tmp_path / "checkpoint-10" / "optimizer_0", no_dist=True
+    )
+    assert api.inspect(tmp_path / "checkpoint-10").checkpoint.source == str(model)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    finding = next(entry for entry in api.inspect(tmp_path / "checkpoint-10").findings if entry.rule == "TIE002")
+    assert finding.remedy is not None
+    assert finding.remedy.command == f"tieconv convert {model} --to safetensors -o OUT"
+    assert finding.remedy.action is None, "check --fix must not change the format"
+    assert CliRunner().invoke(main, ["convert", str(model), "--to", "safetensors"]).exit_code == 0
+    shutil.copytree(model, tmp_path / "checkpoint-10" / "pytorch_model_fsdp_1")
+    assert code(tmp_path / "checkpoint-10") == "format.below"

@@ -2,17 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.graph_plan import RUNTIMES
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, Latent
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.relation.proved import Cast, Transposed
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
+from tieconv.checkpoint.value_type import record
 from tieconv.checks import evidence
-from tieconv.checks import graph_evidence as graphs
+from tieconv.checks.graph_sharing import shared
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size
+
+LARGE = 16 * MIN_ELEMENTS
+"""The fewest elements of a copy outside the head that a finding reports, in every type."""
+
+_EQUAL = frozenset({State.IDENTICAL, State.TRANSPOSED})
+
+
+def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
+    """Yield each tied pair of a graph that is stored as two initializers."""
+    for tie in inspection.ties if inspection.checkpoint.graphs else ():
+        for member in tie.members[1:]:
+            yield tie, member
+
+
+def is_copy(member: Member) -> bool:
+    """Return whether a head holds the values of the embedding: byte-identical, transposed, or cast without loss."""
+    return member.state in _EQUAL or (isinstance(member.relation, Cast) and member.relation.lossless)
+
+
+@record
+class Answer:
+    """The `tieconv dedup` command for copies, or the reason why it keeps them, or some of them."""
+
+    remedy: Remedy | None
+    why: str = ""
+    rest: str = ""
+
+    @property
+    def message_end(self) -> str:
+        """The last sentence of the finding's message; empty if `dedup` removes the copies."""
+        if self.rest:
+            return f" dedup keeps some of them because {self.rest}."
+        return f" dedup keeps them because {self.why}." if self.why else ""
+
+
+def pair(tie: Tie, member: Member) -> dict[str, bool]:
+    """Map the embedding and the head to whether each is stored transposed relative to the embedding."""
+    relation = member.relation
+    turned = isinstance(relation, Transposed) or (isinstance(relation, Cast) and relation.transposed)
+    return {tie.canonical: False, member.name: turned}
+
+
+def group(inspection: Inspection, copies: Duplicate) -> dict[str, bool]:
+    """Map the copies of one matrix to whether each is stored transposed relative to the first."""
+    first, *rest = copies.tensors
+    shape = inspection.checkpoint.tensors[first].shape
+    turned = {name: inspection.checkpoint.tensors[name].shape != shape for name in rest}
+    square = copies.kind is State.TRANSPOSED and len(set(shape)) == 1
+    return {first: False, **{name: turned[name] or square for name in rest}}
+
+
+def answer_of(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
+    """Return `tieconv dedup` if it stores the copies once and keeps the outputs of the graph, else why not.
+
+    For copies with a NaN, `check --fix` gets no action: one copy would end the finding, but the NaN would stay.
+    """
+    first = next(iter(copies))
+    graph = next(graph for graph in inspection.checkpoint.graphs if first in graph.names)
+    outcome = shared(inspection.checkpoint.tensors, graph, copies)
+    if outcome.why:
+        return Answer(None, outcome.why)
+    if outcome.rounds:
+        action = Action("dedup", inspection.checkpoint.source, (("--head-form", "gemm"),))
+        return Answer(Remedy(action.command, False), rest=outcome.rest)
+    action = Action("dedup", inspection.checkpoint.source)
+    hides = any(member.relation.holds_nan for _, member in heads(inspection))
+    return Answer(Remedy(action.command, True, None if hides else action), rest=outcome.rest)
+
 
 _WORDS = {
     State.IDENTICAL: "byte-identical",
@@ -31,9 +101,9 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
     Pairs with a NaN are reported by ONX004.
     """
     tensors = inspection.checkpoint.tensors
-    for tie, member in graphs.heads(inspection):
+    for tie, member in heads(inspection):
         counts = tensors[tie.canonical].elements >= MIN_ELEMENTS
-        if (graphs.is_copy(member) or member.state is State.ALIASED) and not member.relation.holds_nan and counts:
+        if (is_copy(member) or member.state is State.ALIASED) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
         inside = (duplicate for duplicate in inspection.duplicates if set(duplicate.tensors) <= set(graph.names))
@@ -44,7 +114,7 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
-    answer = graphs.answer(inspection, graphs.pair(tie, member))
+    answer = answer_of(inspection, pair(tie, member))
     message = f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
     message += f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session."
     if member.state is State.ALIASED:
@@ -68,18 +138,18 @@ def _level(inspection: Inspection) -> Level:
 def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:
     """Return whether the removable copies hold enough elements together."""
     numbers = (len(duplicate.tensors) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
-    return duplicate.kind in _WORDS and numbers >= graphs.LARGE
+    return duplicate.kind in _WORDS and numbers >= LARGE
 
 
-def _by_answer(inspection: Inspection, copies: list[Duplicate]) -> dict[graphs.Answer, list[Duplicate]]:
+def _by_answer(inspection: Inspection, copies: list[Duplicate]) -> dict[Answer, list[Duplicate]]:
     """Return the copies grouped by what `dedup` does with them."""
-    parts: dict[graphs.Answer, list[Duplicate]] = {}
+    parts: dict[Answer, list[Duplicate]] = {}
     for duplicate in copies:
-        parts.setdefault(graphs.answer(inspection, graphs.group(inspection, duplicate)), []).append(duplicate)
+        parts.setdefault(answer_of(inspection, group(inspection, duplicate)), []).append(duplicate)
     return parts
 
 
-def _others(inspection: Inspection, copies: list[Duplicate], answer: graphs.Answer) -> Finding:
+def _others(inspection: Inspection, copies: list[Duplicate], answer: Answer) -> Finding:
     copies = sorted(copies, key=lambda duplicate: -duplicate.bytes_wasted)
     listed = copies[:_SHOWN]
     groups = "; ".join(f"{evidence.listed(duplicate.tensors)} ({_WORDS[duplicate.kind]})" for duplicate in listed)
@@ -132,7 +202,7 @@ def latent_copy(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each folded form beside another form."""
     for graph in inspection.checkpoint.graphs:
         for latent in graph.latent:
-            if latent.extra and inspection.checkpoint.tensors[latent.name].elements >= graphs.LARGE:
+            if latent.extra and inspection.checkpoint.tensors[latent.name].elements >= LARGE:
                 yield _report(inspection, latent)
 
 
@@ -144,7 +214,7 @@ def _report(inspection: Inspection, latent: Latent) -> Finding:
         f"{RUNTIMES} folds the {operators} of {shown(latent.name)}. "
         f"So each session holds a second copy of {size(latent.nbytes)}.",
         (latent.name,),
-        remedy=graphs.answer(inspection, {latent.name: False}).remedy if shareable else None,
+        remedy=answer_of(inspection, {latent.name: False}).remedy if shareable else None,
     )
 
 
@@ -186,7 +256,7 @@ def tie_broken(inspection: Inspection) -> Iterator[Finding]:
 
     A head that is a multiple of the embedding is a warning: it may include a factor of the logits.
     """
-    for tie, member in graphs.heads(inspection):
+    for tie, member in heads(inspection):
         if member.state not in _UNEQUAL or inspection.checkpoint.config is None or not tie.declared:
             continue
         level = Level.WARNING if member.state is State.SCALED else evidence.certain(inspection, Level.ERROR)
@@ -227,9 +297,9 @@ embedding, correct the config.
 
 def nan_in_head(inspection: Inspection) -> Iterator[Finding]:
     """Yield one finding for each pair of equal copies with a NaN."""
-    for tie, member in graphs.heads(inspection):
+    for tie, member in heads(inspection):
         if member.relation.holds_nan:
-            answer = graphs.answer(inspection, graphs.pair(tie, member))
+            answer = answer_of(inspection, pair(tie, member))
             yield NAN_IN_HEAD.finding(
                 f"{shown(tie.canonical)} and {shown(member.name)} are one matrix, which holds a NaN. "
                 "Every logit of that token is NaN.",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Tying
-from tieconv.checkpoint.finding import Finding, Level, Outcome
+from tieconv.checkpoint.finding import Finding, Level, Outcome, Remedy
 from tieconv.checkpoint.inspection import Inspection, lists_float_head
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
     HEAD,
     LISTING_METHODS,
     FaultKind,
+    MatrixFault,
+    PairRelation,
     PairState,
     QuantisedMatrix,
     QuantisedTables,
@@ -20,11 +22,56 @@ from tieconv.checkpoint.quantised_matrix import (
     quantised_twin,
 )
 from tieconv.checkpoint.weight_file import FLOATS
-from tieconv.checks import evidence, quantised_faults, quantised_pairs, remedies
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.loaders.evidence.quantised_cells import MLX, TRANSFORMERS
 from tieconv.loaders.registry import consumer
 from tieconv.text import shown, size
+
+
+def first_faults(inspection: Inspection, kind: FaultKind) -> Iterator[tuple[QuantisedMatrix, MatrixFault]]:
+    """Yield each quantised matrix with a fault of this kind, and the first such fault."""
+    for matrix in inspection.quantised.matrices if inspection.quantised else ():
+        fault = next((fault for fault in matrix.faults if fault.kind is kind), None)
+        if fault is not None:
+            yield matrix, fault
+
+
+def noun(matrix: QuantisedMatrix) -> str:
+    """Return the role of a matrix in words."""
+    return "input embedding" if matrix.role == EMBEDDING else "output head"
+
+
+LOADED_UNTIED = ("compressed-tensors pack-quantized", "MLX", "bitsandbytes")
+"""Starts of the schemes that no loader loads worse with the flag false than with the flag true."""
+
+
+def tables_of(inspection: Inspection) -> QuantisedTables | None:
+    """Return the quantised tables of a checkpoint of a class that can tie, ``None`` for any other model."""
+    ties = inspection.family.tying is Tying.CAN
+    return inspection.quantised if ties and inspection.checkpoint.format in ("safetensors", "torch") else None
+
+
+def names_of(inspection: Inspection) -> tuple[str, str]:
+    """Return the names of the embedding and the head."""
+    pair = tables_of(inspection)
+    matrices = {matrix.role: matrix.name for matrix in pair.matrices} if pair else {}
+    family = inspection.family
+    embedding = matrices.get(EMBEDDING) or family.input_embedding or ""
+    return embedding, matrices.get(HEAD) or family.output_head or ""
+
+
+def relation_of(inspection: Inspection) -> PairRelation | None:
+    """Return the proved relation of the head to a quantised embedding."""
+    pair = tables_of(inspection)
+    return pair.relation if pair is not None and pair.of(EMBEDDING) is not None else None
+
+
+def remedy(inspection: Inspection, verb: str, *schemes: str) -> Remedy | None:
+    """Return the command for matrices of one of the ``schemes``, for which no loader gets worse; else ``None``."""
+    pair = tables_of(inspection)
+    known = pair is not None and all(matrix.scheme.startswith(schemes) for matrix in pair.matrices)
+    return remedies.of_parts(inspection, verb) if known else None
 
 
 def quantised_head(inspection: Inspection) -> Iterator[Finding]:
@@ -42,7 +89,7 @@ def quantised_head(inspection: Inspection) -> Iterator[Finding]:
         f"{evidence.listed([embedding.name])} give the logits.",
         (head_tie[1].name, codes, embedding.name),
         level=evidence.certain(inspection, Level.WARNING),
-        remedy=quantised_pairs.remedy(inspection, "set-tie false", *quantised_pairs.LOADED_UNTIED),
+        remedy=remedy(inspection, "set-tie false", *LOADED_UNTIED),
     )
 
 
@@ -55,7 +102,7 @@ def _is_reported(inspection: Inspection) -> bool:
     return (
         any(map(parametrised_parts, tables.matrices))
         or any(tables.faults(FaultKind.NO_CODES))
-        or (differs and quantised_pairs.tables(inspection) is not None)
+        or (differs and tables_of(inspection) is not None)
     )
 
 
@@ -92,9 +139,9 @@ the embedding. No command drops the codes.
 
 def codes_without_scales(inspection: Inspection) -> Iterator[Finding]:
     """Yield a finding for each matrix that lacks scales."""
-    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.NO_SCALES):
+    for matrix, fault in first_faults(inspection, FaultKind.NO_SCALES):
         yield CODES_WITHOUT_SCALES.finding(
-            f"{fault.reason}. Without the scales the {quantised_faults.noun(matrix)} has no values.",
+            f"{fault.reason}. Without the scales the {noun(matrix)} has no values.",
             fault.tensors,
             level=evidence.certain(inspection, Level.ERROR),
         )
@@ -129,11 +176,10 @@ Restore the scales from the original files, or quantise again. tieconv cannot co
 
 def scales_without_codes(inspection: Inspection) -> Iterator[Finding]:
     """Yield a finding for each matrix that has only scales."""
-    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.NO_CODES):
+    for matrix, fault in first_faults(inspection, FaultKind.NO_CODES):
         names = fault.tensors[: evidence.LISTED]
         yield SCALES_WITHOUT_CODES.finding(
-            f"{evidence.clause(names, 'is', 'are')} stored without codes. The {quantised_faults.noun(matrix)} has no "
-            "values.",
+            f"{evidence.clause(names, 'is', 'are')} stored without codes. The {noun(matrix)} has no values.",
             names,
             level=evidence.certain(inspection, Level.ERROR),
         )
@@ -167,9 +213,9 @@ If the model is tied, remove the scales too. Else restore the codes from the ori
 
 def part_shapes(inspection: Inspection) -> Iterator[Finding]:
     """Yield a finding for the first part of each matrix that does not fit."""
-    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.SHAPE):
+    for matrix, fault in first_faults(inspection, FaultKind.SHAPE):
         yield PART_SHAPES.finding(
-            f"{fault.reason}. Loaders refuse the {quantised_faults.noun(matrix)} or read wrong values.",
+            f"{fault.reason}. Loaders refuse the {noun(matrix)} or read wrong values.",
             fault.tensors,
             level=evidence.certain(inspection, Level.ERROR),
         )
@@ -204,9 +250,9 @@ Take the parts and the config from one run of the quantiser, or quantise again.
 
 def missing_zero_points(inspection: Inspection) -> Iterator[Finding]:
     """Yield a finding for each matrix that lacks zero points."""
-    for matrix, fault in quantised_faults.first_faults(inspection, FaultKind.NO_ZERO_POINTS):
+    for matrix, fault in first_faults(inspection, FaultKind.NO_ZERO_POINTS):
         yield MISSING_ZERO_POINTS.finding(
-            f"{fault.reason}. The values of the {quantised_faults.noun(matrix)} are unknown.",
+            f"{fault.reason}. The values of the {noun(matrix)} are unknown.",
             fault.tensors,
             level=evidence.certain(inspection, Level.ERROR),
         )
@@ -249,20 +295,20 @@ _WORDS = {
 
 def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding. QNT001 reports a quantised head that is a copy of a float embedding."""
-    tables = quantised_pairs.tables(inspection)
+    tables = tables_of(inspection)
     relation = tables.relation if tables is not None else None
     if relation is None or tables is None or relation.state not in _WORDS or not inspection.config.effective:
         return
     if tables.of(EMBEDDING) is None and relation.state is not PairState.DIFFERENT:
         return
-    embedding, head = quantised_pairs.names(inspection)
+    embedding, head = names_of(inspection)
     kind = "quantised" if tables.of(HEAD) else "float"
     yield QUANTISED_TABLES_DIFFER.finding(
         f"the {kind} {evidence.listed([head])} differs from {evidence.listed([embedding])} "
         f"({_WORDS[relation.state]}), but {evidence.says(inspection, True)}. Loaders fail, or they lose a matrix.",
         (embedding, head),
         level=evidence.certain(inspection, Level.ERROR),
-        remedy=quantised_pairs.remedy(inspection, "set-tie false", *quantised_pairs.LOADED_UNTIED),
+        remedy=remedy(inspection, "set-tie false", *LOADED_UNTIED),
     )
 
 
@@ -298,10 +344,10 @@ lose the values of the head.
 
 def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding."""
-    relation = quantised_pairs.relation(inspection)
+    relation = relation_of(inspection)
     if relation is None or relation.state is not PairState.EQUAL or not relation.bytes_wasted:
         return
-    embedding, head = quantised_pairs.names(inspection)
+    embedding, head = names_of(inspection)
     tied = inspection.config.effective
     untied = "" if tied else f" {evidence.capital(evidence.says(inspection, False))}, so nothing is wrong."
     yield QUANTISED_COPY.finding(
@@ -309,7 +355,7 @@ def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
         f"The copy wastes {size(relation.bytes_wasted)}.{untied}",
         (embedding, head),
         level=None if tied else Level.NOTE,
-        remedy=quantised_pairs.remedy(inspection, "retie", "MLX"),
+        remedy=remedy(inspection, "retie", "MLX"),
     )
 
 
@@ -343,7 +389,7 @@ loaders load the result, and refuses if transformers 5 would load it wrongly.
 
 def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding."""
-    pair = quantised_pairs.tables(inspection)
+    pair = tables_of(inspection)
     head = pair.of(HEAD) if pair else None
     if head is not None and head.config.verdict is Verdict.LEFT_OUT and not head.faults:
         yield _report(inspection, head)
@@ -444,7 +490,7 @@ A tied model quantised by bitsandbytes, with `"llm_int8_skip_modules": ["none"]`
 
 def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding: an error for a tied model that the loader loads wrongly without a message."""
-    tables = quantised_pairs.tables(inspection)
+    tables = tables_of(inspection)
     if tables is None or not _is_whole(tables) or not _is_subject(inspection, tables):
         return
     loader, label = (
@@ -457,7 +503,7 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
     tied = inspection.config.effective
     if not silent and not tied:
         return
-    names = quantised_pairs.names(inspection)
+    names = names_of(inspection)
     yield CODES_NOT_LOADED.finding(
         f"{label} does not load {evidence.listed([names[1]])} of this quantised model. "
         f"{evidence.capital(answer.detail)}.",

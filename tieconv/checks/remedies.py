@@ -136,13 +136,13 @@ def strip_prefix(inspection: Inspection) -> Remedy | None:
     return _over_formats(checkpoint, "reindex", source, ("--strip-prefix", ""), safe=True)
 
 
-def convert(inspection: Inspection) -> Remedy | None:
-    """Return `tieconv convert` to the same format, under the usual names; ``None`` if it would refuse."""
+def convert(inspection: Inspection, to: str = "") -> Remedy | None:
+    """Return `tieconv convert` to the same format or ``to``, under the usual names; ``None`` if it would refuse."""
     checkpoint = inspection.checkpoint
     blocked = any(caution.code in BLOCKING for caution in checkpoint.cautions)
     if checkpoint.format not in _INDEXED or checkpoint.special or blocked:
         return None
-    return _command("convert", checkpoint.source, ("--to", checkpoint.format), safe=True)
+    return _command("convert", checkpoint.source, ("--to", to or checkpoint.format), safe=True)
 
 
 def dedup(inspection: Inspection) -> Remedy | None:
@@ -154,7 +154,13 @@ def dedup(inspection: Inspection) -> Remedy | None:
 
 
 def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
-    """Return `tieconv retie` for one group, which keeps the outputs; ``None`` if it does not change the group."""
+    """Return `tieconv retie` for one group, which keeps the outputs; ``None`` if it does not change the group.
+
+    A distributed checkpoint is converted instead. `check --fix` never does that, because the format changes.
+    """
+    checkpoint = inspection.checkpoint
+    if checkpoint.table and is_merged(tie) and not any(caution.code in BLOCKING for caution in checkpoint.cautions):
+        return Remedy(_command("convert", checkpoint.source, ("--to", "safetensors"), safe=True).command, True)
     return retie(inspection, safe=True) if is_merged(tie) else None
 
 

@@ -77,14 +77,30 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     return replace(checkpoint, others=others, twins=twins, cautions=(*checkpoint.cautions, *cautions))
 
 
+def model_below(listing: Listing) -> str | None:
+    """Return the one directory below MODEL with a distributed model, as FSDP of accelerate writes it; ``None`` if not.
+
+    MODEL has no weights outside it.
+    """
+    folders = [] if listing.named or by_directory(listing.entries) else _distributed_below(listing)
+    alone = len(folders) == 1 and not any(candidate.claims(listing) for candidate in FORMATS)
+    return folders[0] if alone else None
+
+
+def _distributed_below(listing: Listing) -> list[str]:
+    """Return the directories with a distributed checkpoint. Those of an optimizer come only if there is no other."""
+    folders = [os.path.dirname(name) for name in listing.entries if name.endswith(f"/{DCP_METADATA}")]
+    return [name for name in folders if not os.path.basename(name).startswith("optim")] or folders
+
+
 def _check_trainer(listing: Listing) -> None:
     """Raise the error of a directory in which a trainer keeps the model in parts, or below another directory."""
     kind = by_directory(listing.entries)
     if kind is not None:
         raise UnreadableError(f"{shown(listing.source)} {kind.sentence_end}", kind.hint, "format.unsupported")
-    below = next((name for name in listing.entries if name.endswith(f"/{DCP_METADATA}")), None)
-    if below is not None:
-        folder = os.path.dirname(below)
+    folders = _distributed_below(listing)
+    if folders:
+        folder = folders[0]
         raise UnreadableError(
             f"{shown(listing.source)} holds a distributed checkpoint in {shown(folder)}",
             f"give its directory: {path_word(os.path.join(listing.source, folder))}",

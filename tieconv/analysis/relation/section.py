@@ -67,7 +67,9 @@ def one_table(subject: Subject) -> Section:
     """Return the section of a model with one stored table."""
     table = subject.embed
     output = subject.evidence.head.output_head
-    if output is None:
+    if output is None and not subject.evidence.family.trusted:
+        sentence = "tieconv does not know the class, and found an input embedding and no output head."
+    elif output is None:
         sentence = "This class has an input embedding and no output head. Nothing to tie."
     elif output.tied_to or output.stored:
         sentence = "The input embedding and the output head are one tensor."

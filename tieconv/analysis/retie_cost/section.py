@@ -39,6 +39,7 @@ BY_SHAPE = "certain, because the shapes differ"
 BY_CLASS = "certain, because it follows from the class and the config"
 CERTIFIED = "proved for every input"
 ON_TEXT = "measured on the given text; another text can differ"
+UNKNOWN_CLASS = "undecided, because tieconv does not know the class"
 UNDECIDED = "undecided, because the weights alone do not give the answer"
 
 
@@ -60,6 +61,8 @@ class RetieDetail(Detail):
 def one_table(subject: Subject) -> Section:
     """Return the section of a model that stores one table."""
     output = subject.evidence.head.output_head
+    if output is None and not subject.evidence.family.trusted:
+        return Section(TITLE, "Not known: the model stores one table.", (), certainty=UNKNOWN_CLASS)
     if output is None or not (output.tied_to or output.stored):
         return Section(TITLE, "The model stores one table. Nothing to re-tie.", (), certainty=STORED)
     if output.tied_to or not subject.forecast.sets_flag or output.name == subject.embed.record.name:
@@ -109,6 +112,8 @@ def _verdict(
 ) -> Answer:
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
+    if subject.flip.barred and not subject.evidence.family.trusted:
+        return f"Not known: {subject.flip.reason}.", UNKNOWN_CLASS
     if subject.flip.barred and kind not in REFUSED:
         return f"No: {subject.flip.reason}.", BY_CLASS
     if subject.flip.taken_up:

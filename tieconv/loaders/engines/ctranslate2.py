@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.unclear import of_type
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
 from tieconv.loaders.transformers import load5
@@ -29,9 +30,9 @@ def load(inspection: Inspection) -> Loaded:
 def _refused(inspection: Inspection) -> Refusal | None:
     """Return why the converter fails, or why tieconv makes no claim about the class."""
     family, config = inspection.family, inspection.checkpoint.config_values
-    model_type = str(config.get("model_type", ""))
+    model_type = str(config.get("model_type") or "")
     if model_type not in release_tables.names(_LOADER, "types"):
-        return Refusal(Cause.CONFIG, f"CTranslate2 4.8 does not convert models of type {shown(model_type)}")
+        return Refusal(Cause.CONFIG, f"CTranslate2 4.8 does not convert models {of_type(model_type)}")
     kind = release_tables.kind(_LOADER, family.architecture)
     if kind == "lacks a setting":
         sentence = f"CTranslate2 4.8 reads a setting of {shown(family.architecture)} that transformers 5.23 lacks"

@@ -87,8 +87,14 @@ def known_pair(
         return kind, pair
     if model_type is None:
         return unmeasured(inspection, loader)
-    subject = f"models of type {shown(family.model_type)}" if family.model_type else "a config without a model type"
-    return unknown(f"tieconv has no measurement of {loader} for {subject}")
+    return unknown(f"tieconv has no measurement of {loader} for models {of_type(family.model_type)}")
+
+
+def of_type(kind: str) -> str:
+    """Return ``of type llama``; a type that a reader cannot see is in quotes."""
+    if not kind:
+        return "without a model type"
+    return f"of type {shown(kind)}" if kind.strip() else f'of type "{shown(kind)}"'
 
 
 def unmeasured(inspection: Inspection, loader: str) -> Refusal:

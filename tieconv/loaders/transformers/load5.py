@@ -24,6 +24,7 @@ from tieconv.loaders.evidence.tie_groups import (
     head_factor,
     misshapen,
 )
+from tieconv.loaders.evidence.unclear import of_type
 from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.loaders.transformers.names5 import RELEASE, steps, unread
@@ -108,7 +109,7 @@ def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded
         discarded=discarded(read, parameters, unknown_names),
         refusals=tuple(_refusals(inspection, read, compares=compares)),
         undecided=next(filter(None, open_pairs), None),
-        remark=remark(read) if len({parameters[name].parameter for name in pair}) > 1 else "",
+        remark=remark(read, compares=compares) if len({parameters[name].parameter for name in pair}) > 1 else "",
     )
 
 
@@ -157,7 +158,8 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
     kind, config = inspection.config.model_type, inspection.checkpoint.config_values
     if kind and not inspection.family.trusted and kind not in newer_release()["known"] and "auto_map" not in config:
-        yield Refusal(Cause.CLASS, f"transformers {newer_release()['transformers']} has no model of type {shown(kind)}")
+        release = newer_release()["transformers"]
+        yield Refusal(Cause.CLASS, f"transformers {release} has no model {of_type(kind)}")
     files = by_name(inspection)
     if files is not None:
         yield files

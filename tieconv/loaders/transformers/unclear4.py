@@ -10,7 +10,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import head_pair, stored_bias
 from tieconv.loaders.evidence.tie_groups import groups, two_vocabularies
-from tieconv.loaders.evidence.unclear import SAFETENSORS
+from tieconv.loaders.evidence.unclear import SAFETENSORS, of_type
 from tieconv.loaders.loaded import Cause, Refusal, unknown
 from tieconv.text import shown
 
@@ -68,7 +68,7 @@ def _without_class(inspection: Inspection, version: str) -> Refusal:
     if version == "4.48" and unmeasured_448(family):
         part = f" with a text part of type {shown(family.part.model_type)}" if family.part is not None else ""
         return unknown(f"tieconv has no measurement of transformers 4.48 for {shown(family.architecture)}{part}")
-    sentence = f"transformers {version} has no model of type {shown(family.model_type)}"
+    sentence = f"transformers {version} has no model {of_type(family.model_type)}"
     if "auto_map" in inspection.checkpoint.config_values:
         return unknown(f"{sentence}, and the model has code that tieconv does not run")
     return Refusal(Cause.CLASS, sentence)

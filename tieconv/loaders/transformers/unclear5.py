@@ -45,11 +45,17 @@ def unclear_names(inspection: Inspection) -> Iterator[Refusal]:
         yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
 
 
-def remark(inspection: Inspection) -> str:
-    """Return a remark about a head that is a separate parameter; often empty."""
+def remark(inspection: Inspection, *, compares: bool) -> str:
+    """Return a remark about a head that is a separate parameter; often empty.
+
+    ``compares`` says that the release compares the values. 5.0 to 5.3 only look at which names are stored.
+    """
     pair = head_pair(inspection)
     head = "" if pair is None else pair.head
     tie = next((tie for tie in inspection.ties if any(member.name == head for member in tie.members)), None)
+    if tie is not None and tie.declared and not compares:
+        stored = len(tie.stored_members) > 1
+        return "the config says tied, but both are stored, and transformers 5.0 does not compare them" if stored else ""
     if tie is not None and tie.declared:
         return "the config says tied, but their values differ, so transformers 5 warns"
     return "transformers 5 does not scale the logits" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""

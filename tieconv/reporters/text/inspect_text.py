@@ -149,7 +149,7 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 def _ties(inspection: Inspection, width: int | None) -> list[str]:
     ties = inspection.ties or inspection.wrapped_ties
     if not ties:
-        return ["  none found in the graph" if inspection.checkpoint.graphs else "  none known for this architecture"]
+        return [f"  {_no_ties(inspection)}"]
     rows: list[tuple[str, ...]] = []
     for tie in ties[:_SHOWN_TIES]:
         for index, member in enumerate(tie.members[:_SHOWN_LEVELS]):
@@ -160,6 +160,17 @@ def _ties(inspection: Inspection, width: int | None) -> list[str]:
     lines = columns(rows, width=width)
     left = len(ties) - _SHOWN_TIES
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
+
+
+def _no_ties(inspection: Inspection) -> str:
+    """Return why no tied group is listed: the class has none, or the file stores none of its tensors."""
+    if inspection.checkpoint.graphs:
+        return "none found in the graph"
+    names = [name for group in inspection.family.groups for name in (group.canonical, *group.members)]
+    if not names:
+        return "none known for this architecture"
+    codes = inspection.quantised is not None
+    return f"{listed(names, 4)}: {'stored as quantised codes' if codes else 'not stored'}"
 
 
 def _member(tie: Tie, member: Member) -> str:

@@ -1,0 +1,341 @@
+"""Rules about the stored tensors of a tied group: copies, and tables that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.architectures import unexplained
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.relation.proved import OtherShape
+from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import KEY, marked
+from tieconv.checks import evidence, remedies
+from tieconv.checks.interface import Rule
+from tieconv.text import size
+
+
+def different_values(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each tied group that stores different values."""
+    for tie in evidence.declared_tied(inspection):
+        differing = [member for member in tie.members if _differs(inspection, tie, member)]
+        if differing:
+            yield _report(inspection, tie, differing)
+
+
+def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    empty = evidence.is_empty(inspection, member.name) or evidence.is_empty(inspection, evidence.reference(tie))
+    if evidence.in_parts(inspection, tie, member) or tie.role is Role.OUTPUT_BIAS or empty:
+        return False
+    if evidence.shapes_differ(inspection, tie, member):
+        return False
+    disputed = evidence.disputed(inspection) and evidence.head_member(inspection, tie) is member
+    return member.state in evidence.UNEQUAL and not disputed
+
+
+def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Finding:
+    canonical = evidence.reference(tie)
+    names = [member.name for member in differing]
+    figures = ". ".join(evidence.difference(member, canonical) for member in differing)
+    cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
+    but = ", but" if len(names) == 1 else ". However,"
+    return DIFFERENT_VALUES.finding(
+        f"{figures}{but} {cause}. {_outcome(differing)}",
+        (canonical, *names),
+        level=evidence.certain(inspection, _level(differing)),
+        remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
+    )
+
+
+def _outcome(differing: list[Member]) -> str:
+    if all(member.state is State.CAST for member in differing):
+        return "Whether transformers ties them depends on the dtype that it loads them in."
+    names = evidence.listed(member.name for member in differing)
+    pronoun = "it" if len(differing) == 1 else "them"
+    return f"transformers 4 ignores {names}. transformers 5 uses {pronoun}."
+
+
+def _level(differing: list[Member]) -> Level:
+    if all(member.relation.sign_of_zero_only for member in differing):
+        return Level.NOTE
+    return Level.WARNING if all(member.state is State.CAST for member in differing) else Level.ERROR
+
+
+DIFFERENT_VALUES = Rule(
+    "TIE001",
+    "different-values",
+    Level.ERROR,
+    """A tied model stores tensors that differ.
+
+## What it does
+Reports a name of a tied group whose stored values differ from those of the canonical name. Rows may differ, or the
+tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal after
+rounding. It is a note if only the sign of zeros differs.
+
+## Why it matters
+transformers up to 4.57 overwrites the head with the embedding and prints nothing. A save then loses the head.
+transformers 5 keeps both and prints a warning. Early releases of vLLM and mlx-lm drop the head.
+
+A fine-tune that changed only new tokens gives such a model, which repeats one token after a reload. If the copy has
+another dtype, the dtype at loading decides whether the two are tied. A constant factor means that a tool folded an
+embedding scale into the head.
+
+## Example
+`"tie_word_embeddings": true`, and only row 7 of the head was trained:
+
+    error TIE001: lm_head.weight differs from model.embed_tokens.weight (in row
+    7 of 8, by at most 0.5), but the config says tied. transformers 4 ignores
+    lm_head.weight. transformers 5 uses it.
+
+## How to fix
+`tieconv set-tie false` sets the flag to false at every level and does not change the tensors. Then every loader reads
+what transformers 5 reads today. If the untied model needs other names too, `tieconv untie` does the same and stores
+them. If one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other (review
+first: changes the model's outputs).
+""",
+    different_values,
+)
+
+
+def redundant_copy(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each tied group with identical copies. NUM001 reports those with a NaN."""
+    wanted = marked(inspection.checkpoint.files)
+    for tie in evidence.declared_tied(inspection):
+        copies = [member.name for member in tie.members if _is_copy(inspection, tie, member)]
+        if copies and tie.role is not Role.OUTPUT_BIAS:
+            yield _report_copies(inspection, tie, copies, is_wanted=wanted.issuperset(copies))
+
+
+def _is_copy(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    """Return whether transformers ties the copy. STO002 reports empty tensors, NUM001 copies with a NaN."""
+    equal = member.state is State.IDENTICAL and not evidence.is_empty(inspection, member.name)
+    return equal and not member.relation.holds_nan and not evidence.in_parts(inspection, tie, member)
+
+
+def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wanted: bool) -> Finding:
+    canonical = evidence.reference(tie)
+    wasted = size(sum(inspection.checkpoint.tensors[name].nbytes for name in copies))
+    is_single = len(copies) == 1
+    the, verb = ("copy", "wastes") if is_single else ("copies", "waste")
+    why = (
+        f"The metadata entry {KEY} says that the {the} of {wasted} {'is' if is_single else 'are'} wanted."
+        if is_wanted
+        else f"The model is tied, so the {the} {verb} {wasted}."
+    )
+    return REDUNDANT_COPY.finding(
+        f"{evidence.are_copies(copies, canonical)}. {why}",
+        (canonical, *copies),
+        level=Level.NOTE if is_wanted else None,
+        remedy=None if is_wanted else remedies.merge(inspection, tie),
+    )
+
+
+REDUNDANT_COPY = Rule(
+    "TIE002",
+    "redundant-copy",
+    Level.WARNING,
+    """A tied tensor is stored twice.
+
+## What it does
+Reports byte-identical copies of the canonical tensor in a tied group, with the wasted bytes. The rule does not report
+one storage under two names, which wastes nothing, or the two names of a bias.
+
+## Why it matters
+Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
+that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes.
+`tieconv inspect --consumers` lists them with their versions, and `tieconv check --for LOADER` reports them as CON003.
+
+## Example
+`"tie_word_embeddings": true`, both names stored:
+
+    warning TIE002: lm_head.weight is a byte-identical copy of
+    model.embed_tokens.weight. The model is tied, so the copy wastes 128 B.
+
+## How to fix
+`tieconv retie` drops the copy, keeps the canonical name and updates the index.
+
+A copy that is wanted is a note, and no command is given. A copy is wanted if a loader of `--for` needs it. It is also
+wanted if the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
+entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`.
+""",
+    redundant_copy,
+)
+
+
+def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
+    """Yield at most one finding, if `tieconv retie` accepts the model."""
+    for tie in evidence.declared_untied(inspection):
+        empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports this tensor
+        if _is_redundant(tie) and not empty and not evidence.disputed(inspection):
+            remedy = remedies.retie(inspection, safe=True)
+            if remedy:
+                yield COULD_BE_TIED.finding(_message(inspection, tie), _names(tie), remedy=remedy)
+
+
+def _is_redundant(tie: Tie) -> bool:
+    states = {member.state for member in tie.members}
+    return tie.role is Role.WORD_EMBEDDING and State.IDENTICAL in states and states <= evidence.EQUAL - {State.ABSENT}
+
+
+def _names(tie: Tie) -> tuple[str, ...]:
+    return tuple(member.name for member in tie.members)
+
+
+def _message(inspection: Inspection, tie: Tie) -> str:
+    copies = [member.name for member in tie.members if member.state is State.IDENTICAL]
+    wasted = sum(inspection.checkpoint.tensors[name].nbytes for name in copies)
+    return (
+        f"{evidence.are_copies(copies, evidence.reference(tie))}. "
+        f"The model is untied; a tied model would be {size(wasted)} smaller."
+    )
+
+
+COULD_BE_TIED = Rule(
+    "TIE004",
+    "could-be-tied",
+    Level.NOTE,
+    """An untied model stores a head that equals the embedding.
+
+## What it does
+Notes an untied group whose names are all stored and byte-identical.
+
+## Why it matters
+Nothing is wrong: every loader gives the same outputs. But the bytes exist twice, on disk and in memory, and the next
+fine-tune makes the two different. Perhaps someone untied the model on purpose, for a merge or for a loader that needs
+the head.
+
+## Example
+`"tie_word_embeddings": false`, head and embedding equal:
+
+    note TIE004: lm_head.weight is a byte-identical copy of
+    model.embed_tokens.weight. The model is untied; a tied model would be 128 B
+    smaller.
+
+## How to fix
+Nothing needs a fix. `tieconv retie` stores one of the two and sets the flag to true.
+""",
+    could_be_tied,
+)
+
+
+def inverted_tie(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each tied group whose canonical name is missing."""
+    for tie in inspection.ties if not unexplained(inspection) else ():
+        if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
+            stored = [member.name for member in tie.stored_members]
+            from tieconv.loaders.load import TRANSFORMERS_4, load  # few models have such a tie
+
+            loaded_by_v4 = load(inspection, TRANSFORMERS_4)
+            read = tie.role is Role.WORD_EMBEDDING and loaded_by_v4.source(tie.canonical) is not None
+            name = evidence.listed([tie.canonical])
+            outcome = (
+                "transformers loads either name" if read else "transformers 4.57 leaves the parameter without values"
+            )
+            yield INVERTED_TIE.finding(
+                f"{name} is missing, but a tied model stores this name. The file has only {evidence.listed(stored)}. "
+                f"{outcome}. Other loaders need {name}.",
+                (tie.canonical, *stored),
+                level=evidence.certain(inspection, Level.WARNING if read and len(stored) == 1 else Level.ERROR),
+                remedy=_remedy(inspection, tie),
+            )
+
+
+def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
+    if not remedies.is_merged(tie):
+        return None
+    return remedies.merge(inspection, tie) or remedies.untie(inspection, safe=False)
+
+
+INVERTED_TIE = Rule(
+    "TIE005",
+    "inverted-tie",
+    Level.ERROR,
+    """A tied tensor is stored under the wrong one of its names.
+
+## What it does
+Reports a tied group that lacks its canonical name, the one that `save_pretrained` keeps. The file stores the head
+without the embedding, for example, or only the second name of a head bias.
+
+## Why it matters
+transformers 5 reads either name, but transformers 4.57 reads only the canonical one. It leaves the parameter without
+values and reports nothing until the first forward pass fails. transformers 4.48 fills such a bias with zeros.
+llama.cpp, vLLM and mlx-lm do not find the embedding. `safetensors.torch.save_model` and
+`huggingface_hub.save_torch_model` write such files, because they keep the first name in the alphabet.
+
+It is a warning if transformers 4.57 reads the stored embedding of the encoder or the decoder. It does so for T5, Marian
+and Pegasus, and for the decoder of BART. bart-large-cnn is published in this form.
+
+## Example
+`"tie_word_embeddings": true`, only the head stored:
+
+    error TIE005: model.embed_tokens.weight is missing, but a tied model stores
+    this name. The file has only lm_head.weight. transformers 4.57 leaves the
+    parameter without values. Other loaders need model.embed_tokens.weight.
+
+## How to fix
+`tieconv retie` stores the tensor under its canonical name. The bytes stay the same.
+""",
+    inverted_tie,
+)
+
+
+def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
+    """Yield one finding for each stored name with another shape."""
+    tied = list(evidence.declared_tied(inspection))
+    for tie in inspection.ties:
+        for member in tie.members:
+            wrong = tie in tied or member.state is State.TRANSPOSED
+            wrong = wrong and not evidence.in_parts(inspection, tie, member)
+            if wrong and tie.role is not Role.OUTPUT_BIAS and evidence.shapes_differ(inspection, tie, member):
+                yield _report_shapes(inspection, tie, member)
+
+
+def _report_shapes(inspection: Inspection, tie: Tie, member: Member) -> Finding:
+    canonical = evidence.reference(tie)
+    tensors = inspection.checkpoint.tensors
+    return SHAPES_DIFFER.finding(
+        f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)}, but "
+        f"{evidence.listed([canonical])} has {list(tensors[canonical].shape)}{_rest(member)}. "
+        "The class needs one shape for both, so loaders refuse the model.",
+        (member.name, canonical),
+        level=evidence.certain(inspection, Level.ERROR),
+    )
+
+
+def _rest(member: Member) -> str:
+    if member.state is State.TRANSPOSED:
+        return " (its transpose)"
+    equal = member.relation.rows_equal if isinstance(member.relation, OtherShape) else None
+    if not equal:
+        return ""
+    return " (the first row is equal)" if equal == 1 else f" (the first {equal:,} rows are equal)"
+
+
+SHAPES_DIFFER = Rule(
+    "TIE010",
+    "shapes-differ",
+    Level.ERROR,
+    """Tied tensors have different shapes.
+
+## What it does
+Reports a stored tensor of a tied group whose shape differs from the canonical tensor. It has more or fewer rows, or
+rows and columns are swapped. In an untied model the rule reports only a head that is the transpose of the embedding.
+
+## Why it matters
+Loaders fail with a size mismatch. Rows differ if a tool padded one of the two for tensor parallelism, or resized one
+for new tokens. Rows and columns are swapped by frameworks that store linear weights as `[in, out]`.
+
+## Example
+`"tie_word_embeddings": true`, and one row more in the head:
+
+    error TIE010: lm_head.weight has the shape [9, 4], but
+    model.embed_tokens.weight has [8, 4] (the first 8 rows are equal). The class
+    needs one shape for both, so loaders refuse the model.
+
+## How to fix
+Use the tool that wrote the tensors. Pad or trim both tensors and the head bias to the vocabulary size of the config.
+Transpose a swapped tensor. No command of tieconv does that.
+""",
+    shapes_differ,
+)
