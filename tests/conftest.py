@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import children
 from tests.patience import examples
+from tests.quick_python import Server
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
 pytest_plugins = ["tests.optional", "tests.cpu"]
@@ -41,6 +42,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def models() -> Path:
     """The committed fixtures."""
     return ROOT / "fixtures" / "models"
+
+
+@pytest.fixture(scope="session")
+def quick_python() -> Iterator[Server]:
+    """Python programs without the time of the imports."""
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

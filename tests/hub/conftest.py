@@ -13,10 +13,27 @@ import pytest
 
 from tests.hub.stub import Hub, start
 from tests.patience import HANGS
+from tests.quick_python import Server
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_good"
+SLOW = {
+    "HF_DEBUG",
+    "HF_HUB_CACHE",
+    "HF_HUB_DISABLE_XET",
+    "HF_HUB_DOWNLOAD_TIMEOUT",
+    "HF_HUB_ETAG_TIMEOUT",
+    "PYTHONPATH",
+}
+"""What a library reads while it is imported, beyond what a quick process reads again: such a command starts anew."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+HASTY = (
+    "import sys; from huggingface_hub import constants; from tieconv.sources.hub import client as hub_client\n"
+    "hub_client.FIRST_PAUSE, hub_client.SPREAD = 0.003, 0.002\n"
+    "constants.HF_HUB_DOWNLOAD_TIMEOUT = float(sys.argv.pop(1))\n"
+    "from tieconv.cli import main; main()"
+)
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
@@ -57,13 +74,16 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def interpreter(environment: dict[str, str], tmp_path: Path) -> Run:
+def interpreter(environment: dict[str, str], tmp_path: Path, quick_python: Server) -> Run:
     """Python with these words; keywords are environment variables."""
 
     def call(*words: str | Path, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+        variables = {**environment, **more}
+        if (words[0] == "-m" or words[1] == HASTY) and SLOW.isdisjoint(more):
+            return quick_python.run(list(map(str, words)), env=variables, cwd=tmp_path, stdin=stdin)
         return subprocess.run(
             [sys.executable, "-P", *map(str, words)],
-            env={**environment, **more},
+            env=variables,
             cwd=tmp_path,
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
@@ -90,14 +110,8 @@ def python(interpreter: Run) -> Run:
 @pytest.fixture
 def hasty(python: Run) -> Run:
     """As ``tieconv``, with the pauses between retries cut to a hundredth, and a ``silence`` (seconds) of its own."""
-    program = (
-        "import sys; from huggingface_hub import constants; from tieconv.sources.hub import client as hub_client\n"
-        "hub_client.FIRST_PAUSE, hub_client.SPREAD = 0.003, 0.002\n"
-        "constants.HF_HUB_DOWNLOAD_TIMEOUT = float(sys.argv.pop(1))\n"
-        "from tieconv.cli import main; main()"
-    )
 
     def call(*words: str | Path, silence: float = 30, **more: str) -> subprocess.CompletedProcess[str]:
-        return python(program, str(silence), *words, **more)
+        return python(HASTY, str(silence), *words, **more)
 
     return call

@@ -41,8 +41,8 @@ def model(hub: Hub, tmp_path: Path) -> Path:
 def test_drip(kind: str, words: tuple[str, ...], name: str, model: Path, hub: Hub, hasty: Run) -> None:
     """An answer that drips is given up at its deadline, although no two bytes are far from each other."""
     hub.faults[name] = Fault(kind, value="0.05")
-    error, hint = refused(hasty(*words, silence=0.5))
-    assert "did not send 1.05 MB, or the rest, within 3 seconds" in error and "HF_HUB_DOWNLOAD_TIMEOUT" in hint
+    error, hint = refused(hasty(*words, silence=1 / 3))
+    assert "did not send 1.05 MB, or the rest, within 2 seconds" in error and "HF_HUB_DOWNLOAD_TIMEOUT" in hint
     assert 1_000_000 - hub.faults[name].times <= 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.objects.stub import Store, start
-from tests.patience import HANGS
+from tests.quick_python import Server
 
 ROOT = Path(__file__).parents[2]
 SECRETS = ("AKIAKEYID", "verysecretkey", "secret words", "127.0.0.1")
@@ -53,19 +52,11 @@ def variables(store: Store, home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def tieconv(store: Store, tmp_path: Path) -> Run:
+def tieconv(store: Store, tmp_path: Path, quick_python: Server) -> Run:
     """``tieconv`` with these words in a process of its own; keywords are environment variables."""
 
     def call(*words: str | Path, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "tieconv", *map(str, words)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **more},
-            cwd=tmp_path,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=HANGS,
-        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **more}
+        return quick_python.run(["-m", "tieconv", *map(str, words)], env=environment, cwd=tmp_path, stdin=stdin)
 
     return call
