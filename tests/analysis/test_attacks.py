@@ -107,7 +107,7 @@ def family(folder: Path, model_type: str, tally: Tally, keys: Callable[[str], bo
             case(folder / f"{seed}", folder / "out", model_type, seed, tally, f"{model_type} without {key}")
 
 
-@pytest.mark.parametrize("model_type", QUICK)
+@pytest.mark.parametrize("model_type", [QUICK[0], *(pytest.param(one, marks=pytest.mark.slow) for one in QUICK[1:])])
 def test_no_certificate_of_a_family_is_exceeded(model_type: str, tmp_path: Path) -> None:
     """A sample: three perturbed heads, and the keys that the certificate rests on left out."""
     tally = Tally()

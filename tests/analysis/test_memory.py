@@ -46,6 +46,7 @@ def peak(code: str) -> tuple[str, float]:
     return " ".join(told), int(size) / 1024
 
 
+@pytest.mark.slow
 def test_a_quarter_of_the_tables_takes_as_little(tmp_path: Path) -> None:
     """Two tables of 31 MiB each, which would be 250 MiB as float64."""
     write(tmp_path, head=0.0, rows=ROWS // 4)

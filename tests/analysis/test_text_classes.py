@@ -103,7 +103,7 @@ def test_the_measured_cost_is_that_of_the_retied_model(
     assert change == pytest.approx(sum(loss) / len(loss), rel=2e-2, abs=1e-5)
 
 
-@pytest.mark.parametrize("drifted", ["bert", "bart"], indirect=True)
+@pytest.mark.parametrize("drifted", ["bert", pytest.param("bart", marks=pytest.mark.slow)], indirect=True)
 def test_a_budget_is_held_against_the_text(drifted: tuple[Path, Any], text: Path, tmp_path: Path) -> None:
     """`retie --max-kl` writes where the measured cost is below the budget and nothing where it is above."""
     measured = figure(tieconv.analyze(drifted[0], text=text), "Re-tying", "KL measured, embed survives").value

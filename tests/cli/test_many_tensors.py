@@ -58,7 +58,7 @@ def write(path: Path, tensors: int) -> Path:
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("suffix", ["safetensors", pytest.param("bin", marks=pytest.mark.slow)])
 def test_calls_for_each_tensor(suffix: str, tmp_path: Path) -> None:
     """Work is linear, and a tensor takes few calls: what makes records or dictionaries anew adds some."""
     few, many = write(tmp_path / f"few.{suffix}", 10_000), write(tmp_path / f"many.{suffix}", 50_000)

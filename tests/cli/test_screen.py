@@ -213,6 +213,7 @@ def test_progress_is_not_drawn_in_a_pipe_or_for_quick_work(capsys: pytest.Captur
     assert code == 0 and "━" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.needs("torch", "onnx")
 def test_an_export_says_which_step_it_is_in(tmp_path: Path) -> None:
     """On a terminal the steps are named, the first of them before torch is there."""

@@ -102,6 +102,7 @@ def test_the_report_names_what_there_is(shown: tuple[Path, Result]) -> None:
     assert detail["tables"]["E"] == f"input embedding of {out / 'untied'}"
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes(shown: tuple[Path, Result], tmp_path: Path) -> None:
     """A second run writes the same weights."""
     ok(f"demo --steps {STEPS} -o", tmp_path / "again")
@@ -110,6 +111,7 @@ def test_same_seed_same_bytes(shown: tuple[Path, Result], tmp_path: Path) -> Non
         assert first.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
     """A bar over the steps of all three models, to its end; stdout has the result alone."""
     ours, theirs = pty.openpty()

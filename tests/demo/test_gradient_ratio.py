@@ -101,6 +101,7 @@ def values(section: Mapping[str, Any]) -> dict[str, float]:
     return {measure["name"]: measure["value"] for measure in section["measures"]}
 
 
+@pytest.mark.slow
 def test_every_seed_has_its_toys(repeated: tuple[Path, Result]) -> None:
     """Each differs in text and weights, and each directory is a demo by itself."""
     out, result = repeated
@@ -158,6 +159,7 @@ def test_the_change_is_paired(repeated: tuple[Path, Result]) -> None:
     assert "9:1" in result.stdout and f"{change['mean']:+.3f} ±{change['half_width']:.3f}" in result.stdout
 
 
+@pytest.mark.slow
 def test_one_seed_with_a_ratio(tmp_path: Path) -> None:
     """No interval is claimed."""
     result = ok("demo --steps 2 --gradient-ratio 0:1 -o", tmp_path / "toy")

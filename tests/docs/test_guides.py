@@ -37,7 +37,7 @@ def _with_speed() -> Iterator[object]:
     for path in PAGES:
         commands = guides.commands(path.read_text(encoding="utf-8"))
         slow = any(re.match(r"python |tieconv (export|parity) |.*&& python ", command) for command in commands)
-        yield pytest.param(path, marks=[pytest.mark.slow] if slow and path.stem != "convert-bin" else [])
+        yield pytest.param(path, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize("path", list(_with_speed()), ids=by_name)

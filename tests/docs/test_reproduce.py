@@ -10,6 +10,8 @@ import pytest
 
 from tieconv import analyze
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduce.md"
 

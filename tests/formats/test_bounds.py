@@ -51,6 +51,7 @@ def test_half_a_million_tensors(tmp_path: Path) -> None:
     assert (tensors, seconds <= patient(5), memory < 300) == (500_000, True, True)
 
 
+@pytest.mark.slow
 def test_a_large_index(tmp_path: Path) -> None:
     """200,000 tensors of one shard, in header and index."""
     names = [f"model.layers.{i}.weight" for i in range(200_000)]

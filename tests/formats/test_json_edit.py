@@ -217,6 +217,7 @@ def test_remove_several(text: str, data: st.DataObject) -> None:
     assert remove_keys(text, (), removed) == expected
 
 
+@pytest.mark.slow
 def test_large_texts_are_edited_in_one_pass() -> None:
     """Ten thousand of either would take minutes one by one."""
     count = 10_000

@@ -294,6 +294,7 @@ def test_inspecting_imports_no_framework(tmp_path: Path) -> None:
     assert run.stdout.split() == ["aliased", "[]"]
 
 
+@pytest.mark.slow
 def test_many_tensors_are_read_in_bounded_time(tmp_path: Path) -> None:
     """20,000 tensors take a few seconds at most and no more memory than a few hundred bytes each."""
     path = save(tmp_path / "model.bin", {f"model.layers.{i}.weight": torch.zeros(1) for i in range(20_000)})

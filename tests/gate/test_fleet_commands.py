@@ -139,6 +139,7 @@ def test_a_deleted_copy_is_made_again(fleet: Path) -> None:
     assert tree("victim") == before
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on(fleet: Path) -> None:
     """SIGKILL in the middle: every copy is whole or absent, and the next run writes the missing ones alone."""
     for number in range(60):

@@ -173,6 +173,7 @@ def test_a_session_on_the_cpu_is_not_measured_as_a_device(workshop: Workshop) ->
         open_with(workshop.graph("llama", "fp32"), "cuda", "exact", "float32")
 
 
+@pytest.mark.slow
 def test_a_verdict_keeps_every_gate(workshop: Workshop) -> None:
     """Each gate with its limit, the worst cases, what both sides are off by, and the operators of each provider."""
     row = verdict_row(workshop, "cpu", "llama", "fp32")

@@ -207,6 +207,7 @@ print("fine")
     shutil.rmtree(tmp_path / "hf-home")
 
 
+@pytest.mark.slow
 def test_alignment_of_models_on_the_hub(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> None:
     """`analyze` takes all of its models from the Hub, of each the weights that loaders prefer, as from a directory."""
     both = tmp_path / "both"

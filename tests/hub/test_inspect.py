@@ -247,7 +247,7 @@ def peak(depth: str, environment: dict[str, str]) -> tuple[str, int]:
     return result.stdout, int(result.stderr.split()[-1])
 
 
-@pytest.mark.parametrize("state", ["identical", "near"])
+@pytest.mark.parametrize("state", ["identical", pytest.param("near", marks=pytest.mark.slow)])
 def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """A proof over two tensors of 96 MB takes less than 16 MiB of memory, reads each once and as a stream."""
     from tieconv.formats.safetensors import encode_header

@@ -69,6 +69,7 @@ def test_equality_of_256_mib_needs_little_memory_and_no_numpy() -> None:
     assert mebibytes(EQUALITY) < 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "canonical", "changed"),
     [

@@ -67,6 +67,7 @@ def test_every_module_has_a_room_with_tests() -> None:
     assert [path for tests in TESTS.values() for path in tests if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_a_sample_is_spread_and_repeats_itself() -> None:
     """As many of each room as of the others; the same for the same seed, others for another one."""
     chosen = sample(len(TESTS) * 2, 5, set())
@@ -74,6 +75,7 @@ def test_a_sample_is_spread_and_repeats_itself() -> None:
     assert sample(8, 5, {"gate", "api"}) == sample(8, 5, {"api", "gate"}) != sample(8, 6, {"api", "gate"})
 
 
+@pytest.mark.slow
 def test_every_equivalent_mutant_exists_and_has_its_reason() -> None:
     """An entry whose code is gone is no excuse for other code."""
     every = {key(mutant) for listed in population(set()).values() for mutant in listed}
@@ -124,6 +126,7 @@ def test_a_survivor_is_told_from_what_is_noticed(small: scratch.Scratch) -> None
     assert (small.root / "tieconv" / "one.py").read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_other_processes_notice_too(small: scratch.Scratch) -> None:
     """No line of `each` is measured, and the test that starts a process with it is run last."""
     (small.root / "tests" / "test_whole.py").write_text(WHOLE)
@@ -131,6 +134,7 @@ def test_other_processes_notice_too(small: scratch.Scratch) -> None:
     assert small.notices(changes()["(not judge(value))"])
 
 
+@pytest.mark.slow
 def test_what_fails_anyway_notices_nothing(small: scratch.Scratch) -> None:
     """A test that stops passing for another reason is not counted."""
     small.enter("checks", ("tests/test_one.py",))
@@ -138,6 +142,7 @@ def test_what_fails_anyway_notices_nothing(small: scratch.Scratch) -> None:
     assert not small.notices(changes()["(strict)"])
 
 
+@pytest.mark.slow
 def test_an_endless_run_is_noticed(small: scratch.Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with its time."""
     monkeypatch.setattr(scratch, "LEAST", 3.0)

@@ -35,6 +35,7 @@ def test_the_evidence_is_that_of_the_disk(store: Store, name: str, scheme: str) 
     )
 
 
+@pytest.mark.slow
 def test_300_models_have_the_findings_of_the_disk(store: Store, tmp_path: Path) -> None:
     """At most four requests and 100 kB each, and one listing of a thousand keys a page for all of them."""
     copies = [f"{number:03d}-{SINGLE[number % len(SINGLE)]}" for number in range(300)]

@@ -126,6 +126,7 @@ def test_a_float32_reference_judges_no_float32_graph(exported) -> None:
     assert (result.exit_code, document(result.stdout)["verdict"]) == (0, "passed")
 
 
+@pytest.mark.slow
 def test_little_memory(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float64 does not fit, a float32 graph is not run, with both sizes; an fp16 one is held against float32."""
     monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: 300_000)

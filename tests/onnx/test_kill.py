@@ -67,7 +67,9 @@ def exporter() -> Iterator[Zygote]:
     process.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])], ids=str
+)
 def test_killed_at_random(case: Case, tmp_path: Path, zygote: Zygote) -> None:
     assert kill_at_random(GraphStage(case, tmp_path, zygote), 1).total() == 1
 
@@ -89,6 +91,7 @@ def test_killed_before_every_call(case: Case, tmp_path: Path, zygote: Zygote) ->
     assert found["whole"]
 
 
+@pytest.mark.slow
 @needs_strace
 def test_killed_between_data_and_graph(tmp_path: Path, zygote: Zygote) -> None:
     """The data has its name and the graph has none: the next run removes that data and succeeds."""

@@ -47,6 +47,7 @@ def recording(folder: Path) -> Recording:
     return record(folder, build(folder, 1), 1)
 
 
+@pytest.mark.slow
 def test_two_recordings_agree(folder: Path, recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     """Six models, every command: the same answers, whatever process gives them, and no model changes."""
     again = record(folder, build(folder, 1), 2)
