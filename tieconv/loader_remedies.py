@@ -19,10 +19,8 @@ from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Parameter
 from tieconv.loaders.registry import CONSUMERS
 from tieconv.plans import plan_retie, plan_untie
-from tieconv.plans.meaning.described import described
-from tieconv.plans.meaning.parameter_values import KnownValues
-from tieconv.plans.named_format import plan_add_format
-from tieconv.plans.other_formats import alone
+from tieconv.plans.build import alone, plan_add_format
+from tieconv.plans.meaning import KnownValues, described
 from tieconv.plans.verbs.bias_verbs import plan_bias_unify
 from tieconv.plans.verbs.convert import Format, plan_convert
 from tieconv.plans.verbs.set_tie import Flag, plan_set_tie

@@ -187,8 +187,8 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
     if not is_remote(source):
         return path
     from tieconv.formats.shards import read_shards
+    from tieconv.plans.build import alone
     from tieconv.plans.guards import guard_layout
-    from tieconv.plans.other_formats import alone
 
     with opened(source) as (listing, files, _):
         checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)

@@ -21,8 +21,7 @@ from tieconv.errors import DestinationError, RefusedError, TieconvError, Unreada
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive
 from tieconv.formats.torch.write import Archive, Placed, lay_out
-from tieconv.plans.edited_files import files_of
-from tieconv.plans.edits import Edits
+from tieconv.plans.edits import Edits, files_of
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 CONFIG = {

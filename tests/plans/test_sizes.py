@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tieconv.checkpoint.weight_file import BITS, ByteRange, Storage, TensorRecord, nbytes
 from tieconv.checkpoint.write_plan import OutputStorage, OutputTensor
+from tieconv.plans.verbs.convert import split_shards, widest_first
 from tieconv.plans.verbs.dedup import trimmed
-from tieconv.plans.verbs.shard_split import split_shards, widest_first
 from tieconv.text import parse_size
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
 from tieconv.architectures.own_flag import is_foreign
+from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import Layout
+from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.write_plan import (
     AverageTensor,
     CopyTensor,
     DropConfig,
+    DropFile,
     DropTensor,
     FillTensor,
+    KeepTensor,
+    LinkFile,
     Operation,
+    OutputTensor,
     OutputText,
+    OutputWeights,
     Plan,
     Promises,
     RenameTensor,
@@ -30,13 +36,12 @@ from tieconv.checkpoint.write_plan import (
     TiePromise,
     TrimStorage,
 )
-from tieconv.plans.base_prefix import give_prefix, needs_prefix
+from tieconv.loaders.load import TRANSFORMERS_4, load
+from tieconv.loaders.loaded import Cause
 from tieconv.plans.config import set_flag
-from tieconv.plans.edited_files import files_of, with_text
-from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard_lone_config, refuse
-from tieconv.plans.meaning import Notes, judged
-from tieconv.plans.meaning.described import described
+from tieconv.plans.edits import Edits, files_of, with_text
+from tieconv.plans.guards import again, guard_layout, guard_lone_config, refuse
+from tieconv.plans.meaning import Notes, described, judged
 from tieconv.text import count, shown
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -187,3 +192,168 @@ def _summary(command: str, operations: Collection[Operation], config_changes: bo
         parts.append("metadata updated")
     done = {"retie": "tied", "untie": "untied"}.get(command, "done")
     return ", ".join(parts) if parts else f"already {done}: nothing to change"
+
+
+# Add the base model's prefix to the names of a file without it, if a plan adds a head.
+#
+# gpt2 on the Hub stores ``transformer.wte.weight`` as ``wte.weight``. transformers 4 adds the prefix to each name of
+# such a file. It refuses such a file if a head is stored too: then the names in the file need the prefix.
+
+
+Rename = Callable[[str], str]
+
+
+def needs_prefix(before: Inspection, after: Inspection) -> bool:
+    """Return whether transformers 4 accepts the names ``before`` a plan and refuses the names ``after`` it."""
+    if not before.family.prefix or load(after, TRANSFORMERS_4).refused(Cause.NAMES) is None:
+        return False
+    return load(before, TRANSFORMERS_4).refused(Cause.NAMES) is None
+
+
+def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tuple[Promises, str]:
+    """Rename the base model's tensors in ``edits``. Return the promises with the new names, and a note."""
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    start = f"{family.prefix}."
+    outside = {name for name in _outside_the_base(family) if not name.startswith(start)}
+
+    def to(name: str) -> str:
+        return name if name in outside or name.startswith(start) else start + name
+
+    for name in tensors:
+        if name not in edits.drops and name not in edits.additions and to(name) != name:
+            renamed = edits.renames.get(name)
+            edits.renames[name] = RenameTensor(name, to(renamed.to if renamed else name))
+    edits.operations[:] = _operations(edits, to)
+    edits.additions.update(
+        {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
+    )
+    edits.kept_copies = {to(name) for name in edits.kept_copies}
+    because = "transformers 4 refuses a file with a head and names without prefix"
+    note = f"the names get the prefix {shown(start)} because {because}"
+    return _promises(promises, to), note
+
+
+def _outside_the_base(family: Family) -> Iterator[str]:
+    yield from (name for name in (family.output_head, *family.output_biases) if name is not None)
+    for group in family.groups:
+        yield from (group.canonical, *group.members)
+
+
+def _operations(edits: Edits, to: Rename) -> Iterator[Operation]:
+    """Yield the operations with the new names. Operations that only rename come first."""
+    operations = tuple(operation for operation in edits.operations if not isinstance(operation, RenameTensor))
+    yield from edits.renames.values()
+    for operation in operations:
+        if isinstance(operation, CopyTensor | FillTensor | ScaleTensor):
+            yield replace(operation, name=to(operation.name))
+        else:
+            yield operation
+
+
+def _promises(promises: Promises, to: Rename) -> Promises:
+    ties = (
+        replace(tie, canonical=to(tie.canonical), stored=tuple(map(to, tie.stored)), absent=tuple(map(to, tie.absent)))
+        for tie in promises.ties
+    )
+    return replace(promises, ties=tuple(ties))
+
+
+# Add the "format" entry to safetensors metadata: transformers 4 refuses a file without it.
+
+
+FORMAT, TORCH = "format", "pt"
+
+
+def plan_add_format(inspection: Inspection) -> Plan:
+    """Return the plan that adds the "format" entry to a model of one file. Raises `RefusedError` for other formats."""
+    guard_layout(inspection)
+    checkpoint = inspection.checkpoint
+    guard_named(checkpoint, again(inspection, "inspect"))
+    weights = with_format(checkpoint)
+    plan = Plan(
+        command="reindex",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=(*named(weights), *(KeepTensor(name) for name in checkpoint.tensors)),
+        weights=weights,
+        texts=(),
+        links=tuple(LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
+        removed=(),
+        promises=Promises(inspection.config.effective, ()),
+        summary=summary(weights) or 'the metadata already has a "format" entry: nothing to change',
+        options={"add-format": "true"},
+    )
+    return judged(plan, inspection, described(inspection, plan), ())
+
+
+def guard_named(checkpoint: Checkpoint, hint: str) -> None:
+    """Raise `RefusedError` for a model that is not in safetensors files."""
+    if checkpoint.format != "safetensors":
+        refuse(
+            f'{shown(checkpoint.source)} has the format {checkpoint.format}: only safetensors has a "format" entry',
+            hint,
+            "reindex.add-format",
+        )
+
+
+def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
+    """Return the files without a "format" entry that loaders accept, with that entry. Nothing else changes."""
+    return tuple(
+        OutputWeights(
+            file.name,
+            tuple(OutputTensor(tensor.name, tensor.dtype, tensor.shape, tensor.range) for tensor in file.tensors),
+            {**(file.metadata or {}), FORMAT: TORCH},
+        )
+        for file in checkpoint.files
+        if file.metadata is None or file.refused_format is not None
+    )
+
+
+def named(weights: tuple[OutputWeights, ...]) -> tuple[SetMetadata, ...]:
+    """Return the operations for the files from `with_format`."""
+    return tuple(SetMetadata(output.name, FORMAT, TORCH) for output in weights)
+
+
+def summary(weights: tuple[OutputWeights, ...]) -> str:
+    """Return the summary, such as ``format pt added to 2 files``. It is empty for no file."""
+    return f"format {TORCH} added to {count(len(weights), 'file')}" if weights else ""
+
+
+def _files(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) -> Mapping[str, int]:
+    """Return the unchanged files of the model and their sizes in bytes."""
+    files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
+    if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
+        files[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size
+    written = {output.name for output in weights}
+    return {name: size for name, size in files.items() if name not in written}
+
+
+# Change the format that loaders prefer in a directory with two formats, and drop the others.
+
+
+def alone(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint without the files of other formats. ``others`` still lists them."""
+    return replace(
+        checkpoint,
+        companions={name: size for name, size in checkpoint.companions.items() if name not in checkpoint.others},
+        cautions=tuple(caution for caution in checkpoint.cautions if caution.code != TWO_FORMATS),
+    )
+
+
+def dropping(plan: Plan) -> Plan:
+    """Add to a plan for an `alone` checkpoint the files to drop.
+
+    The fingerprint has the state of each, so a file that has changed since is refused.
+    """
+    others = plan.checkpoint.others
+    if not others:
+        return plan
+    written = {output.name for output in plan.weights} | {text.name for text in plan.texts}
+    drops = tuple(DropFile(name, state.size) for name, state in others.items())
+    return replace(
+        plan,
+        fingerprint={**plan.fingerprint, **others},
+        operations=(*drops, *plan.operations),
+        removed=(*plan.removed, *(name for name in others if name not in written)),
+        summary=f"{plan.summary}; {count(len(others), 'file')} of another format dropped",
+    )

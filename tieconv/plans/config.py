@@ -1,18 +1,32 @@
-"""Write the tie flag at every level of the config that a loader reads."""
+"""Edit the config: the tie flag at every level that a loader reads, and the quantisation config with it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NoReturn
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, text_config
 from tieconv.architectures.own_flag import is_foreign, own_flag
 from tieconv.checkpoint.family import FlagMeaning
-from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.write_plan import OutputText, SetConfig
+from tieconv.checkpoint.inspection import Inspection, lists_float_head
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, QuantisedMatrix, Verdict
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan import DropConfig, OutputText, SetConfig
 from tieconv.errors import RefusedError
-from tieconv.formats.json.edit import set_values
+from tieconv.formats.json.edit import remove_keys, set_value, set_values
+from tieconv.inspection.quantised.quantisation_config import (
+    declared_settings,
+    matched_entry,
+    matches_pattern,
+    quantisation_settings,
+    texts,
+)
+from tieconv.loaders.evidence.head_pair import in_file
+from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.text import shown
+
+# Write the tie flag at every level of the config that a loader reads.
 
 
 def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tuple[SetConfig, ...]]:
@@ -119,3 +133,344 @@ def _flag_count(value: object) -> int:
     if isinstance(value, list):
         return sum(map(_flag_count, value))
     return 0
+
+
+# Edit the quantisation config together with the tie flag, so that both describe the head that is stored.
+
+
+Changes = tuple[SetConfig | DropConfig, ...]
+Document = tuple[OutputText | None, Changes]
+
+
+def config_without_head(inspection: Inspection, head: str) -> Document:
+    """Return the config of the tied model: the head has no codes, so no entry may list it."""
+    method = _method(inspection)
+    document = _edited(inspection, True, left_out(method), head)
+    choice = _choice(inspection, document, head, HEAD)
+    if choice.verdict is Verdict.QUANTISED and method != "mlx":
+        _refuse(inspection, f"still lists the head ({choice.entry})")
+    return document
+
+
+def config_with_head(inspection: Inspection, head: str) -> Document:
+    """Return the config of the untied model: the head has codes, and is quantised as the embedding is."""
+    method = _method(inspection)
+    document = _edited(inspection, False, listed(method), head)
+    choice = _choice(inspection, document, head, HEAD)
+    if choice.verdict is not Verdict.QUANTISED and (method != "mlx" or choice.verdict is Verdict.LEFT_OUT):
+        _refuse(inspection, f"would not list the head as quantised ({choice.entry or choice.verdict})")
+    if method in ("compressed-tensors", "mlx"):
+        embedding = _choice(inspection, document, _embedding(inspection), EMBEDDING)
+        if _numbers(choice) != _numbers(embedding):
+            _refuse(inspection, f"would give the head other settings than the embedding ({choice.entry})")
+    return document
+
+
+def config_with_flag(inspection: Inspection, tied: bool) -> Document:
+    """Return the config with the flag ``tied``, in which the quantisation lists the head only if its codes are stored.
+
+    For a method that tieconv does not edit, and for two descriptions that differ, only the flag changes.
+    """
+    declared, tables = inspection.quantisation, inspection.quantised
+    codes = tables.of(HEAD) if tables else None
+    if declared is None or not _agree(inspection):
+        return set_flag(inspection, tied)
+    editor, listing = None, False
+    if lists_float_head(inspection):
+        editor = left_out(declared.method)
+    elif codes is not None and codes.config.verdict is Verdict.LEFT_OUT and not codes.faults:
+        editor, listing = listed(declared.method), True
+    if editor is None or inspection.family.output_head is None:
+        return set_flag(inspection, tied)
+    head = in_file(inspection, inspection.family.output_head).removesuffix(".weight")
+    document = _edited(inspection, tied, editor, head)
+    choice = _choice(inspection, document, head, HEAD)
+    right = (choice.verdict is Verdict.QUANTISED) is listing and (codes is None or _describes(choice, codes))
+    return document if right else set_flag(inspection, tied)
+
+
+def _describes(choice: ConfigChoice, codes: QuantisedMatrix) -> bool:
+    """Return whether the numbers of the config are those of the stored codes."""
+    group = codes.block[1] if codes.block else None
+    return choice.bits in (None, codes.bits) and choice.group in (None, group)
+
+
+def _numbers(choice: ConfigChoice) -> tuple[object, ...]:
+    return choice.bits, choice.group, choice.symmetric, choice.layout, choice.block
+
+
+def _method(inspection: Inspection) -> str:
+    return quantisation_settings(inspection.checkpoint.quantisation_values).method
+
+
+def _embedding(inspection: Inspection) -> str:
+    embedding = inspection.quantised.of(EMBEDDING) if inspection.quantised else None
+    name = embedding.name if embedding else in_file(inspection, inspection.family.input_embedding or "")
+    return name.removesuffix(".weight")
+
+
+def _agree(inspection: Inspection) -> bool:
+    """Return whether all descriptions of the quantisation in the config are equal."""
+    settings = declared_settings(inspection.checkpoint.config_values)
+    return all(copy.values == settings[0].values for copy in settings)
+
+
+def _choice(inspection: Inspection, document: Document, module: str, role: str) -> ConfigChoice:
+    text, _ = document
+    config = inspection.checkpoint.config_values if text is None else json.loads(text.text)
+    return quantisation_settings(config).choice(module, role)
+
+
+def _edited(inspection: Inspection, tied: bool, editor: Editor | None, head: str) -> Document:
+    """Return the config with the flag ``tied``, and with the entries of ``editor`` in every copy of the settings."""
+    document = inspection.checkpoint.config
+    settings = quantisation_settings(inspection.checkpoint.config_values)
+    if document is None or not settings.values:
+        _refuse(inspection, "does not describe the quantisation")
+    if editor is None:
+        _refuse(inspection, f"uses the method {settings.method or 'of an unknown name'}, which tieconv does not edit")
+    copies = declared_settings(document.value)
+    if any(copy.values != settings.values for copy in copies):
+        _refuse(inspection, f"describes the quantisation twice ({', '.join(copy.path for copy in copies)})")
+    modules = Modules(_embedding(inspection), head, _stored_modules(inspection))
+    entries = editor(settings.values, modules)
+    flagged, changes = set_flag(inspection, tied)
+    text = document.text if flagged is None else flagged.text
+    all_changes: list[SetConfig | DropConfig] = list(changes)
+    for copy in copies:
+        text = _applied(text, tuple(copy.path.split(".")), entries)
+        all_changes += _operations(copy.path, copy.values, entries)
+    if not all_changes:
+        return None, ()
+    return OutputText(document.name, text), tuple(all_changes)
+
+
+def _applied(text: str, start: tuple[str, ...], entries: Entries) -> str:
+    for path, value in entries.items():
+        if value is REMOVED:
+            text = remove_keys(text, (*start, *path[:-1]), path[-1:])
+        else:
+            text = set_value(text, (*start, *path), value)
+    return text
+
+
+def _operations(start: str, values: Mapping[str, object], entries: Entries) -> Changes:
+    operations: list[SetConfig | DropConfig] = []
+    for path, value in entries.items():
+        name = ".".join((start, *path))
+        before, present = _at(values, path)
+        operations.append(DropConfig(name, before) if value is REMOVED else SetConfig(name, value, before, present))
+    return tuple(operations)
+
+
+def _at(values: object, path: tuple[str, ...]) -> tuple[object, bool]:
+    for key in path:
+        if not isinstance(values, Mapping) or key not in values:
+            return None, False
+        values = values[key]
+    return values, True
+
+
+def _stored_modules(inspection: Inspection) -> frozenset[str]:
+    """Return the names of the modules that have stored tensors, and of the modules around them."""
+    modules: set[str] = set()
+    for name in inspection.checkpoint.tensors:
+        module = name.rpartition(".")[0]
+        while module and module not in modules:
+            modules.add(module)
+            module = module.rpartition(".")[0]
+    return frozenset(modules)
+
+
+def _refuse(inspection: Inspection, clause: str) -> NoReturn:
+    refuse(
+        f"the quantisation config of {shown(inspection.checkpoint.source)} {shown(clause, 200)}",
+        inspect_hint(inspection),
+        "quantised.config",
+    )
+
+
+# Find the config edits that list the head among the quantised modules, or leave it out.
+#
+# Each quantisation method has its own entries. Sources: as in `tieconv.inspection.quantised.quantisation_config`.
+
+
+Path = tuple[str, ...]
+Entries = dict[Path, object]
+"""New values by path inside the quantisation config. `REMOVED` removes the key."""
+
+REMOVED = object()
+
+
+@record
+class Modules:
+    """The names of the two modules, and of every module that the files store."""
+
+    embedding: str
+    head: str
+    stored: Collection[str]
+
+    def is_own(self, entry: str) -> bool:
+        """Return whether a config entry is about the head, and about no other stored module."""
+        if not entry.startswith("re:"):
+            return entry == self.head
+        pattern = entry[3:]
+        if matches_pattern(pattern, self.head) is not True:
+            return False
+        return all(matches_pattern(pattern, name) is False for name in self.stored if name != self.head)
+
+
+Editor = Callable[[Mapping[str, object], Modules], Entries]
+
+
+def left_out(method: str) -> Editor | None:
+    """Return the function that leaves the head out of the entries of ``method``; ``None`` for an unknown method."""
+    return _LEFT_OUT.get(method)
+
+
+def listed(method: str) -> Editor | None:
+    """Return the function that lists the head as the embedding is listed; ``None`` for an unknown method."""
+    return _LISTED.get(method)
+
+
+# --- compressed-tensors ----------------------------------------------------------------------------------
+
+
+def _compressed_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+    """Remove the head's own targets. If another target still matches the head, add the head to ``ignore``."""
+    entries: Entries = {}
+    matched = False
+    for name, targets in _targets(values).items():
+        others = tuple(target for target in targets if not modules.is_own(target))
+        if others and others != targets:
+            entries["config_groups", name, "targets"] = others
+        matched = matched or matched_entry(others or targets, modules.head, HEAD) is not None
+    ignored = texts(values.get("ignore"))
+    match = matched_entry(ignored, modules.head, HEAD)
+    if matched and (match is None or not match[1]):
+        entries["ignore",] = (*ignored, modules.head)
+    return entries
+
+
+def _compressed_listed(values: Mapping[str, object], modules: Modules) -> Entries:
+    """Remove the head from ``ignore``, and add its name, which vLLM needs, to the embedding's or the only group."""
+    entries: Entries = {}
+    ignored = texts(values.get("ignore"))
+    others = tuple(entry for entry in ignored if not modules.is_own(entry))
+    if others != ignored:
+        entries["ignore",] = others
+    groups = _targets(values)
+    for name, targets in groups.items():
+        if matched_entry(targets, modules.embedding, EMBEDDING) is not None or len(groups) == 1:
+            if not any(modules.is_own(target) for target in targets):
+                pattern = f"re:.*{modules.head.rpartition('.')[2]}$"
+                named = pattern if modules.is_own(pattern) else modules.head
+                entries["config_groups", name, "targets"] = (*targets, named)
+            break
+    return entries
+
+
+def _targets(values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    groups = values.get("config_groups")
+    pairs = groups.items() if isinstance(groups, Mapping) else ()
+    return {str(name): texts(group.get("targets")) for name, group in pairs if isinstance(group, Mapping)}
+
+
+# --- a switch, or a list of modules to skip --------------------------------------------------------------
+
+
+def _gptq_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+    return {("lm_head",): False} if values.get("lm_head") is True else {}
+
+
+def _gptq_listed(values: Mapping[str, object], modules: Modules) -> Entries:
+    return {} if values.get("lm_head") is True else {("lm_head",): True}
+
+
+def _awq_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+    skipped = _skip("modules_to_not_convert", values, modules) if "modules_to_not_convert" in values else {}
+    return {**_gptq_left_out(values, modules), **skipped}
+
+
+def _awq_listed(values: Mapping[str, object], modules: Modules) -> Entries:
+    return {**_gptq_listed(values, modules), **_unskip("modules_to_not_convert", values, modules)}
+
+
+def _bitsandbytes_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+    key = "llm_int8_skip_modules"
+    return _skip(key, values, modules) if isinstance(values.get(key), list) else {}  # without a list, it is skipped
+
+
+def _bitsandbytes_listed(values: Mapping[str, object], modules: Modules) -> Entries:
+    key = "llm_int8_skip_modules"
+    return _unskip(key, values, modules) if isinstance(values.get(key), list) else {(key,): ()}
+
+
+def _fp8_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+    return _skip(_fp8_key(values), values, modules)
+
+
+def _fp8_listed(values: Mapping[str, object], modules: Modules) -> Entries:
+    return _unskip(_fp8_key(values), values, modules)
+
+
+def _fp8_key(values: Mapping[str, object]) -> str:
+    own = "modules_to_not_convert"
+    return "ignored_layers" if values.get("ignored_layers") and not values.get(own) else own
+
+
+def _skip(key: str, values: Mapping[str, object], modules: Modules) -> Entries:
+    names = texts(values.get(key))
+    return {} if modules.head in names else {(key,): (*names, modules.head)}
+
+
+def _unskip(key: str, values: Mapping[str, object], modules: Modules) -> Entries:
+    names = texts(values.get(key))
+    others = tuple(name for name in names if name not in (modules.head, modules.head.rpartition(".")[2]))
+    return {} if others == names else {(key,): others}
+
+
+# --- MLX -------------------------------------------------------------------------------------------------
+
+
+def _mlx_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+    return {(modules.head,): REMOVED} if modules.head in values else {}
+
+
+def _mlx_listed(values: Mapping[str, object], modules: Modules) -> Entries:
+    """Give the head the embedding's own entry, or none if the embedding has none."""
+    if modules.embedding in values:
+        same = values.get(modules.head) == values[modules.embedding]
+        return {} if same else {(modules.head,): values[modules.embedding]}
+    return _mlx_left_out(values, modules)
+
+
+_LEFT_OUT: Mapping[str, Editor] = {
+    "compressed-tensors": _compressed_left_out,
+    "gptq": _gptq_left_out,
+    "awq": _awq_left_out,
+    "bitsandbytes": _bitsandbytes_left_out,
+    "fp8": _fp8_left_out,
+    "mlx": _mlx_left_out,
+}
+_LISTED: Mapping[str, Editor] = {
+    "compressed-tensors": _compressed_listed,
+    "gptq": _gptq_listed,
+    "awq": _awq_listed,
+    "bitsandbytes": _bitsandbytes_listed,
+    "fp8": _fp8_listed,
+    "mlx": _mlx_listed,
+}
+
+
+# Change the tie flag together with the quantisation config, if there is one.
+
+
+def flag_document(
+    inspection: Inspection, tied: bool
+) -> tuple[OutputText | None, tuple[SetConfig | DropConfig, ...]] | None:
+    """Return the config with the flag ``tied`` and fitting entries, ``None`` if it describes no quantisation."""
+    if inspection.quantisation is None:
+        return None
+
+    return config_with_flag(inspection, tied)

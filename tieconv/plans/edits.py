@@ -1,11 +1,13 @@
-"""Collect a planner's edits of names and bytes. `tieconv.plans.edited_files` turns them into files."""
+"""Collect a planner's edits of names and bytes, and turn them into files to write, link or leave out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from tieconv.checkpoint.model_files import Checkpoint
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, nbytes
+from tieconv.checkpoint import value_type, weight_file
+from tieconv.checkpoint.model_files import Checkpoint, Layout
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile, nbytes
 from tieconv.checkpoint.write_plan import (
     AllZero,
     Averaged,
@@ -15,20 +17,28 @@ from tieconv.checkpoint.write_plan import (
     Equal,
     FillTensor,
     InlineBytes,
+    KeepTensor,
+    LinkFile,
     Operation,
     OutputStorage,
     OutputTensor,
+    OutputText,
+    OutputWeights,
     Padded,
     Proof,
     RenameTensor,
     ResizeTensor,
     Scaled,
     ScaleTensor,
+    SetMetadata,
     SetTensor,
     ShareTensor,
     TrimStorage,
     Zeros,
 )
+from tieconv.formats.index import edit_index
+
+# Collect a planner's edits of names and bytes. `tieconv.plans.edits` turns them into files.
 
 
 @dataclass
@@ -163,3 +173,224 @@ class Edits:
         stored = {name for name in self.checkpoint.tensors if name not in self.drops}
         renamed = {self.renames[name].to if name in self.renames else name for name in stored}
         return renamed | set(self.additions)
+
+
+# Turn edits into the files to write, to link and to leave out, in any layout.
+
+
+HEAD_SHARDS = {"safetensors": "model-head.safetensors", "torch": "pytorch_model-head.bin"}
+"""The new shard for new tensors of a sharded model, by format. The bytes of other shards do not change.
+
+The name starts like the other shards, so loaders that glob for ``model*.safetensors`` find it. It has no number, so no
+other shard needs a new name.
+"""
+
+
+@value_type.record
+class Files:
+    """The weight files and index that a plan writes, links and removes."""
+
+    weights: tuple[OutputWeights, ...]
+    texts: tuple[OutputText, ...]
+    links: tuple[LinkFile, ...]
+    removed: tuple[str, ...]
+    operations: tuple[Operation, ...]
+
+
+def files_of(edits: Edits) -> Files:
+    """Return the files to write, link and leave out. ``edits`` does not change."""
+    edits = replace(edits, operations=list(edits.operations))  # the metadata operations are added to the copy
+    return _sharded(edits) if edits.checkpoint.layout is Layout.SHARDED else _single(edits)
+
+
+def _single(edits: Edits) -> Files:
+    file = edits.checkpoint.files[0]
+    changed = _rewrite(file, edits, edits.additions)
+    weights = () if changed is None else (changed,)
+    # mlx-lm writes an index for one file too.
+    texts = index_text(edits, weights, []) if edits.checkpoint.index is not None else ()
+    return _assemble(edits, weights, texts, removed=())
+
+
+def _sharded(edits: Edits) -> Files:
+    tensors = edits.checkpoint.tensors
+    replaced = {name: edits.additions[name] for name in edits.additions if name in tensors}
+    new = {name: added for name, added in edits.additions.items() if name not in tensors}
+    weights: list[OutputWeights] = []
+    removed: list[str] = []
+    for file in edits.checkpoint.files:
+        mine = {name: added for name, added in replaced.items() if tensors[name].range.file == file.name}
+        changed = _rewrite(file, edits, mine)
+        if changed is not None and not changed.tensors:
+            removed.append(file.name)
+        elif changed is not None:
+            weights.append(changed)
+    if new:
+        shard = _unused_name(edits.checkpoint)
+        metadata = metadata_of_new(edits, shard, {tensor.name for tensor, _ in new.values()})
+        weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
+    text = index_text(edits, tuple(weights), removed)
+    return _assemble(edits, tuple(weights), text, tuple(removed))
+
+
+def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
+    """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
+    mine = {tensor.name for tensor in file.tensors}
+    metadata, changed = metadata_after(file, edits, _names_after(edits, mine, additions))
+    trimmed = any(name == file.name for name, _ in edits.trims)
+    if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
+        return None
+    storages = {storage.key: OutputStorage(storage.range, storage.crc) for storage in file.storages}
+    storages |= {key: storage for (name, key), storage in edits.trims.items() if name == file.name}
+    tensors: list[OutputTensor] = []
+    for record in file.tensors:
+        if record.name in additions:
+            tensors.append(additions[record.name][0])
+        elif record.name not in edits.drops:
+            name = edits.renames[record.name].to if record.name in edits.renames else record.name
+            home = storages[record.storage] if record.storage is not None else None
+            tensors.append(OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home))
+        tensors += [
+            tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
+        ]
+    return OutputWeights(file.name, tuple(tensors), metadata, file.gguf)
+
+
+def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:
+    """Return the names that a file with the names ``mine`` will have."""
+    stays = {name for name in mine if name not in edits.drops and name not in additions}
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in stays}
+    return renamed | {tensor.name for tensor, _ in additions.values()}
+
+
+def _unused_name(checkpoint: Checkpoint) -> str:
+    taken = {file.name for file in checkpoint.files} | set(checkpoint.companions)
+    name = usual = HEAD_SHARDS[checkpoint.format]
+    stem, _, suffix = usual.rpartition(".")
+    number = 2
+    while name in taken:
+        name, number = f"{stem}-{number}.{suffix}", number + 1
+    return name
+
+
+def _assemble(
+    edits: Edits, weights: tuple[OutputWeights, ...], texts: tuple[OutputText, ...], removed: tuple[str, ...]
+) -> Files:
+    checkpoint = edits.checkpoint
+    written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
+    links = {file.name: file.size for file in checkpoint.files}
+    for document in (checkpoint.index, checkpoint.config):
+        if (
+            document is not None and checkpoint.layout is not Layout.FILE
+        ):  # a weight file given by itself is written without other files
+            links[document.name] = checkpoint.states[document.name].size
+    links |= checkpoint.companions
+    touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
+    unchanged = tuple(KeepTensor(name) for name in checkpoint.tensors if name not in touched)
+    linked = tuple(LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
+    return Files(weights, texts, linked, removed, (*edits.operations, *unchanged))
+
+
+def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...]) -> Files:
+    """Return ``files`` with one more document that is written instead of linked."""
+    return replace(
+        files,
+        texts=(*files.texts, text),
+        links=tuple(link for link in files.links if link.name != text.name),
+        operations=(*operations, *files.operations),
+    )
+
+
+# Return the text of a shard index after edits.
+
+
+def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str]) -> tuple[OutputText, ...]:
+    """Return the index for the written shards, or nothing if its text does not change."""
+    index = edits.checkpoint.index
+    assert index is not None  # a guard has refused a sharded model without an index
+    written = {file.name: file for file in weights}
+    after: dict[str, tuple[str, int, int]] = {}
+    for file in edits.checkpoint.files:
+        if file.name not in written and file.name not in removed:
+            for record in file.tensors:
+                after[record.name] = (file.name, record.nbytes, record.elements)
+    for output in written.values():
+        for tensor in output.tensors:
+            after[tensor.name] = (output.name, tensor.nbytes, _elements(tensor))
+    before = {record.name: record.range.file for record in edits.checkpoint.tensors.values()}
+    drop = {name: shard for name, shard in before.items() if name not in after}
+    add = {name: home for name, (home, _, _) in after.items() if before.get(name) != home}
+    total = _total(edits, written, after)
+    parameters = sum(elements for _, _, elements in after.values())
+    parameters -= sum(record.elements for record in edits.checkpoint.tensors.values())
+    text = edit_index(index.text, drop=drop, add=add, total_size=total, parameters_added=parameters)
+    return (OutputText(index.name, text),) if text != index.text else ()
+
+
+def _total(edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[str, tuple[str, int, int]]) -> int:
+    """Return the bytes of all tensors. Names with the same view of one storage count once, as in transformers."""
+    seen: dict[object, int] = {}
+    for file in edits.checkpoint.files:
+        for record in file.tensors:
+            if after.get(record.name, ("",))[0] == file.name and file.name not in written:
+                seen[record.range, record.stride] = record.nbytes
+    for output in written.values():
+        for tensor in output.tensors:
+            seen[(output.name, tensor.content, tensor.stride) if tensor.storage else tensor] = after[tensor.name][1]
+    return sum(seen.values())
+
+
+def _elements(tensor: OutputTensor) -> int:
+    product = 1
+    for side in tensor.shape:
+        product *= side
+    return product
+
+
+# Update the metadata of weight files: no entry may be wrong after the edits.
+
+
+def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Mapping[str, str] | None, bool]:
+    """Return the metadata of ``file`` without entries that the edits make wrong, and whether it changes.
+
+    ``names`` are the tensors that the file will have.
+
+    `safetensors.torch.save_model` records a dropped alias as ``{dropped name: kept name}``.
+    """
+    if file.metadata is None or file.gguf is not None:  # the metadata of GGUF names no tensors
+        return file.metadata, False
+    tensors = edits.checkpoint.tensors
+    stored = edits.after()
+    stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
+    after = {key: value for key, value in file.metadata.items() if key not in stale}
+    for key in stale:
+        edits.operations.append(SetMetadata(file.name, key, None))
+    changed = edits.checkpoint.format == "safetensors" and _mark_copies(file, edits, names, after)
+    return after, changed or bool(stale)
+
+
+def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict[str, str]) -> bool:
+    """Record in ``metadata`` which ``names`` are kept copies. Return whether that changes the metadata."""
+    before = weight_file.names_in(metadata)
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in before}
+    after = (renamed | edits.kept_copies) & names
+    if before == after:
+        return False
+    value = weight_file.entry(after) if after else None
+    edits.operations.append(SetMetadata(file.name, weight_file.KEY, value))
+    if value is None:
+        del metadata[weight_file.KEY]
+    else:
+        metadata[weight_file.KEY] = value
+    return True
+
+
+def metadata_of_new(edits: Edits, shard: str, names: Iterable[str]) -> Mapping[str, str] | None:
+    """Return the metadata of a new shard with ``names``. torch files have none."""
+    if edits.checkpoint.format == "torch":
+        return None
+    copies = edits.kept_copies.intersection(names)
+    if not copies:
+        return {"format": "pt"}
+    edits.operations.append(SetMetadata(shard, weight_file.KEY, weight_file.entry(copies)))
+    return {"format": "pt", weight_file.KEY: weight_file.entry(copies)}

@@ -11,8 +11,8 @@ from tieconv.api.evidence import inspect
 from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.opened import on_disk, proved
+from tieconv.plans.build import alone, dropping
 from tieconv.plans.guards import guard_many
-from tieconv.plans.other_formats import alone, dropping
 from tieconv.sources import is_remote
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.equality import equal
 from tieconv.inspection.view_reader import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
-from tieconv.plans.named_format import plan_add_format
-from tieconv.plans.other_formats import alone, dropping
+from tieconv.plans.build import alone, dropping, plan_add_format
 from tieconv.plans.verbs import reindex
-from tieconv.plans.verbs.strip_prefix import plan_strip_prefix
+from tieconv.plans.verbs.reindex import plan_strip_prefix
 from tieconv.sources import is_remote
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import PurePath
@@ -12,25 +14,29 @@ from typing import Any
 from tieconv.architectures.own_flag import is_foreign
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
-from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord
 from tieconv.checkpoint.write_plan import (
+    Assembled,
     DropTensor,
+    Equal,
+    Gathered,
+    KeepTensor,
     LinkFile,
     Operation,
+    OutputStorage,
     OutputTensor,
     OutputText,
     OutputWeights,
     Plan,
     Promises,
+    Proof,
+    RenameTensor,
     TiePromise,
 )
 from tieconv.formats.limits import MAX_TENSORS
-from tieconv.plans.guards import MANY_FOR_TORCH, guard_layout, guard_many, refuse
-from tieconv.plans.meaning import judged
-from tieconv.plans.meaning.described import described
-from tieconv.plans.verbs import distributed
-from tieconv.plans.verbs.dedup import shared_groups
-from tieconv.plans.verbs.shard_split import Storages, dense, split_shards, widest_first
+from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
+from tieconv.plans.meaning import described, judged
+from tieconv.plans.verbs.dedup import shared_groups, trimmed
 from tieconv.text import count, shown, size
 
 SHARD_SIZE = 5_000_000_000
@@ -55,7 +61,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     Also raises it if another file in the directory has the name of an output file.
     """
     if inspection.checkpoint.table:
-        inspection = distributed.convertible(inspection, to)
+        inspection = convertible(inspection, to)
     guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
     checkpoint = inspection.checkpoint
     if to is Format.TORCH:
@@ -63,7 +69,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
     shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
     if checkpoint.table:
-        shape = partial(distributed.assembled, checkpoint.table)
+        shape = partial(assembled, checkpoint.table)
     tensors = [shape(record) for record in checkpoint.tensors.values() if record.name not in dropped]
     whole = checkpoint.layout is Layout.FILE
     groups = [tensors] if whole else list(split_shards(tensors, max_shard_size)) or [[]]
@@ -78,7 +84,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
                 "plan.many-storages",
             )
     texts = (
-        *distributed.config_text(checkpoint),
+        *config_text(checkpoint),
         *((_index(checkpoint, weights, to),) if len(weights) > 1 else _one_file_index(checkpoint, weights)),
     )
     plan = _assemble(inspection, to, weights, texts, dropped)
@@ -88,7 +94,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
 
 def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a note on the training state that `convert` does not write."""
-    yield from distributed.left_out(checkpoint)
+    yield from left_out(checkpoint)
     for caution in checkpoint.cautions:
         if caution.code == TRAINING:
             yield f"{caution.message}: convert writes only the model, not the training state"
@@ -191,17 +197,17 @@ def _assemble(
     _check_free(checkpoint, used)
     _check_named(checkpoint, used)
     before = [file.name for file in checkpoint.files] + ([checkpoint.index.name] if checkpoint.index else [])
-    operations: tuple[Operation, ...] = tuple(
+    kept_or_dropped: tuple[Operation, ...] = tuple(
         DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
         if name in dropped
-        else distributed.keep_tensor(checkpoint, name)
+        else keep_tensor(checkpoint, name)
         for name in checkpoint.tensors
     )
     return Plan(
         command="convert",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
-        operations=(*operations, *distributed.operations(checkpoint)),
+        operations=(*kept_or_dropped, *operations(checkpoint)),
         weights=changed,
         texts=rewritten,
         links=tuple(LinkFile(name, bytes_) for name, bytes_ in _links(checkpoint, before, used) if name not in written),
@@ -210,7 +216,7 @@ def _assemble(
         promises=_promises(inspection, dropped),
         summary=_summary(to, weights, changed),
         options={"to": str(to)},
-        proofs=distributed.proofs(checkpoint, dropped),
+        proofs=proofs(checkpoint, dropped),
     )
 
 
@@ -257,8 +263,8 @@ def _links(checkpoint: Checkpoint, before: list[str], used: set[str]) -> Iterato
     names = {name: checkpoint.states[name].size for name in before if name in used}
     if checkpoint.config is not None and checkpoint.layout is not Layout.FILE and not checkpoint.table:
         names[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size
-    companions = distributed.companions(checkpoint) if checkpoint.table else checkpoint.companions
-    yield from sorted({**names, **companions}.items())
+    beside = companions(checkpoint) if checkpoint.table else checkpoint.companions
+    yield from sorted({**names, **beside}.items())
 
 
 def _promises(inspection: Inspection, dropped: Mapping[str, str]) -> Promises:
@@ -275,3 +281,165 @@ def _summary(to: Format, weights: tuple[OutputWeights, ...], changed: tuple[Outp
     largest = max(file.nbytes for file in weights)
     shape = f"{count(len(weights), f'{to} file')}" + (f" of at most {size(largest)}" if len(weights) > 1 else "")
     return shape if changed else f"already stored as {shape}: nothing to change"
+
+
+# What `convert` does with a training checkpoint whose tensors are in chunks: contents, notes and proofs.
+
+
+_CONFIG = "config.json"
+_MEGATRON = frozenset({"common.pt", "metadata.json"})
+"""The files that Megatron-LM and NeMo write beside the tensors."""
+_WEIGHTS = (".distcp", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".safetensors.index.json")
+"""Suffixes of files that hold weights or training state, which the converted model does not need."""
+
+
+def convertible(inspection: Inspection, to: str) -> Inspection:
+    """Return the evidence without the mark that no command writes the format. Refuses what cannot be converted."""
+    checkpoint = inspection.checkpoint
+    source = shown(checkpoint.source)
+    if checkpoint.headers_only:
+        refuse(
+            f"tieconv reads only the names and shapes of {source}",
+            "copy it to this machine, and save it without extensions of torch.distributed.checkpoint",
+            "dcp.headers-only",
+        )
+    if checkpoint.companions.keys() >= _MEGATRON:
+        refuse(
+            f"{source} is a checkpoint of Megatron-LM, whose tensors have other names than those of transformers",
+            'export it with Megatron Bridge or NeMo: llm.export_ckpt(..., target="hf")',
+            "dcp.megatron",
+        )
+    if to != "safetensors":
+        refuse(
+            f"{source} is a training checkpoint, which tieconv converts only to safetensors",
+            again(inspection, "convert", "--to", "safetensors", "-o", "OUT"),
+            "dcp.target",
+        )
+    if not checkpoint.tensors:
+        refuse(f"{source} has no tensor of a model", again(inspection, "inspect"), "dcp.empty")
+    return replace(inspection, checkpoint=replace(checkpoint, read_only=""))
+
+
+def assembled(table: ChunkTable, record: TensorRecord) -> OutputTensor:
+    """Return the tensor, put together from its chunks."""
+    content = Assembled(record, table.chunks[record.name], record.name in table.overlapping)
+    return OutputTensor(record.name, record.dtype, record.shape, content)
+
+
+def config_text(checkpoint: Checkpoint) -> tuple[OutputText, ...]:
+    """Return the config of a training checkpoint, which may be in another directory."""
+    if not checkpoint.table or checkpoint.config is None:
+        return ()
+    return (OutputText(_CONFIG, checkpoint.config.text),)
+
+
+def companions(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the files that go into the model: neither weights nor the state of the trainer."""
+    return {name: size for name, size in checkpoint.companions.items() if not name.endswith(_WEIGHTS)}
+
+
+def left_out(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes on what the model does not get, and on the prefix that its names lose."""
+    table = checkpoint.table
+    if not table:
+        return
+    prefix = _prefix(table)
+    if prefix:
+        yield f"convert removes the prefix {shown(prefix)} from the tensor names"
+    if table.training:
+        yield f"convert leaves out {count(len(table.training), 'tensor')} of training state"
+    if table.outside:
+        first = shown(next(iter(table.outside)))
+        yield f"convert leaves out {count(len(table.outside), 'tensor')} beside the model, such as {first}"
+    if checkpoint.config is None:
+        yield "the checkpoint holds no config.json, so convert keeps the stored names and every tensor"
+        yield "to convert the model, copy its config.json into the checkpoint first"
+    elif checkpoint.config.name != _CONFIG:
+        folder = os.path.dirname(checkpoint.config.name)
+        yield f"the config is that of {shown(folder)}; copy the tokenizer from there"
+
+
+def _prefix(table: ChunkTable) -> str:
+    """Return what the names lose at their start, of the first tensor whose name is changed there."""
+    pairs = ((stored, name) for name, stored in table.stored_names.items())
+    return next((stored.removesuffix(name) for stored, name in pairs if stored != name and stored.endswith(name)), "")
+
+
+def keep_tensor(checkpoint: Checkpoint, name: str) -> Operation:
+    """Return the operation on a tensor of the model, whose name may lose a prefix."""
+    stored = checkpoint.table.stored_names.get(name, name)
+    return KeepTensor(name) if stored == name else RenameTensor(stored, name)
+
+
+def operations(checkpoint: Checkpoint) -> Iterator[Operation]:
+    """Yield the operations on the tensors that are not the model's."""
+    table = checkpoint.table
+    for name in table.training:
+        yield DropTensor(name, "it is training state, not a weight")
+    for name in table.outside:
+        yield DropTensor(name, "it is not below the model's prefix")
+
+
+def proofs(checkpoint: Checkpoint, dropped: Mapping[str, str]) -> tuple[Proof, ...]:
+    """Return the proof for each copy that is left out of the model."""
+    if not checkpoint.table:
+        return ()
+    tensors = checkpoint.tensors
+    return tuple(Equal(tensors[name], tensors[source]) for name, source in dropped.items())
+
+
+# Lay out tensors for new files: dense or in their storages, split into shards, widest dtypes first.
+
+
+def dense(record: TensorRecord) -> OutputTensor:
+    """Return the tensor with its elements in row-major order; gathers a strided view."""
+    if record.stride is None:
+        return OutputTensor(record.name, record.dtype, record.shape, record.range)
+    content = Gathered(record.range, record.dtype, record.shape, record.stride)
+    return OutputTensor(record.name, record.dtype, record.shape, content)
+
+
+class Storages:
+    """Storages of a new torch file: the source storages without the bytes that no tensor views."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.homes: dict[tuple[str, str], OutputStorage] = {}
+        for file in checkpoint.files:
+            for storage in file.storages:
+                views = [record for record in file.tensors if record.storage == storage.key]
+                self.homes[file.name, storage.key] = trimmed(storage, views)
+
+    def output(self, record: TensorRecord) -> OutputTensor:
+        """Return the tensor as a view of its storage."""
+        home = None if record.storage is None else self.homes[record.range.file, record.storage]
+        return OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
+
+
+def _storage_of(tensor: OutputTensor) -> object:
+    return tensor.storage or tensor
+
+
+def split_shards(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[OutputTensor]]:
+    """Split tensors greedily in the given order, as `huggingface_hub` does; tensors of one storage stay together."""
+    blocks: dict[object, list[OutputTensor]] = {}
+    for tensor in tensors:
+        blocks.setdefault(_storage_of(tensor), []).append(tensor)
+    shard: list[OutputTensor] = []
+    total = 0
+    for block in blocks.values():
+        needed = block[0].storage.range.size if block[0].storage else block[0].nbytes
+        if needed > limit:
+            yield block
+            continue
+        if shard and total + needed > limit:
+            yield shard
+            shard, total = [], 0
+        shard += block
+        total += needed
+    if shard:
+        yield shard
+
+
+def widest_first(tensors: list[OutputTensor]) -> list[OutputTensor]:
+    """Sort tensors by dtype width, widest first, so that each one starts aligned and readers can map it."""
+    return sorted(tensors, key=lambda tensor: -BITS.get(tensor.dtype, 8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 
+from tieconv.architectures.wrappers import unwrapping, wrappers_of
 from tieconv.checkpoint import value_type
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Caution, Checkpoint
@@ -16,9 +17,11 @@ from tieconv.formats.json import strict as spelled_json
 from tieconv.formats.json.strict import Number, loads
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
-from tieconv.plans import named_format
-from tieconv.plans.meaning import judged
-from tieconv.plans.meaning.described import described
+from tieconv.plans import build as named_format
+from tieconv.plans.build import build
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import guard_layout, inspect_hint, refuse
+from tieconv.plans.meaning import described, judged
 from tieconv.text import command, count, shown
 
 IsEqual = Callable[[TensorRecord, TensorRecord], bool]
@@ -244,3 +247,35 @@ def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
         pronoun = "it" if len(strays) == 1 else "them"
         fate = "left out" if prune else f"kept (--prune leaves {pronoun} out)"
         yield f"outside the index: {listed}{more}; {fate}"
+
+
+# Plan to remove a training wrapper's prefix from every tensor name, in the files and in their index.
+
+
+def plan_strip_prefix(inspection: Inspection) -> Plan:
+    """Return the plan that renames the tensors and changes nothing else.
+
+    Raises `RefusedError` if the names have no prefix that tieconv can remove.
+    """
+    guard_layout(inspection)
+    checkpoint = inspection.checkpoint
+    changed = unwrapping(checkpoint.tensors)
+    if not changed:
+        refuse(
+            f"{shown(checkpoint.source)}: the tensor names have no removable prefix of a training wrapper",
+            f"look at the names: {inspect_hint(inspection)}",
+            "reindex.no-prefix",
+        )
+    edits = Edits(checkpoint)
+    for name, bare in changed.items():
+        edits.rename(name, bare)
+    why = f"{' and '.join(wrappers_of(changed))} left the prefix in {count(len(changed), 'name')}"
+    return build(
+        "reindex",
+        inspection,
+        edits,
+        tied=None,
+        promises=Promises(inspection.config.effective, ()),
+        options={"strip-prefix": "true"},
+        notes=(why,),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NoReturn
 
@@ -12,19 +13,19 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.checkpoint.write_plan import NormFold, Plan, Promises, RetieForecast, TiePromise
 from tieconv.errors import RefusedError
+from tieconv.loaders.load import load, releases
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, still_stored
-from tieconv.plans.config import set_flag
+from tieconv.plans.config import flag_document, set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
-from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
+from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, inspect_hint, refuse
 from tieconv.plans.meaning import Note
-from tieconv.plans.verbs import average, folding
-from tieconv.plans.verbs.flag_document import flag_document
-from tieconv.plans.verbs.gguf_head import plan_gguf_retie
+from tieconv.plans.verbs.untie import plan_gguf_retie
 from tieconv.text import shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
@@ -55,7 +56,7 @@ def plan_retie(
     if inspection.checkpoint.format == "gguf":
         return plan_gguf_retie(inspection, bias=bias, forced=force or survivor is not None)
     if inspection.quantised_tables is not None:
-        from tieconv.plans.quantised.retie_quantised import plan_quantised_retie  # most models are not quantised
+        from tieconv.plans.quantised_ties import plan_quantised_retie  # most models are not quantised
 
         return plan_quantised_retie(inspection, bias=bias, force=force, inexact=survivor is Survivor.MEAN)
     guard(inspection, "retie")
@@ -133,10 +134,10 @@ def _merge(
     source = reference.name
     if differing and fold is not None:
         _guard_forced(inspection, tie, reference, differing, exponent)
-        return folding.merge(edits, inspection, tie, reference, differing, fold)
+        return folded(edits, inspection, tie, reference, differing, fold)
     if differing and survivor is Survivor.MEAN:
         _guard_forced(inspection, tie, reference, differing, exponent)
-        return average.merge(edits, inspection, tie, reference, differing)
+        return averaged(edits, inspection, tie, reference, differing)
     if differing:
         source, note = _settle(inspection, tie, reference, differing, survivor, exponent)
     canonical = tie.canonical
@@ -251,3 +252,137 @@ def _promise(edits: Edits, tie: Tie) -> TiePromise:
     names = [member.name for member in tie.members if member.name != tie.canonical]
     stored = (tie.canonical,) if tie.canonical in after else ()
     return TiePromise(tie.canonical, True, stored, tuple(name for name in names if name not in after))
+
+
+# Re-tie a head that contains a folded norm: move its factors into the norm, then drop the head.
+
+
+def folded(
+    edits: Edits, inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], fold: NormFold
+) -> tuple[Note, ...]:
+    """Drop the head and change the norm; return notes that count the rounded elements of the stored head.
+
+    Raises `RefusedError` if another tensor of the group differs too.
+    """
+    if [member.name for member in differing] != [fold.head]:
+        names = ", ".join(shown(member.name) for member in differing)
+        refuse(
+            f"{names} differ from {shown(reference.name)}, but only a head can contain a folded norm",
+            inspect_hint(inspection),
+            "fold.group",
+        )
+    tensors = inspection.checkpoint.tensors
+    norms = " and ".join(map(shown, fold.values))
+    for name, data in fold.values.items():
+        edits.give(tensors[name], data, f"its values times the column factors of {fold.head}, exact")
+    for member in tie.members:
+        if not member.stored or member.name in (tie.canonical, reference.name):
+            continue
+        if member.name == fold.head:
+            edits.drop(member.name, _folding_because(member, tie, fold))
+        else:
+            edits.drop_equal(member.name, reference.name, _folding_because(member, tie, fold))
+    if reference.name != tie.canonical:
+        edits.rename(reference.name, tie.canonical)
+    tensors_changed = (fold.head, *fold.values)
+    return (Note(_note(fold, norms), tensors_changed), *_passed_over(inspection, fold))
+
+
+def _folding_because(member: Member, tie: Tie, fold: NormFold) -> str:
+    if member.name != fold.head:
+        return f"equal to {tie.canonical}, byte for byte"
+    return f"{tie.canonical} times the factors moved into {' and '.join(fold.values)}, byte for byte"
+
+
+def _passed_over(inspection: Inspection, fold: NormFold) -> Iterator[Note]:
+    """Yield a note for each release that ignores the head: transformers 4, if the config says tied."""
+    for release in releases(inspection):
+        if load(inspection, release).source(fold.head) != fold.head:
+            yield Note(
+                f"the config says tied, so transformers {release.partition('.')[0]} ignored {shown(fold.head)} and "
+                f"computed the logits without these factors {REVIEW_FIRST}"
+            )
+
+
+def _note(fold: NormFold, norms: str) -> str:
+    if not fold.rounded:
+        return f"retie moves the head factors into {norms}: every product is exact, so the logits stay the same"
+    return (
+        f"retie moves the head factors into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
+        f"{shown(fold.head)} were rounded, so the logits change"
+    )
+
+
+# Re-tie to the mean: replace two tables by one table with the mean of each pair of elements.
+
+
+_ALIKE = frozenset({State.NEAR, State.DISTINCT})
+"""States that allow a mean: neither table is a transpose, multiple or cast of the other."""
+
+
+def averaged(
+    edits: Edits, inspection: Inspection, tie: Tie, reference: Member, differing: list[Member]
+) -> tuple[Note, ...]:
+    """Store the mean of input embedding and head under the canonical name. Return a note on the lost values.
+
+    Raises `RefusedError` when the mean is unclear: more than two different tables, two dtypes, a multiple, or a
+    strided view. The executor checks that the elements are finite when it reads them.
+    """
+    _guard_pair(inspection, tie, reference, differing)
+    first, second = (inspection.checkpoint.tensors[member.name] for member in (reference, differing[0]))
+    _guard_records(inspection, first, second, differing[0])
+    for member in tie.members:
+        if not member.stored or member.name == tie.canonical:
+            continue
+        because = f"the mean is stored as {tie.canonical}"
+        if member in differing or member is reference:
+            edits.drop(member.name, because)
+        else:
+            edits.drop_equal(member.name, reference.name, because)
+    edits.average(tie.canonical, first, second)
+    lost = " and ".join(sorted(map(shown, (first.name, second.name))))
+    text = f"retie replaces {lost} by their mean ({difference_clause(differing[0])}) {REVIEW_FIRST}"
+    return (Note(text, (first.name, second.name)),)
+
+
+def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: list[Member]) -> None:
+    """Refuse unless exactly one of embedding and head differs.
+
+    The other one is the reference, or equals the reference, such as an encoder's separate table.
+    """
+    view = inspection.head
+    ends = {part.name for part in (view.input_embedding, view.output_head) if part}
+    equal = {member.name for member in tie.members} - {differing[0].name}
+    if len(differing) == 1 and len(ends & equal) == 1 and differing[0].name in ends:
+        return
+    names = ", ".join(shown(member.name) for member in (reference, *differing))
+    refuse(
+        f"{names} differ, but retie averages only one input embedding and one head",
+        f"choose the values to keep: {_command(inspection)} --from embed|head --force",
+        "mean.pair",
+    )
+
+
+def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRecord, differing: Member) -> None:
+    names = f"{shown(first.name)} and {shown(second.name)}"
+    one_of_them = f"choose the values to keep: {_command(inspection)} --from embed|head --force"
+    if first.dtype != second.dtype:
+        refuse(
+            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: the dtype of their mean is not clear",
+            one_of_them,
+            "mean.dtype",
+        )
+    if differing.state not in _ALIKE:
+        clause = difference_clause(differing)
+        why = f"{shown(differing.name)}{clause.removeprefix('it')}" if clause.startswith("it ") else clause
+        refuse(f"{names} have no useful mean: {why}", one_of_them, "mean.state")
+    if first.stride is not None or second.stride is not None:
+        refuse(
+            f"{names} are not both stored as contiguous rows",
+            f"write contiguous tensors first: {again(inspection, 'convert', '-o OUT --to safetensors')}",
+            "mean.stride",
+        )
+
+
+def _command(inspection: Inspection) -> str:
+    return again(inspection, "retie")

@@ -1,1 +1,0 @@
-"""Tie and untie a quantised embedding and head. Each is one matrix in several tensors."""
