@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.checks.fixtures.model import matrix, save
-from tests.cli.run import ok
+from tests.cli.run import ok, run
 from tieconv import api
 from tieconv.reporters.text.inspect_text import render
 
@@ -70,3 +72,21 @@ def test_tables_that_are_not_stored_are_named(tmp_path: Path) -> None:
     assert "ties\n  model.embed_tokens.weight, lm_head.weight: not stored\n" in ok("inspect", folder).stdout
     folder = save(tmp_path / "unknown", {}, {"norm.weight": matrix()})
     assert "ties\n  none known for this architecture\n" in ok("inspect", folder).stdout
+
+
+def test_what_the_default_depth_did_not_compare(tmp_path: Path) -> None:
+    """Equal layers are waste that only `--depth full` finds: the default depth claims no smaller size."""
+    layers = {f"model.layers.{place}.mlp.up_proj.weight": np.ones((128, 200), np.float32) for place in range(4)}
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY | layers)
+    said = "4 tensors were not compared with each other: --depth full compares them"
+    text = ok("inspect", folder).stdout
+    assert ", at most 410 kB unique (128 B stored twice)\n" + said in text
+    document = json.loads(ok("inspect --json", folder).stdout)
+    assert document["model"]["not_compared"] == {"tensors": 4, "bytes": 3 * 128 * 200 * 4}
+    checked = run("check --select STO", folder)
+    assert (checked.exit_code, said in checked.stderr) == (0, True)
+    assert json.loads(run("check --format json", folder).stdout)["models"][0]["not_compared"] == 4
+    full = run("check --select STO --depth full", folder)
+    assert "STO001" in full.stdout and said not in full.stderr
+    assert said not in ok("inspect --depth full", folder).stdout
+    assert "not_compared" not in ok("inspect --depth full --json", folder).stdout

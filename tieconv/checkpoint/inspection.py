@@ -100,6 +100,19 @@ class Fetched:
 
 
 @record
+class NotCompared:
+    """Tensors that may be copies of each other and were not compared, and the most bytes that they waste then."""
+
+    tensors: int
+    bytes: int
+
+    @property
+    def counts(self) -> bool:
+        """Whether the bytes are worth a sentence: small models have many small tensors of one shape."""
+        return self.bytes >= 100_000
+
+
+@record
 class Inspection(Printed):
     """Evidence about one model. ``str()`` returns the `tieconv.inspect/1` JSON.
 
@@ -109,7 +122,7 @@ class Inspection(Printed):
     a tokenizer file that is too large to read. ``quantised`` describes a quantised embedding and head, and
     ``quantisation`` what the config says about quantisation.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
-    is set for a module in memory.
+    is set for a module in memory. ``not_compared`` counts the tensors that only depth ``full`` compares.
     """
 
     checkpoint: Checkpoint
@@ -134,6 +147,7 @@ class Inspection(Printed):
     quantised: QuantisedTables | None = None
     quantisation: DeclaredQuantisation | None = None
     live: LiveModel | None = None
+    not_compared: NotCompared | None = None
 
     @property
     def word_tie(self) -> Tie | None:
@@ -202,6 +216,7 @@ class Inspection(Printed):
             "parameters": sum(tensor.elements for tensor in checkpoint.tensors.values()),
             "bytes_stored": self.bytes_stored,
             "bytes_unique": self.bytes_unique,
+            **({"not_compared": asdict(self.not_compared)} if self.not_compared else {}),
             **({"revision": checkpoint.revision} if checkpoint.revision else {}),
             **({"unread": list(checkpoint.unread)} if checkpoint.unread else {}),
             **({"fetched": asdict(self.fetched)} if self.fetched else {}),

@@ -27,7 +27,7 @@ def duplicates(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding."""
     large = [duplicate for duplicate in inspection.duplicates if duplicate.bytes_wasted >= SMALLEST]
     wasted = sum(duplicate.bytes_wasted for duplicate in large)
-    if wasted < TOGETHER:
+    if wasted < min(TOGETHER, max(SMALLEST, inspection.bytes_stored // 10)):
         return
     large.sort(key=lambda duplicate: -duplicate.bytes_wasted)
     rest = len(large) - _LISTED
@@ -52,8 +52,8 @@ DUPLICATES = Rule(
 
 ## What it does
 Notes tensors that no tie connects and that hold the same values. They are byte-identical, transposed, or equal after a
-cast. The rule counts duplicates of 64 KiB or more, and reports them from 1 MB together. The largest are first. The
-default depth compares tensors with the shape of the embedding; `--depth full` compares all.
+cast. It counts duplicates of 64 KiB or more. It reports them from 1 MB together, or from a tenth of the model. The
+largest come first. The default depth compares tensors with the shape of the embedding; `--depth full` compares all.
 
 ## Why it matters
 Equal bytes do not prove that a tensor may go, because the architecture may need both names. But they show what the file

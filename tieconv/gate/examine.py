@@ -54,6 +54,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
         unread=_unread(inspection),
         below=_below(inspection),
+        not_compared=left.tensors if (left := inspection.not_compared) and left.counts else 0,
     )
 
 

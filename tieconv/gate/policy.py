@@ -153,3 +153,7 @@ def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
         more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
         names = ", ".join(shown(name) for name in unread[0].unread[:3])
         yield f"{names} of {shown(unread[0].source)}{more}: not compared; compare every byte with --depth full"
+    left = [model.not_compared for model in read.values() if model.not_compared]
+    if left:
+        where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
+        yield f"{count(sum(left), 'tensor')}{where} were not compared with each other: --depth full compares them"

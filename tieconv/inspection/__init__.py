@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, Shadow, State
+from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, NotCompared, Shadow, State
 from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
@@ -67,6 +67,7 @@ def inspect_checkpoint(
         shadows=_shadows(checkpoint, reader, depth, played),
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
+        not_compared=_not_compared(tensors, view, played, reader, depth),
     )
     declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
     inspection = _with_quantised(replace(inspection, quantisation=declared), reader)
@@ -173,6 +174,22 @@ def _candidates(tensors: Mapping[str, TensorRecord], view: Head, depth: Depth) -
         return tuple(tensors.values())
     shapes = _candidate_shapes(view)
     return tuple(record for record in tensors.values() if record.shape in shapes)
+
+
+def _not_compared(
+    tensors: Mapping[str, TensorRecord], view: Head, played: set[str], reader: ByteReader, depth: Depth
+) -> NotCompared | None:
+    """Return how many tensors of one type and shape were not compared, beside those of the tied groups."""
+    if depth is Depth.FULL and not is_sampled(reader):
+        return None
+    reads = depth is Depth.CANDIDATES and not is_sampled(reader)
+    compared = {record.name for record in _candidates(tensors, view, depth)} if reads else played
+    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for record in tensors.values():
+        if record.name not in compared and record.nbytes:
+            alike.setdefault((record.dtype, record.shape), []).append(record.nbytes)
+    groups = [sizes for sizes in alike.values() if len(sizes) > 1]
+    return NotCompared(sum(map(len, groups)), sum(sum(sizes[1:]) for sizes in groups)) if groups else None
 
 
 def _without_proved(candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...]) -> tuple[TensorRecord, ...]:

@@ -79,7 +79,7 @@ class CheckedModel:
 
     ``fixes`` lists what `--fix` did or skipped, in its order. ``output`` is the path of the fixed model. ``unread`` are
     the tied names of which too little was read to say whether they are equal. ``below`` are the directories below it
-    that hold other weights.
+    that hold other weights. ``not_compared`` counts large tensors that only `--depth full` compares with each other.
     """
 
     source: str
@@ -89,6 +89,7 @@ class CheckedModel:
     output: str | None = None
     unread: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
+    not_compared: int = 0
 
     def is_target(self, action: Action) -> bool:
         """Return whether the action writes this model: an adapter's finding may give a command for its base."""
@@ -194,6 +195,7 @@ class CheckReport(Printed):
             "output": model.output,
             "unread": list(model.unread),
             "below": list(model.below),
+            "not_compared": model.not_compared,
         }
 
 

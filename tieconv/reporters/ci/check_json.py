@@ -57,6 +57,7 @@ def _model_of(document: dict[str, Any]) -> CheckedModel:
         output,
         _texts(document.get("unread", [])),
         _texts(document.get("below", [])),
+        int(document.get("not_compared", 0)),
     )
 
 

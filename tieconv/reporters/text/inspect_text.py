@@ -57,9 +57,16 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
         left = count(len(checkpoint.unread), "shard")
         return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
     wasted = inspection.bytes_stored - inspection.bytes_unique
+    alike = inspection.not_compared if inspection.live is None else None
+    open_question = alike is not None and alike.counts
     if wasted:
-        amount += f", {size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
-    return "\n".join([first, *wrapped(amount, "", width)])
+        most = "at most " if open_question else ""
+        amount += f", {most}{size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
+    lines = [*wrapped(amount, "", width)]
+    if alike is not None and open_question:
+        number = count(alike.tensors, "tensor")
+        lines += wrapped(f"{number} were not compared with each other: --depth full compares them", "", width)
+    return "\n".join([first, *lines])
 
 
 def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
