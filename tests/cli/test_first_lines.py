@@ -76,17 +76,17 @@ def test_tables_that_are_not_stored_are_named(tmp_path: Path) -> None:
 
 def test_what_the_default_depth_did_not_compare(tmp_path: Path) -> None:
     """Equal layers are waste that only `--depth full` finds: the default depth claims no smaller size."""
-    layers = {f"model.layers.{place}.mlp.up_proj.weight": np.ones((128, 200), np.float32) for place in range(4)}
+    layers = {f"model.layers.{number}.mlp.up_proj.weight": np.ones((128, 200), np.float32) for number in range(4)}
     folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY | layers)
-    said = "4 tensors were not compared with each other: --depth full compares them"
+    sentence = "4 tensors were not compared with each other: --depth full compares them"
     text = ok("inspect", folder).stdout
-    assert ", at most 410 kB unique (128 B stored twice)\n" + said in text
+    assert ", at most 410 kB unique (128 B stored twice)\n" + sentence in text
     document = json.loads(ok("inspect --json", folder).stdout)
     assert document["model"]["not_compared"] == {"tensors": 4, "bytes": 3 * 128 * 200 * 4}
     checked = run("check --select STO", folder)
-    assert (checked.exit_code, said in checked.stderr) == (0, True)
+    assert (checked.exit_code, sentence in checked.stderr) == (0, True)
     assert json.loads(run("check --format json", folder).stdout)["models"][0]["not_compared"] == 4
     full = run("check --select STO --depth full", folder)
-    assert "STO001" in full.stdout and said not in full.stderr
-    assert said not in ok("inspect --depth full", folder).stdout
+    assert "STO001" in full.stdout and sentence not in full.stderr
+    assert sentence not in ok("inspect --depth full", folder).stdout
     assert "not_compared" not in ok("inspect --depth full --json", folder).stdout
