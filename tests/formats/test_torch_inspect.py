@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -205,3 +206,44 @@ def test_reading_a_view_is_bounded(tmp_path: Path) -> None:
         assert relate(Reader(files), records[EMBED], records[HEAD]).state is State.IDENTICAL
     assert max(asked) <= 8 * 1024 * 1024
     assert sum(asked) < 20 * embedding.nbytes
+
+
+def test_settings_of_other_trainers_are_dropped(tmp_path: Path) -> None:
+    """fairseq and OpenNMT store an `argparse.Namespace`: tieconv drops it, and torch's safe loader refuses it."""
+    options = argparse.Namespace(arch="transformer", inner=argparse.Namespace(dropout=[0.1]))
+    decoder = {"decoder.embed_tokens.weight": table(), "decoder.output_projection.weight": table()}
+    save(tmp_path / "fairseq.pt", {"args": options, "model": decoder, "extra_state": {"epoch": 1}})
+    evidence = tieconv.inspect(tmp_path / "fairseq.pt")
+    assert evidence.family.convention == "fairseq"
+    assert evidence.ties[0].members[1].state is State.IDENTICAL
+    assert [entry.rule for entry in evidence.findings] == ["FMT001", "STO005", "TIE012"]
+    assert "argparse.Namespace" in evidence.findings[0].message
+
+
+def test_a_copy_of_averages_is_a_second_model(tmp_path: Path) -> None:
+    """EMA weights lie beside the model under three names, in two forms: the report says whose tie it gives."""
+    model = {EMBED: table(), HEAD: table()}
+    for number, state, second in (
+        (1, model | {f"ema.{name}": tensor + 1 for name, tensor in model.items()}, "ema (2 tensors)"),
+        (2, model | {"model_ema.modelembed_tokensweight": table() + 1}, "model_ema (1 tensor)"),
+        (3, {"model": model, "ema_model": {name: tensor + 1 for name, tensor in model.items()}}, "ema_model"),
+    ):
+        findings = inspect(tmp_path / str(number), state).findings
+        message = " ".join(entry.message for entry in findings if entry.rule == "STO005")
+        assert f"The file holds two models: {second} is an average of weights (EMA)" in message, (number, findings)
+        assert number == 3 or "The tie is that of the other tensors." in message, number
+    only = inspect(tmp_path / "only", {f"ema.{name}": tensor for name, tensor in model.items()})
+    assert not any("two models" in entry.message for entry in only.findings)
+
+
+def test_names_of_two_more_conventions(tmp_path: Path) -> None:
+    """`tok_embedding` with `fc_out`, and Gemma's own `embedder`, are an embedding and a head."""
+    save(tmp_path / "a.pt", {"tok_embedding.weight": table(), "fc_out.weight": table(), "norm.weight": table(4, 4)})
+    (tie,) = tieconv.inspect(tmp_path / "a.pt").ties
+    assert [(member.name, member.state) for member in tie.members] == [
+        ("tok_embedding.weight", State.CANONICAL),
+        ("fc_out.weight", State.IDENTICAL),
+    ]
+    save(tmp_path / "b.pt", {"embedder.weight": table(), "layers.0.weight": table(4, 4)})
+    embedding = tieconv.inspect(tmp_path / "b.pt").head.input_embedding
+    assert embedding is not None and embedding.name == "embedder.weight"

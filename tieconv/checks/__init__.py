@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     RULES: tuple[Rule, ...]
 
 
+EMA = ("ema.", "model_ema.", "ema_model.", "ema_state_dict.")
+"""Prefixes of the average of weights (EMA) that trainers store beside the model."""
+
+
 def run_checks(inspection: Inspection) -> tuple[Finding, ...]:
     """Return the findings of all rules, sorted by level and then by rule."""
     if not inspection.consumers and is_plain(inspection):
@@ -61,7 +65,7 @@ def _is_usual(inspection: Inspection) -> bool:
         and embedding.shape[:1] == (config.get("vocab_size"),)
         and not _UNUSUAL & config.keys()
         and not any(isinstance(value, Mapping) and "vocab_size" in value for value in config.values())
-        and not any("lora_" in name or name.endswith(LEAVES) for name in checkpoint.tensors)
+        and not any("lora_" in name or name.endswith(LEAVES) or name.startswith(EMA) for name in checkpoint.tensors)
     )
 
 

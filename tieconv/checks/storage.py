@@ -9,7 +9,7 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING
 from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checkpoint.weight_file import Slack
-from tieconv.checks import evidence, remedies
+from tieconv.checks import EMA, evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size
 
@@ -220,18 +220,26 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
     for code in _CODES:
         for caution in evidence.cautions(inspection, code):
             yield NOT_ONLY_WEIGHTS.finding(evidence.capital(caution.message))
+    names, embedding = inspection.checkpoint.tensors, inspection.head.input_embedding
+    averages = [name for name in names if name.startswith(EMA)]
+    if averages and len(averages) < len(names):
+        prefix = averages[0].partition(".")[0]
+        tied = prefix if embedding is not None and embedding.name.startswith(EMA) else "the other tensors"
+        second = f"{prefix} ({count(len(averages), 'tensor')}) is an average of weights (EMA)"
+        ours = "" if embedding is None else f" The tie is that of {tied}."
+        yield NOT_ONLY_WEIGHTS.finding(f"The file holds two models: {second}.{ours}", averages[: evidence.LISTED])
 
 
 NOT_ONLY_WEIGHTS = Rule(
     "STO005",
     "not-only-weights",
     Level.NOTE,
-    """A torch file holds more than the tensors of a model.
+    """A file holds more than the tensors of a model.
 
 ## What it does
-Notes unusual content of a torch file. It may be a training checkpoint, of which tieconv reads only the model. Some
+Notes unusual content of a file. It may be a training checkpoint, of which tieconv reads only the model. Some
 values may not be tensors, or a wrapper added a prefix to every name. Tensors may repeat stored values (stride 0), or no
-tensor of the model uses a storage.
+tensor of the model uses a storage. Tensors under `ema`, `model_ema` or `ema_model` are a second model.
 
 ## Why it matters
 Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the

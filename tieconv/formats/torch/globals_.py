@@ -363,6 +363,8 @@ _REBUILT = {
     "_rebuild_device_tensor_from_numpy": "a tensor of another device",
     "_rebuild_device_tensor_from_cpu_tensor": "a tensor of another device",
 }
+# The settings of fairseq and OpenNMT: pickled as an instance, whose attributes are dropped.
+_NAMESPACE = _training_value("argparse.Namespace")[1]._replace(instances=True)
 _HINT = "load it with torch, make the tensors dense (.to_dense(), .dequantize(), .cpu()) and save it again"
 
 ALLOWED: Globals = {
@@ -392,6 +394,7 @@ ALLOWED: Globals = {
             *(_unsupported(f"torch._utils.{name}", noun, _HINT) for name, noun in _REBUILT.items()),
         ]
     ),
+    _NAMESPACE.name: _NAMESPACE,
     **{f"torch.{name}Storage": Global(f"torch.{name}Storage") for name in _QUANTISED},
     **{name: Global(name) for name in ("torch.Tensor", PARAMETER)},
     **{name: Global(name, weights_only=False) for name in ("torch._tensor.Tensor", "numpy.ndarray")},

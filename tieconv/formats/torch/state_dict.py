@@ -196,7 +196,9 @@ def _training(
         where += ", nested dictionaries whose keys are joined with dots"
     if others or chosen.path[-1] not in _NAMED:
         more = f"; other tensors are under {', '.join(shown(path, 40) for path in others[:4])}" if others else ""
-        yield Caution(SEVERAL, f"{where}{more}")
+        ema = [path for path in others if "ema" in path.replace("_", ".").split(".")]
+        two = f". The file holds two models: {shown(ema[0], 40)} is an average of weights (EMA)" if ema else ""
+        yield Caution(SEVERAL, f"{where}{more}{two}")
         return
     besides = [key for key, _ in top.items[:6] if type(key) is str and key not in (chosen.path[0], _WITH)]
     more = f"; the file also holds {', '.join(shown(key, 40) for key in besides)}" if besides else ""
