@@ -13,8 +13,8 @@ from tieconv.checks.interface import Rule
 
 
 def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Prediction]]:
-    """Yield the predictions of an outcome, grouped by their tensors."""
-    if inspection.family.output_head is None:
+    """Yield the predictions of an outcome, grouped by their tensors; without a head, only refusals of the model."""
+    if inspection.family.output_head is None and outcome is not Outcome.ERROR:
         return
     by_tensors: dict[tuple[str, ...], list[Prediction]] = {}
     for prediction in inspection.consumers:
