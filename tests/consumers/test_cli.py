@@ -155,3 +155,12 @@ def test_reasons_have_no_hole(tmp_path: Path) -> None:
         details = [entry.detail for entry in tieconv.inspect(model, consumers="all").consumers]
         assert not any("type  " in detail or detail.endswith("type ") for detail in details), (kind, details)
         assert any("without a model type" in detail or 'of type " "' in detail for detail in details), (kind, details)
+
+
+def test_a_refused_model_without_a_head_is_reported(tmp_path: Path) -> None:
+    """What `inspect` predicts as an error, `check` reports, also where tieconv knows no head."""
+    config = {**LLAMA, "architectures": ["AcmeForCausalLM"], "model_type": "acme"}
+    model = save(tmp_path / "model", flagged(config, True), llama())
+    finding = next(entry for entry in tieconv.inspect(model, consumers="transformers 5.x").findings)
+    assert (finding.rule, "has no model of type acme" in finding.message) == ("CON003", True)
+    assert run("check --for transformers", model).exit_code == 1

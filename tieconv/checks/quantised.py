@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.finding import Finding, Level, Outcome, Remedy
@@ -25,6 +26,7 @@ from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.loaders.evidence.quantised_cells import MLX, TRANSFORMERS
+from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.registry import consumer
 from tieconv.text import shown, size
 
@@ -350,13 +352,27 @@ def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
     embedding, head = names_of(inspection)
     tied = inspection.config.effective
     untied = "" if tied else f" {evidence.capital(evidence.says(inspection, False))}, so nothing is wrong."
+    needed = _mlx_needs_head(inspection)
+    needs = " mlx-lm needs the copy." if needed else ""
     yield QUANTISED_COPY.finding(
         f"every part of the quantised {evidence.listed([head])} equals that of {evidence.listed([embedding])}. "
-        f"The copy wastes {size(relation.bytes_wasted)}.{untied}",
+        f"The copy wastes {size(relation.bytes_wasted)}.{untied}{needs}",
         (embedding, head),
-        level=None if tied else Level.NOTE,
-        remedy=remedy(inspection, "retie", "MLX"),
+        level=None if tied and not needed else Level.NOTE,
+        remedy=None if needed else remedy(inspection, "retie", "MLX"),
     )
+
+
+def _mlx_needs_head(inspection: Inspection) -> bool:
+    """Return whether mlx-lm loads the model, and refuses it without the head: Helium's class always has one."""
+    pair = tables_of(inspection)
+    head, embedding = (pair.of(HEAD), pair.of(EMBEDDING)) if pair else (None, None)
+    if pair is None or head is None or embedding is None or not head.scheme.startswith("MLX"):
+        return False
+    names = {part.name for part in head.parts}
+    alone = replace(without_tensors(inspection, names), quantised=replace(pair, matrices=(embedding,), relation=None))
+    was, comes = (consumer(*MLX).predict(model).outcome for model in (inspection, alone))
+    return comes is Outcome.ERROR and was is not Outcome.ERROR
 
 
 QUANTISED_COPY = Rule(

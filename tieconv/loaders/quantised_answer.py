@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection, lists_float_head
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, DeclaredQuantisation, QuantisedMatrix, QuantisedTables
+from tieconv.checkpoint.quantised_matrix import (
+    EMBEDDING,
+    HEAD,
+    DeclaredQuantisation,
+    PairState,
+    QuantisedMatrix,
+    QuantisedTables,
+)
 from tieconv.checkpoint.quantised_matrix import Verdict as Choice
 from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.evidence.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables
@@ -29,7 +36,8 @@ def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Lo
     if broken is not None:
         return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
     if loader == MLX and all(matrix.scheme.startswith("MLX") for matrix in tables.matrices):
-        return _mlx_answer(loaded, names)
+        equal = tables.relation is not None and tables.relation.state is PairState.EQUAL
+        return _mlx_answer(loaded, names, equal=equal)
     cell = _cell(inspection, tables, loader)
     if cell is None:
         listed = " and ".join(shown(matrix.name) for matrix in tables.matrices)
@@ -38,10 +46,15 @@ def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Lo
     return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)
 
 
-def _mlx_answer(loaded: Loaded, names: tuple[str, ...]) -> Verdict:
-    """Return the answer of mlx-lm about its own codes: a module is quantised if its scales are stored."""
+def _mlx_answer(loaded: Loaded, names: tuple[str, ...], *, equal: bool) -> Verdict:
+    """Return the answer of mlx-lm about its own codes: a module is quantised if its scales are stored.
+
+    Helium stores a separate head beside the tied embedding, and does not use it. Nothing is lost if it is ``equal``.
+    """
     if loaded.refusals:
         return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
+    if loaded.discarded and equal:
+        return Verdict(Outcome.TIED, "the stored head equals the embedding, which serves both", names)
     if loaded.discarded:
         return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
     if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
