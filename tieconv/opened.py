@@ -202,7 +202,7 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
 
 def _fetched(listing: Listing, files: RangedFiles | FileSet, names: tuple[str, ...]) -> str:
     if is_object(listing.source):
-        from tieconv.sources.objects.local_copy import fetch as copy
+        from tieconv.sources.objects.object_files import fetch as copy
 
         return copy(listing, cast("ObjectFiles", files), names)
     from tieconv.sources.hub.source import fetch

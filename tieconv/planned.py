@@ -17,7 +17,7 @@ from tieconv.execute.remote_files import forecast, why_upload
 from tieconv.execute.staging import resumable, sweep
 from tieconv.execute.target import destination
 from tieconv.sources import is_object
-from tieconv.sources.objects.object_path import parse
+from tieconv.sources.objects import parse
 
 if TYPE_CHECKING:
     from tieconv.sources.objects.object_writer import ObjectWriter

@@ -149,6 +149,7 @@ def test_settings_are_found_upward(models: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / name).write_text(text)
     (tmp_path / "deep" / "down").mkdir(parents=True)
     (tmp_path / "deep" / "pyproject.toml").write_text("[tool.ruff]\n")  # has no settings: not the nearest
+    (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path / "deep" / "down")
     diverged, duplicated = tmp_path / "models" / "llama-diverged", tmp_path / "models" / "llama-duplicated"
     result = ok("check", diverged, duplicated)
@@ -473,6 +474,33 @@ def test_settings_end_at_the_root_of_the_repository(
         (tmp_path / "repo" / "tieconv.toml").write_text('ignore = ["ALL"]\n')
         assert ok("check", *words).stderr.rstrip().endswith("tieconv.toml"), cwd
         (tmp_path / "repo" / "tieconv.toml").unlink()
+
+
+def test_settings_above_count_only_in_a_repository(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who writes to `/tmp` decides about no run below it, also with a `.git` there. The working directory counts."""
+    shared, work = tmp_path / "shared", tmp_path / "shared" / "x" / "models"
+    shutil.copytree(models / "llama-diverged", work / "a")
+    for name, section in (("tieconv.toml", ""), ("pyproject.toml", "[tool.tieconv]\n")):
+        text = f'{section}ignore = ["ALL"]\n'
+        for plant, mode in ((False, 0o755), (False, 0o1777), (True, 0o1777)):
+            shared.chmod(mode)
+            (shared / name).write_text(text)
+            if plant:
+                (shared / ".git").mkdir(exist_ok=True)
+            for cwd, words in (("x", ("models/a",)), ("x/models", ("a",)), ("x/models/a", (".",))):
+                monkeypatch.chdir(shared / cwd)
+                result = run("check", "--format", "json", *words)
+                assert (result.exit_code, json.loads(result.stdout)["settings"]) == (1, None), (name, plant, mode, cwd)
+        shared.chmod(0o755)  # with the planted .git, a repository of its owner
+        monkeypatch.chdir(shared / "x")
+        assert ok("check models/a").stderr.rstrip().endswith(name)
+        (shared / name).unlink()
+        (shared / ".git").rmdir()
+        Path(name).write_text(text)
+        assert ok("check models/a").stderr.rstrip().endswith(name)
+        Path(name).unlink()
 
 
 def test_a_fleet_obeys_no_settings_of_a_model(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

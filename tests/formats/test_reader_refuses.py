@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -15,8 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from fixtures.hostile import entry, file_of
 from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
 from tieconv import api
-from tieconv.errors import RefusedError, TieconvError
+from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.validity import NEWEST_IR, NEWEST_OPSET
+from tieconv.onnx.session import child
 
 RULE = "FMT001"
 
@@ -346,6 +348,33 @@ def test_types_that_no_session_takes(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as caught:
             plan(path)
         assert caught.value.code == "session.load"
+
+
+def test_check_opens_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that no session opens fails the gate, and one that was not opened is not reported as ok alone."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(graph([gather(), node("Add", ["x", "input_ids"], ["out"])]).SerializeToString())
+
+    def findings_of_check() -> list[tuple[str, str, str]]:
+        (model,) = api.check(path).models
+        return [(entry.finding.rule, str(entry.finding.level), entry.finding.message) for entry in model.findings]
+
+    ((rule, level, message),) = findings_of_check()
+    assert (rule, level) == ("FMT001", "error") and "session of ONNX Runtime refuses model.onnx" in message
+    assert str(tmp_path) not in message and not api.inspect(path).findings
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "MOST_OPENED", 10)
+        ((rule, level, message),) = findings_of_check()
+        assert (rule, level) == ("FMT001", "note") and "was not opened by a session: its files have" in message
+    with monkeypatch.context() as patch:
+        slow = NotRunError("opening model.onnx does not end within 30 s")
+        patch.setattr(child, "limited", Mock(side_effect=slow))
+        assert [entry[:2] for entry in findings_of_check()] == [("FMT001", "warning")]
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "refusal", lambda _: "NOT_IMPLEMENTED : no kernel")
+        assert [entry[:2] for entry in findings_of_check()] == [("FMT001", "note")]
+    monkeypatch.setattr(child, "has_onnxruntime", lambda: False)
+    assert not findings_of_check()
 
 
 def test_healthy_fixtures_are_silent() -> None:

@@ -10,8 +10,7 @@ from tests.checks.fixtures import builder
 from tests.checks.fixtures.loaders import ASKED
 from tieconv import api
 from tieconv.checks.registry import RULES
-from tieconv.gate.examine import place_of
-from tieconv.gate.finding_file import file_of
+from tieconv.gate.examine import file_of, place_of
 
 EXPECTED = {
     "TIE001": "model.safetensors",

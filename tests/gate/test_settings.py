@@ -109,6 +109,7 @@ HOSTILE = {
     "an infinite number": "depth = inf",
     "a date": "depth = 2021-13-99",
     "half a surrogate pair": 'depth = "\\ud800"',
+    "a null character": 'baseline = "a\\u0000b"',
 }
 
 

@@ -169,8 +169,13 @@ def test_one_of_several_gguf_files(quantised: Path, hub: Hub, tieconv: Run) -> N
     repo = hub.add("org/m", quantised)
     several = tieconv("inspect", "hf://org/m")
     assert several.returncode == 2
-    name = several.stderr.split("give the path of one of them: ")[1].strip()
+    name, command = several.stderr.split("give the path of one of them: ")[1].strip().split("; or check each: ")
     assert name == "hf://org/m/model-Q4.gguf"
+    both = tieconv(*command.split()[1:], "--format", "json")  # the command of the hint is what it says
+    assert [model["source"] for model in json.loads(both.stdout)["models"]] == command.split()[2:] == [
+        name, name.replace("Q4", "Q8"),
+    ]  # fmt: skip
+    assert tieconv("check", "hf://org/m").stdout.count(command) == 1
     found = inspected(tieconv("inspect", name, "--depth", "header", "--json"))
     near = local(quantised / "model-Q4.gguf", depth="header")
     assert verdict(found) == verdict(near)

@@ -184,7 +184,7 @@ def test_full_depth_of_equal_copies(nan: bool, hub: Hub, tieconv: Run, tmp_path:
 
 def test_pieces() -> None:
     """What is held is found by any part of it, and the oldest goes where there is no room."""
-    from tieconv.sources.ranged.pieces import Pieces
+    from tieconv.sources.ranged.ranged_files import Pieces
 
     held = Pieces(20)
     held.add("a", 10, b"0123456789")
@@ -203,3 +203,85 @@ def test_pieces() -> None:
     assert held.get("a", 10, 11) is None and held.get("a", 25, 28) == b"xyz" and held.get("b", 0, 8) == b"12345678"
     held.add("b", 50, bytes(11))
     assert held.get("b", 50, 51) is None
+
+
+LISTINGS = """
+import json, os, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+heard, mode, asked = [], "", [0]
+
+class Elsewhere(BaseHTTPRequestHandler):
+    def do_GET(self):
+        heard.append(self.headers.get("Authorization"))
+        send(self, b'[{"id": "org/evil"}]')
+    do_POST = do_GET
+    def log_message(self, *_): pass
+
+class Hub(Elsewhere):
+    def do_GET(self):
+        asked[0] += 1
+        if not self.path.startswith("/api/models"):
+            return send(self, b"", 307 if "/resolve/" in self.path else 404, Location=other + self.path)
+        if mode.isdigit():
+            return send(self, b"", int(mode), Location=other + self.path)
+        rows = {"elsewhere": ["org/a"], "same": ["org/a"], "fresh": [f"org/m{asked[0]}"]}.get(mode, [])
+        body = json.dumps([{"id": row} for row in rows]).encode()
+        body = {"values": b"[" + b"[]," * 4_000_000 + b"[]]", "large": b" " * (65 << 20)}.get(mode, body)
+        onward = {"elsewhere": f"{other}/next", "circle": f"{here}/api/models?page=1"}
+        link = onward.get(mode, f"{here}/api/models?page={asked[0]}")
+        send(self, body, **({} if mode in ("values", "large") else {"Link": f'<{link}>; rel="next"'}))
+
+def send(answer, body, status=200, **headers):
+    answer.send_response(status)
+    for key, value in {**headers, "Content-Length": len(body)}.items():
+        answer.send_header(key, str(value))
+    answer.end_headers()
+    try:
+        answer.wfile.write(body)
+    except OSError:
+        pass
+
+def serve(kind):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+here, other = serve(Hub), serve(Elsewhere)
+os.environ |= {"HF_ENDPOINT": here, "HF_TOKEN": "hf_good"}
+from tieconv.errors import TieconvError
+from tieconv.sources.hub.client import Client, RemoteFile
+from tieconv.sources.hub.owner_models import expand
+from tieconv.sources.hub.session import get_session, transferring
+from tieconv.sources.ranged import traffic
+
+traffic.MOST_KEYS = 5_000
+for mode in ("elsewhere", "301", "302", "307", "308", "same", "circle", "empty", "fresh", "values", "large"):
+    try:
+        print(mode, expand("hf://org/*"))
+    except TieconvError as error:
+        print(mode, error.code)
+print("listings", heard)
+Client().read(RemoteFile(f"{here}/org/m/resolve/main/x", "x", 20, "main", ""), 0, 20)
+with transferring():  # as huggingface_hub asks a server to check an upload
+    get_session().post(other, headers={"Authorization": "Bearer hf_good"})
+print("files", heard)
+get_session().post(other, headers={"Authorization": "Bearer hf_good"})
+print("unlimited", heard[-1])
+"""
+
+
+def test_listings_have_an_end_and_the_token_stays(interpreter: Run) -> None:
+    """No listing goes on at another host, for ever, with a name twice or with millions of values. No token leaves."""
+    result = interpreter("-c", LISTINGS)
+    assert result.returncode == 0, result.stderr
+    lines = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    away = dict.fromkeys(("elsewhere", "301", "302", "307", "308"), "hub.redirect")
+    ends = {"same": "hub.repeated", "circle": "hub.repeated", "empty": "hub.too-large", "fresh": "hub.too-large"}
+    assert lines == away | ends | {
+        "values": "hub.too-large",
+        "large": "hub.too-long",
+        "listings": "[]",
+        "files": "[None, None]",
+        "unlimited": "Bearer hf_good",  # what a program asks without tieconv stays as it is
+    }

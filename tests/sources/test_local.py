@@ -13,9 +13,8 @@ from tests.patience import prompt
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.local import files as local
-from tieconv.sources.local.files import FileSet, locate, open_files, open_regular
+from tieconv.sources.local.files import AHEAD, FileSet, locate, open_files, open_regular
 from tieconv.sources.local.links import in_hub_cache
-from tieconv.sources.local.read_ahead import AHEAD
 
 DIGEST = "0f" * 32
 

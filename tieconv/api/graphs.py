@@ -71,7 +71,7 @@ def _readable(path: str | Path) -> Listing:
     """Return the listing of a readable path. Raises `RefusedError` for a graph that no session opens."""
     from tieconv.checkpoint.model_files import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
-    from tieconv.onnx.write.session_proof import check_opens
+    from tieconv.onnx.session.child import check_opens
     from tieconv.sources.local.files import open_files
 
     listing = locate(str(path))

@@ -44,8 +44,7 @@ def plan_push(
 
     repo_path = parse(target)
     require()
-    from tieconv.sources.hub.private import grouped, private
-    from tieconv.sources.hub.push import changes
+    from tieconv.sources.hub.push import changes, grouped, private
 
     guard_push(str(directory), repo_path, pull_request)
     with opened(target) as remote, opened(str(directory)) as local:
@@ -77,7 +76,7 @@ def plan_push(
 def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
     """Return the reader of the repository. Raises if it is out of reach, or if ``directory`` is not one."""
     from tieconv.sources.hub.files import HubFiles
-    from tieconv.sources.hub.private import is_private, refuse_special
+    from tieconv.sources.hub.push import is_private, refuse_special
 
     if not isinstance(remote[1], HubFiles):
         raise UnreadableError(

@@ -22,14 +22,13 @@ from tieconv.execute.publish import interrupts
 from tieconv.execute.remote_files import Part, RemoteFile, published, remote_file, split_parts
 from tieconv.execute.target import check_contents, is_file, linked_names, stale
 from tieconv.execute.verify import check_promises
-from tieconv.sources.objects.object_path import ObjectPath
+from tieconv.sources.objects import ObjectPath
 from tieconv.sources.objects.object_source import CopyUnsupportedError, open_model, require_copier
 from tieconv.text import count, shown
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
-    from tieconv.sources.objects.object_files import ObjectFiles
-    from tieconv.sources.objects.object_listing import StoredObject
+    from tieconv.sources.objects.object_files import ObjectFiles, StoredObject
     from tieconv.sources.objects.object_writer import ObjectWriter
     from tieconv.sources.objects.s3_copy import S3Copier
 
@@ -223,7 +222,7 @@ def documents(plan: Plan, read: Callable[[str], bytes]) -> dict[str, bytes]:
 
 def writer_of(out: str) -> ObjectWriter:
     """Return the writer of a prefix. Raises `MissingPackageError` without the packages of object stores."""
-    from tieconv.sources.objects.object_path import parse
+    from tieconv.sources.objects import parse
     from tieconv.sources.objects.object_source import require
 
     path: ObjectPath = parse(out)

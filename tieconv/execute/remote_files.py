@@ -10,7 +10,7 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.checkpoint.write_plan import InlineBytes, OutputWeights, Plan, RemoteTransfer, Zeros
 from tieconv.execute.file_layout import file_layout
 from tieconv.execute.target import linked_names
-from tieconv.sources.objects.object_path import ObjectPath
+from tieconv.sources.objects import ObjectPath
 
 _INDEX = ".index.json"
 _CONFIG = "config.json"

@@ -61,9 +61,10 @@ def _the_one(listing: Listing) -> str:
     models = models_among(listing.top)
     if len(models) == 1:
         return models[0]
+    paths = [path_word(os.path.join(listing.source, name)) for name in models]
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(models), 'GGUF model')}: {listed(models)}",
-        f"give the path of one of them: {path_word(os.path.join(listing.source, models[0]))}",
+        f"give the path of one of them: {paths[0]}; or check each: tieconv check {' '.join(paths)}",
         "layout.ambiguous",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -46,12 +47,14 @@ _PARTS = re.compile(
 def find_settings(models: Iterable[str], start: str | None = None) -> Settings:
     """Return the nearest settings from ``start`` (the working directory) up to the root of its repository.
 
-    Outside a repository the search goes on to the root of the file system. It passes over a settings file that may
-    have come with a model. Such a file is inside a checked model, or in or below a directory with model files. A model
-    must not set the rules for a check.
+    Outside a repository only ``start`` counts: anyone may write to a directory above it, such as `/tmp`. The search
+    passes over a settings file that may have come with a model. Such a file is inside a checked model, or in or below a
+    directory with model files. A model must not set the rules for a check.
     """
     roots = {root for model in models if not is_remote(model) for root in _model_roots(model)}
-    directories = [*_within_repository(os.path.realpath(start or os.getcwd()))]
+    directories = [*upward(os.path.realpath(start or os.getcwd()))]
+    root = next((number for number, directory in enumerate(directories) if _is_repository(directory)), None)
+    directories = directories if root is None else directories[: root + 1]
     skipped = []
     for number, directory in enumerate(directories):
         for name in (OWN, SHARED):
@@ -63,18 +66,15 @@ def find_settings(models: Iterable[str], start: str | None = None) -> Settings:
                 if name == OWN or _read_or_none(path) is not None:
                     skipped.append(path)
                 continue
-            settings = _read(path)
+            settings = _read(path) if root is not None or number == 0 else None
             if settings is not None:
                 return replace(settings, ignored_files=tuple(skipped))
     return Settings(ignored_files=tuple(skipped))
 
 
-def _within_repository(start: str) -> Iterator[str]:
-    """Yield ``start`` and its parents up to the directory that holds `.git`."""
-    for directory in upward(start):
-        yield directory
-        if os.path.lexists(os.path.join(directory, ".git")):
-            return
+def _is_repository(directory: str) -> bool:
+    """Return whether a directory holds `.git`, and only its owner or group could have put it there."""
+    return os.path.lexists(os.path.join(directory, ".git")) and not os.stat(directory).st_mode & stat.S_IWOTH
 
 
 def _model_roots(model: str) -> Iterator[str]:

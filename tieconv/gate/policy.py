@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
@@ -13,7 +15,6 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Wai
 from tieconv.checkpoint.value_type import record
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Baseline, Entry
-from tieconv.gate.patterns import matches
 from tieconv.gate.rule_selection import Selection, longest
 from tieconv.gate.settings import ModelIgnore, Settings
 from tieconv.text import count, shell_word, shown
@@ -104,7 +105,7 @@ class Policy:
 
     def _could_run(self, selector: str) -> bool:
         """Return whether a rule that the selector covers runs. If none runs, an unused entry proves nothing."""
-        from tieconv.gate.known import rules
+        from tieconv.gate.rule_selection import rules
 
         codes = [rule.code for rule in rules() if longest((selector,), rule.code)]
         return any(self._looked_for(code) for code in codes)
@@ -157,3 +158,35 @@ def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
     if left:
         where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
         yield f"{count(sum(left), 'tensor')}{where} were not compared with each other: --depth full compares them"
+
+
+def matches(pattern: str, path: str, base: str) -> bool:
+    """Return whether ``pattern`` matches the absolute ``path`` or a directory above it.
+
+    A relative pattern starts at the directory ``base``.
+    """
+    if "://" not in path:
+        if os.path.isabs(pattern):
+            pattern = os.path.normpath(pattern)
+        else:
+            path = os.path.relpath(path, base)
+            pattern = os.path.normpath(pattern)
+    return _compiled(pattern).match(path) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(f"(?s:{''.join(map(_piece, _TOKENS.findall(pattern)))})(?:/|\\Z)")
+
+
+_TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|[\s\S]")
+
+
+def _piece(token: str) -> str:
+    simple = {"**/": "(?:[^/]*/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if token in simple:
+        return simple[token]
+    if len(token) > 1:
+        inside = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]")
+        return f"(?!/)[{'^' + inside[1:] if inside.startswith('!') else inside.replace('^', chr(92) + '^', 1)}]"
+    return re.escape(token)

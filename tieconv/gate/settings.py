@@ -10,8 +10,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.formats.json.strict import parse_toml
-from tieconv.gate.known import close
-from tieconv.gate.rule_selection import ALL, selectors
+from tieconv.gate.rule_selection import ALL, close, selectors
 from tieconv.text import shown
 
 OWN, SHARED = "tieconv.toml", "pyproject.toml"
@@ -98,8 +97,8 @@ class _Table:
         if key not in self.values:
             return None
         value = self.values[key]
-        if not isinstance(value, str) or not value.strip():
-            raise self.wrong(key, "must be a string that is not empty")
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise self.wrong(key, "must be a string that is not empty and has no null character")
         if choices and value not in choices:
             raise self.wrong(key, f"must be one of {', '.join(choices)}")
         return value

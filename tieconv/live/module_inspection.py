@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,25 @@ from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Remedy
 from tieconv.checkpoint.inspection import LIVE, Depth, Inspection, LiveModel, State
-from tieconv.checkpoint.model_files import Checkpoint, Document, FileState, Layout
+from tieconv.checkpoint.model_files import Adapter, Checkpoint, Document, FileState, Layout
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checks import run_checks
+from tieconv.checks.adapters import WRAPPER, part_of
+from tieconv.formats.peft import adapter_of
 from tieconv.inspection import inspect_checkpoint
 from tieconv.live import is_peft, unwrapped
-from tieconv.live.live_tensors import LiveTensor, capture, shared_elements, shared_objects, with_local_shards
+from tieconv.live.live_tensors import (
+    LiveTensor,
+    StorageReader,
+    capture,
+    capture_state,
+    lay_out,
+    shared_elements,
+    shared_objects,
+    with_local_shards,
+)
 from tieconv.live.save_pretrained import FileTensor, SavedNames, can_save, file_names, keep_names
-from tieconv.live.storage_reader import StorageReader, lay_out
 
 if TYPE_CHECKING:
     from tieconv.loaders.interface import Consumer
@@ -210,13 +221,12 @@ def _weight_name(model: Any, method: str, tensors: Iterable[LiveTensor]) -> str 
 
 def _with_adapter(model: Any, names: Names, chosen: tuple[Consumer, ...]) -> Inspection:
     """Return the evidence about the adapter of a model of PEFT, with that about its base model in memory."""
-    from tieconv.live import peft_module
 
     base_model = model.get_base_model()
-    base = inspect_tensors(base_model, peft_module.base_tensors(model), names)
-    parts = peft_module.adapter_tensors(model)
+    base = inspect_tensors(base_model, base_tensors(model), names)
+    parts = adapter_tensors(model)
     file, reader = lay_out(parts)
-    checkpoint = replace(_checkpoint(model, file), adapter=peft_module.adapter(model), config=None)
+    checkpoint = replace(_checkpoint(model, file), adapter=adapter(model), config=None)
     evidence = replace(inspect_checkpoint(checkpoint, reader, Depth.HEADER), base=base)
     if chosen:
         from tieconv.loaders import predict
@@ -274,3 +284,48 @@ def _flags(evidence: Inspection, value: str) -> Iterator[str]:
     """Yield an assignment for each level of the config with the tie flag."""
     paths = [entry.path for entry in evidence.config.declared] or ["tie_word_embeddings"]
     return (f"model.config.{path} = {value}" for path in paths)
+
+
+_REPLACED = ".modules_to_save."
+_LAYERS = (".base_layer.", ".original_module.")
+_DELTAS = (".trainable_tokens_", ".token_adapter.")
+
+
+def base_tensors(model: Any) -> tuple[LiveTensor, ...]:
+    """Return the tensors of the base model under their names without PEFT's layers."""
+    state = model.state_dict(keep_vars=True)
+    tensors = capture_state(model, state)
+    return tuple(replace(tensor, name=name) for tensor in tensors if (name := _base_name(tensor.name)))
+
+
+def _base_name(name: str) -> str:
+    """Return a parameter's name in the base model; empty for a part of the adapter."""
+    if part_of(name) or _REPLACED in name or any(word in name for word in _DELTAS):
+        return ""
+    for layer in _LAYERS:
+        name = name.replace(layer, ".")
+    return name.removeprefix(WRAPPER)
+
+
+def adapter_tensors(model: Any) -> tuple[LiveTensor, ...]:
+    """Return the tensors that PEFT saves for the active adapter, under their names in the file."""
+    from peft import get_peft_model_state_dict
+
+    base = model.get_base_model()
+    tables = (base.get_input_embeddings(), base.get_output_embeddings())
+    with warnings.catch_warnings():  # PEFT reports what it adds to the file; the names show it
+        warnings.simplefilter("ignore")
+        state = get_peft_model_state_dict(
+            model,
+            state_dict=model.state_dict(keep_vars=True),
+            adapter_name=model.active_adapter,
+            save_embedding_layers=any(hasattr(table, "base_layer") for table in tables),
+        )
+    return capture_state(model, state)
+
+
+def adapter(model: Any) -> Adapter:
+    """Return the config of the active adapter."""
+    config = model.peft_config[model.active_adapter].to_dict()
+    values = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    return adapter_of({**values, "peft_type": str(getattr(values.get("peft_type"), "value", values.get("peft_type")))})

@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from tieconv.checkpoint.value_type import record
-from tieconv.live.live_tensors import LiveTensor
-from tieconv.live.storage_reader import extent
+from tieconv.live.live_tensors import LiveTensor, extent
 from tieconv.text import listed, shown
 
 

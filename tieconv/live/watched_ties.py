@@ -10,9 +10,9 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth, Inspection, LiveModel, State
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.evidence import declared_tied, disputed, listed
-from tieconv.live import is_peft, peft_module, unwrapped
+from tieconv.live import is_peft, unwrapped
 from tieconv.live.live_tensors import LiveTensor, capture, elements, equal_values
-from tieconv.live.module_inspection import inspect_module
+from tieconv.live.module_inspection import base_tensors, inspect_module
 from tieconv.opened import inspected, opened
 from tieconv.text import shown
 
@@ -86,7 +86,7 @@ class TieWatch:
 def watched_tensors(model: Any) -> tuple[LiveTensor, ...]:
     """Return the tensors of the model, those of PEFT's base model under their own names."""
     inner = unwrapped(model)
-    return peft_module.base_tensors(inner) if is_peft(inner) else capture(inner)
+    return base_tensors(inner) if is_peft(inner) else capture(inner)
 
 
 def _shared(tensors: Iterable[LiveTensor]) -> Iterator[list[str]]:

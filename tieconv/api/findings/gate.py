@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tieconv.api.evidence import inspect
 from tieconv.live import is_module
@@ -161,7 +162,17 @@ def run_gate(
 
 def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[[str], Inspection]:
     """Return the function that collects the evidence for the policy."""
-    return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
+    return partial(_inspect_and_open, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
+
+
+def _inspect_and_open(path: str, **options: Any) -> Inspection:
+    """Return the evidence about a model. Opens each graph in a session: a gate passes none that no session opens."""
+    evidence = inspect(path, **options)
+    if not evidence.checkpoint.graphs:
+        return evidence
+    from tieconv.onnx.session.child import session_findings
+
+    return replace(evidence, findings=(*session_findings(evidence.checkpoint), *evidence.findings))
 
 
 def read_lists(models: Iterable[str], stdin: BinaryIO) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tieconv.gate import known
+from tieconv.gate import rule_selection
 from tieconv.gate.rule_selection import ALL, Selection, selectors
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 def rules() -> tuple[Rule, ...]:
     """Return every rule, in the order of the documentation."""
-    return known.rules()
+    return rule_selection.rules()
 
 
 def find_rule(word: str) -> Rule:
     """Return the rule with this code or name. Raises `SettingsError`, which suggests similar rules."""
-    return known.find_rule(word)
+    return rule_selection.find_rule(word)
 
 
 def select_rules(words: Sequence[str], select: Sequence[str] = ()) -> tuple[Rule, ...]:

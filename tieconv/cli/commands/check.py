@@ -105,6 +105,9 @@ def command(context: click.Context, /, models: tuple[str, ...], **options: Any) 
     Exits with 2 when a model cannot be read; the other models are still checked. Exits with 1 when a finding has the
     level of --fail-on or higher. Exits with 0 otherwise. `tieconv rules` lists the rules, and `tieconv explain RULE`
     explains one.
+
+    A directory with weights is one model. The models in its subdirectories are listed as not checked. They do not
+    change the exit code, because no loader of the directory reads them. With -r they are checked and count.
     """
     if options.pop("as_json"):
         if context.get_parameter_source("format") is click.core.ParameterSource.COMMANDLINE:

@@ -1,4 +1,4 @@
-"""Measure in a child process that a limit of time or memory, or Ctrl-C, ends at once.
+"""Measure or open a graph in a child process that limits of time and memory, or Ctrl-C, end at once.
 
 A session of ONNX Runtime holds the interpreter while a graph runs. No signal handler runs then, and no deadline counts.
 The graph decides how long that takes and how much memory it needs. A loop may never end, and a constant may have any
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import re
 import select
 import shutil
 import signal
@@ -22,13 +23,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Checkpoint, Files
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import NotRunError, TieconvError
+from tieconv.checks.fmt001_reader_refuses import RULE
+from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
 from tieconv.formats.onnx.validity import label
+from tieconv.onnx.graph.packages import has_onnxruntime
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 from tieconv.text import size as bytes_text
@@ -246,3 +251,74 @@ def _proc(process: int, name: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+MOST_OPENED = 1 << 30
+"""Bytes of the files of the largest graphs that `check` opens: about a second, and as much memory."""
+
+
+def why_not_opened(root: str, name: str) -> tuple[str, bool]:
+    """Return why no session of ONNX Runtime opens a graph, and whether the graph is at fault.
+
+    The reason is empty if a session opens it.
+    A missing kernel says nothing about the graph, since another provider may have it. Nor does an operator of a domain
+    that the runtime does not know, or a lack of memory.
+    """
+    with session_call(f"opening {shown(name)}"):
+        why = re.sub(r"Load model from .* failed: ?", "", refusal(Path(root, name)))
+    unknown = ("NOT_IMPLEMENTED", "is not a registered function/op", "llocate memory", "bad allocation")
+    return why, bool(why) and not any(words in why for words in unknown)
+
+
+def session_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a finding for each graph that no session opens, and for each that tieconv does not open.
+
+    Each opening has the limits of a run. There are none without onnxruntime, and for a graph whose structure is an
+    error already.
+    """
+    if not has_onnxruntime() or any(caution.code == REFUSED_BY_READER for caution in checkpoint.cautions):
+        return
+    stored = sum(checkpoint.states[name].size for name in checkpoint.states)
+    for graph in dict.fromkeys(each.file for each in checkpoint.graphs):
+        level, why = Level.NOTE, ""
+        if not os.path.isdir(checkpoint.root):
+            why = "it is not on this machine"
+        elif stored > MOST_OPENED:
+            why = f"its files have {bytes_text(stored)}, more than {bytes_text(MOST_OPENED)}"
+        else:
+            work = partial(why_not_opened, checkpoint.root, graph)
+            try:
+                why, broken = limited(work, partial(limits_for, stored), os.path.join(checkpoint.root, graph))
+                level = Level.ERROR if broken else Level.NOTE
+            except NotRunError as error:
+                why, level = error.message, Level.WARNING
+        if why:
+            refused = f"A session of ONNX Runtime refuses {shown(graph)}"
+            problem = refused if level is Level.ERROR else f"{shown(graph)} was not opened by a session"
+            yield RULE.finding(f"{problem}: {shown(why, 300)}", level=level)
+
+
+def check_opens(root: str, name: str) -> None:
+    """Raise `RefusedError` for a graph that no session of the installed ONNX Runtime opens."""
+    why, broken = why_not_opened(root, name) if has_onnxruntime() else ("", False)
+    if broken:
+        raise RefusedError(
+            f"nothing is written: onnxruntime cannot open {shown(name)}: {shown(why, 300)}",
+            "export the graph again",
+            "session.load",
+        )
+
+
+def refusal(graph: Path) -> str:
+    """Return why no session opens a graph without optimizations; empty if one does."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
+        return str(error).splitlines()[0]
+    return ""

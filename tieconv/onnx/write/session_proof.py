@@ -16,12 +16,13 @@ from tieconv.checkpoint.graph_plan import SessionProof, SessionRuns, SharedMatri
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
-from tieconv.errors import RefusedError, StalePlanError, TieconvError, VerificationError
+from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx.model import check_readable
 from tieconv.install import install_command
 from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored, read_graph, tensors
 from tieconv.onnx.graph.packages import has_onnxruntime
 from tieconv.onnx.parity.measured_pair import available_memory
+from tieconv.onnx.session.child import refusal
 from tieconv.onnx.share.find import by_rows, describe, find_groups
 from tieconv.onnx.share.quantised import quantised_pairs
 from tieconv.onnx.share.share_pass import interface
@@ -108,39 +109,8 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
     return "" if to.exists() else "onnxruntime did not write an optimized model"
 
 
-def check_opens(root: str, name: str) -> None:
-    """Raise `RefusedError` for a graph that no session of the installed ONNX Runtime opens.
-
-    A missing kernel says nothing about the graph, since another provider may have it. Nor does an operator of a domain
-    that the runtime does not know, or a lack of memory.
-    """
-    why = _refusal(Path(root, name)) if has_onnxruntime() else ""
-    unknown = ("NOT_IMPLEMENTED", "is not a registered function/op", "llocate memory", "bad allocation")
-    if why and not any(words in why for words in unknown):
-        raise RefusedError(
-            f"nothing is written: onnxruntime cannot open {shown(name)}: {shown(why, 300)}",
-            "export the graph again",
-            "session.load",
-        )
-
-
-def _refusal(graph: Path) -> str:
-    """Return why no session opens a graph without optimizations; empty if one does."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    try:
-        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
-        return str(error).splitlines()[0]
-    return ""
-
-
 def _check_source(source: Path, name: str, why_not: str) -> None:
-    if not _refusal(source):  # the written graph alone is at fault
+    if not refusal(source):  # the written graph alone is at fault
         raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
 
 

@@ -19,7 +19,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.sources.hub.errors import LONGEST_WAIT, MALFORMED, Transport, malformed, retry_after, retryable, translate
-from tieconv.sources.hub.session import LARGEST_ANSWER, file_key, limits
+from tieconv.sources.hub.session import file_key, limits, listing
 from tieconv.sources.ranged.traffic import Traffic, read_range
 from tieconv.text import shown
 from tieconv.version import VERSION
@@ -64,7 +64,7 @@ class Client(Traffic):
         for attempt in range(1, ATTEMPTS + 1):
             self.count(requests=1)
             try:
-                with limits(LARGEST_ANSWER):
+                with listing(label):
                     return ask()
             except Transport as error:
                 again(error, attempt, label)

@@ -49,7 +49,16 @@ def expand(source: str, task: str | None = None, limit: int | None = None, *, da
 
 
 def _matching(models: Iterable[Any], owner: str, pattern: str) -> Iterator[Dated]:
+    """Yield the matching models. Raises `UnreadableError` for a model that the server lists twice."""
+    seen: set[str] = set()
     for model in models:
+        if model.id in seen:
+            raise UnreadableError(
+                f"{PREFIX}{shown(owner)} cannot be listed: the server sent {shown(model.id)} twice",
+                "check HF_ENDPOINT and proxies",
+                "hub.repeated",
+            )
+        seen.add(model.id)
         start, _, rest = model.id.partition("/")
         if start == owner and fnmatchcase(rest, pattern):
             yield f"{PREFIX}{model.id}", _seconds(getattr(model, "last_modified", None))

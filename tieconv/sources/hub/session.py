@@ -8,10 +8,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from threading import Lock
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from httpx2 import SyncByteStream
 from huggingface_hub import constants, set_client_factory
@@ -25,6 +26,7 @@ from huggingface_hub.utils import (
 )
 
 from tieconv.sources.hub.errors import BUSY, LONGEST_WAIT, AnswerError, postponed, retry_after
+from tieconv.sources.ranged.traffic import ListingBounds
 from tieconv.sources.threads import interruptible
 from tieconv.text import shown, size
 
@@ -33,7 +35,14 @@ PATIENCE = 6
 STRETCH = 1 << 20
 LARGEST_ANSWER = 128 << 20
 """The most bytes of a response that is not streamed, such as a listing."""
+LARGEST_LISTING = 64 << 20
+"""The most bytes of one page of a listing. 100,000 files of a repository take about 35 MB."""
+MOST_VALUES = 4_000_000
+"""The most values in the JSON of one page. Each takes 50 to 100 bytes of memory."""
+_listing: ContextVar[ListingBounds | None] = ContextVar("listing", default=None)
+_HUB = "https://huggingface.co"  # a mirror may redirect there
 _LIMIT = "tieconv.limit"
+_LISTS = "tieconv.lists"
 _FILE = re.compile(r"/([^/]+/[^/]+/resolve/[^/]+/.+)", re.DOTALL)
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -62,6 +71,17 @@ def limits(largest: int, hashes: Mapping[str, str] | None = None) -> Iterator[No
     finally:
         with _lock:
             _scopes.remove(scope)
+
+
+@contextmanager
+def listing(label: str) -> Iterator[None]:
+    """Limit what `HfApi` asks for inside the context as one listing: its pages, bytes, values, time and host."""
+    reset = _listing.set(ListingBounds(label, "check HF_ENDPOINT and proxies", "hub"))
+    try:
+        with limits(LARGEST_LISTING):
+            yield
+    finally:
+        _listing.reset(reset)
 
 
 @contextmanager
@@ -129,10 +149,20 @@ def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **mor
     wait = _free_at.get(request.url.host, 0) - time.monotonic()
     if wait > 0:
         time.sleep(wait)
-    request.extensions[_LIMIT] = max(largest for largest, _ in list(_scopes)) if stream else LARGEST_ANSWER
+    bounds = _listing.get()
+    unstreamed = LARGEST_ANSWER if bounds is None else LARGEST_LISTING
+    request.extensions[_LIMIT] = max(largest for largest, _ in list(_scopes)) if stream else unstreamed
+    request.extensions[_LISTS] = bounds
     length = request.headers.get("Content-Length", "0")
     stretches = 1 + (int(length) // STRETCH if length.isdigit() else 0)
-    return interruptible(partial(send, request, stream=stream, **more), patience() * stretches, overdue, _close)
+    response = interruptible(partial(send, request, stream=stream, **more), patience() * stretches, overdue, _close)
+    if bounds is not None and response.status_code < 300:
+        bounds.page(str(response.request.url))
+        if sum(map(response.content.count, b",[{")) > MOST_VALUES:
+            raise AnswerError(
+                f"the server sent more than {MOST_VALUES:,} values", "check HF_ENDPOINT and proxies", "hub.too-large"
+            )
+    return response
 
 
 def _close(response: Any) -> None:
@@ -149,9 +179,28 @@ def overdue() -> AnswerError:
 
 
 def _ask_plainly(request: Any) -> None:
-    """Request no compression, because compressed data can expand without limit."""
-    if _scopes:
-        request.headers["Accept-Encoding"] = "identity"
+    """Request no compression, because compressed data can expand without limit. Send the token only to the Hub.
+
+    A response names the next page, the check of an upload, and where tokens of Xet are made. huggingface_hub sends the
+    token to each of these addresses.
+    """
+    if not _scopes:
+        return
+    request.headers["Accept-Encoding"] = "identity"
+    if _origin(str(request.url)) not in (_origin(constants.ENDPOINT), _origin(_HUB)):
+        request.headers.pop("Authorization", None)
+        if request.extensions.get(_LISTS) is not None:
+            raise AnswerError(
+                "the server redirects to another host, which tieconv does not follow",
+                "check HF_ENDPOINT and proxies",
+                "hub.redirect",
+            )
+
+
+def _origin(address: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of an address."""
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _receive(response: Any) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NoReturn
 from tieconv.checkpoint.model_files import LARGEST, FileState, Listing, check_git_file
 from tieconv.checkpoint.weight_file import ByteRange, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.sources.local.read_ahead import read_ahead
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -247,3 +246,21 @@ def _regular_size(path: str, root: str) -> int | None:
     except (UnsafePathError, OSError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+AHEAD = 2 * 1024 * 1024
+"""Bytes between two hints."""
+_LARGE = 128 * 1024
+"""Bytes of a read that belongs to a read from end to end."""
+
+
+def read_ahead(descriptor: int, position: int, size: int, end: int) -> None:
+    """Announce the bytes behind a read of ``size`` bytes at ``position``; ``end`` is the end of the tensor.
+
+    The kernel reads ahead of one series of reads. A comparison reads two tensors in turn, often of one file. Does
+    nothing for a small read, and on systems without `posix_fadvise`.
+    """
+    after = position + size
+    if size < _LARGE or position // AHEAD == after // AHEAD or after >= end or not hasattr(os, "posix_fadvise"):
+        return
+    os.posix_fadvise(descriptor, after, min(2 * AHEAD, end - after), os.POSIX_FADV_WILLNEED)

@@ -6,20 +6,21 @@ Only the modules of this package import obstore.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.sources.objects.object_errors import OBSTORE, translate
-from tieconv.sources.objects.object_path import ObjectPath
+from tieconv.sources.objects import ObjectPath
 from tieconv.sources.objects.store_settings import allowed_hosts, store_settings
 from tieconv.sources.ranged.host_gate import HostGate, relays
-from tieconv.sources.ranged.traffic import Traffic, read_range
+from tieconv.sources.ranged.traffic import PAGE, ListingBounds, Traffic, read_range
 from tieconv.sources.threads import interruptible
 
 T = TypeVar("T")
@@ -32,8 +33,6 @@ RESPONSE = timedelta(minutes=5)
 RETRIES = 5
 RETRY_FOR = timedelta(minutes=2)
 """No attempt starts later than this after the first."""
-PAGE = 1000
-"""The most keys of one response of a listing."""
 CHUNK = 1 << 20
 
 _STORES = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
@@ -42,8 +41,6 @@ PAGE_BYTES = 16 << 20
 """The most bytes of `PAGE` keys of a listing. A key has at most 1,024 bytes."""
 PAGE_SECONDS = 60.0
 """The most time for `PAGE` keys of a listing, its retries included. Pages without keys count towards it."""
-MOST_KEYS = 10_000_000
-"""The most keys of a listing."""
 
 
 @record
@@ -87,25 +84,20 @@ class ObjectClient(Traffic):
         """Yield the objects below a prefix, a page at a time. Raises `UnreadableError`, also for an endless listing."""
         store, gate = call(label, partial(store_of, self._path, lists=True))
         pages = call(label, lambda: store.list(prefix or None, chunk_size=PAGE), gate)
-        firsts: set[str] = set()
-        for _ in range(MOST_KEYS // PAGE + 1):
-            gate.allow(PAGE_BYTES)
-            page = call(label, lambda: next(pages, None), gate, PAGE_SECONDS)
-            if page is None:
-                return
-            self.count(requests=1)
-            first = str(page[0]["path"]) if len(page) else ""
-            if first in firsts or len({entry["path"] for entry in page}) < len(page):
-                gate.cut()
-                raise UnreadableError(
-                    f"{label} cannot be listed: the server sent a key twice", _ENDPOINT, "objects.repeated"
-                )
-            firsts.add(first)
-            yield page
-        gate.cut()
-        raise UnreadableError(
-            f"{label} holds more than {MOST_KEYS:,} objects", "give a longer prefix", "objects.too-large"
-        )
+        bounds = ListingBounds(label, _ENDPOINT, "objects")
+        try:
+            while True:
+                gate.allow(PAGE_BYTES)
+                page = call(label, lambda: next(pages, None), gate, PAGE_SECONDS)
+                if page is None:
+                    return
+                self.count(requests=1)
+                repeats = len({entry["path"] for entry in page}) < len(page)
+                bounds.page(str(page[0]["path"]) if len(page) else "", repeats)
+                yield page
+        except UnreadableError:
+            gate.cut()
+            raise
 
     def level(self, label: str, prefix: str) -> Any:
         """Return the objects directly below a prefix, without those of its directories. Raises `UnreadableError`."""
@@ -236,3 +228,102 @@ class ObjectStream:
     def close(self) -> None:
         """Close the connection without reading the rest."""
         self._chunks, self._left = None, memoryview(b"")
+
+
+OBSTORE = (exceptions.BaseError, OSError, ValueError, AssertionError)
+"""Errors of obstore and of its credential providers."""
+
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_RETRIES = re.compile(r"after (\d+) retries")
+_ENDPOINT = "check the endpoint variables and proxies"
+_LOGIN = "check the credentials in the environment; `tieconv` uses those of the AWS, Google and Azure tools"
+
+_KINDS: tuple[tuple[type[BaseException], str, str, str], ...] = (
+    (FileNotFoundError, "is not in the object store", "check the address", "objects.absent"),
+    (exceptions.PreconditionError, "was replaced while tieconv read it", "run the command again", "objects.changed"),
+    (exceptions.PermissionDeniedError, "may not be read with these credentials", _LOGIN, "objects.forbidden"),
+    (exceptions.UnauthenticatedError, "may not be read without valid credentials", _LOGIN, "objects.unauthorized"),
+    (
+        exceptions.InvalidPathError,
+        "holds a key that is not a relative path, such as one with .. or a control character",
+        "copy the model to a prefix with ordinary names",
+        "objects.key",
+    ),
+)
+_STATUSES: dict[str, type[BaseException]] = {
+    "401": exceptions.UnauthenticatedError,
+    "403": exceptions.PermissionDeniedError,
+    "404": FileNotFoundError,
+}
+"""Errors of a listing, for which obstore has no type."""
+_TEXTS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        r"169\.254\.169\.254|metadata\.google\.internal|/metadata/|security-credentials|CredentialProvider",
+        "may not be read: tieconv found no credentials",
+        "log in with the tool of your cloud, or set its variables; for a public bucket: AWS_SKIP_SIGNATURE=true",
+        "objects.no-credentials",
+    ),
+    (
+        "redirect without LOCATION",
+        "is in a bucket of another region",
+        "set AWS_REGION to the region of the bucket",
+        "objects.region",
+    ),
+    (
+        "non-partial response",
+        "cannot be read by ranges: the server sent the whole file",
+        "copy the model to a local directory",
+        "objects.range-ignored",
+    ),
+    (
+        r"Requested \d+\.\.\d+, got|Content-Range|Wanted range",
+        "cannot be read: the server sent another range than tieconv requested",
+        _ENDPOINT,
+        "objects.content-range",
+    ),
+    (
+        "list response",
+        "cannot be listed: the response of the server is malformed",
+        _ENDPOINT,
+        "objects.malformed",
+    ),
+    (
+        "TimedOut|kind: Timeout",
+        "could not be read: the server did not answer in time",
+        "try again later",
+        "objects.timeout",
+    ),
+)
+
+
+def translate(error: BaseException, label: str) -> UnreadableError:
+    """Return the error for the user. ``label`` names the model or file."""
+    if isinstance(error, UnreadableError):
+        return error
+    for kind, why, hint, code in _KINDS:
+        if isinstance(error, kind):
+            return UnreadableError(f"{label} {why}", hint, code)
+    text = str(error)
+    for pattern, why, hint, code in _TEXTS:
+        if re.search(pattern, text):
+            return UnreadableError(f"{label} {why}", hint, code)
+    retries = _RETRIES.search(text)
+    tries = f" ({int(retries[1]) + 1} attempts)" if retries and int(retries[1]) else ""
+    status = _STATUS.search(text)
+    if status and (known := _STATUSES.get(status[1])):
+        return translate(known(), label)
+    if status:
+        return UnreadableError(
+            f"{label}: the object store returned HTTP {status[1]}{tries}", "try again later", "objects.http"
+        )
+    if isinstance(error, exceptions.UnknownConfigurationKeyError) or ("Http" not in text and "HTTP" not in text):
+        return UnreadableError(
+            f"{label} cannot be opened with the settings of this object store",
+            "check the variables of its endpoint, account and credentials",
+            "objects.settings",
+        )
+    return UnreadableError(
+        f"{label}: the connection to the object store failed{tries}",
+        "check the network, the endpoint variables and proxies",
+        "objects.network",
+    )

@@ -12,7 +12,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import MissingPackageError, UnreadableError
 from tieconv.install import install_command
 from tieconv.sources import is_object
-from tieconv.sources.objects.object_path import parse
+from tieconv.sources.objects import parse
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def open_model(
     path = parse(source)
     require()
     from tieconv.sources.objects.object_client import ObjectClient
-    from tieconv.sources.objects.object_files import ObjectFiles
-    from tieconv.sources.objects.object_listing import look_up
+    from tieconv.sources.objects.object_files import ObjectFiles, look_up
 
     client = ObjectClient(path, shown(source))
     listed = look_up(client, source, path)

@@ -9,10 +9,9 @@ from pathlib import Path
 from obstore import exceptions
 
 from tieconv.errors import DestinationError, UnreadableError, WriteFailedError
-from tieconv.sources.objects.object_client import ObjectClient, RemoteObject, call
-from tieconv.sources.objects.object_errors import OBSTORE
-from tieconv.sources.objects.object_listing import StoredObject
-from tieconv.sources.objects.object_path import ObjectPath
+from tieconv.sources.objects import ObjectPath
+from tieconv.sources.objects.object_client import OBSTORE, ObjectClient, RemoteObject, call
+from tieconv.sources.objects.object_files import StoredObject
 from tieconv.sources.threads import interruptible
 from tieconv.text import shown
 
