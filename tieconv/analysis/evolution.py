@@ -177,9 +177,6 @@ def _headline(model: str, figures: Sequence[RevisionFigures]) -> Headline:
     return Headline(question, answer, sure)
 
 
-# The figures of one revision: how far its tables moved, how they agree, and how long their rows are. Imports numpy.
-
-
 Figured = tuple[Measure, float]
 """A measure and its standard error, 0 if it has none."""
 
@@ -394,9 +391,6 @@ def _units(rows: Array) -> Array:
         units: Array = rows / np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     units[~np.isfinite(units).all(axis=1)] = np.nan
     return units
-
-
-# Read and extend the file of a run over revisions. Each measured revision is one line, so a later run can resume.
 
 
 SCHEMA = "tieconv.evolution-run/1"

@@ -245,9 +245,6 @@ def _sentence(
     return f"{sentence[0].upper()}{sentence[1:]}.{unknown}"
 
 
-# Read how often each token occurs from a file of the user. Imports numpy.
-
-
 _LINE = re.compile(r"(\d{1,9})\s*[,\t ]\s*(\d{1,18})")
 _HEADER = re.compile(r"\s*[^-+.\d\s]")
 

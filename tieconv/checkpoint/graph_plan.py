@@ -235,9 +235,6 @@ def _matrix(matrix: SharedMatrix) -> dict[str, object]:
     }
 
 
-# The options of `export`: what the command line and the Python functions pass on as one value.
-
-
 @record
 class ExportOptions:
     """The values of the options of `tieconv export`, as `tieconv.plan_export` describes them.

@@ -247,9 +247,6 @@ def lists_float_head(inspection: Inspection) -> bool:
     return tables is None or (head is not None and head.stored)
 
 
-# Facts about a model in memory besides its tensors: shared parameters, and what a save writes.
-
-
 LIVE = "live"
 """The format of a checkpoint that describes a module in memory."""
 

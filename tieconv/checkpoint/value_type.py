@@ -169,9 +169,6 @@ class Printed(Summarised):
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
 
 
-# HTML for a notebook: a line of facts and a small table, in the notebook's own colours.
-
-
 _MOST_ROWS = 12
 _MOST_CHARACTERS = 400
 _BLOCK = '<div class="mathjax_ignore tex2jax_ignore">'  # a name between dollars is not a formula

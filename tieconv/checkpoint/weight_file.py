@@ -144,9 +144,6 @@ class WeightFile:
         return None if named in FORMATS else named
 
 
-# Data types of the safetensors specification: names and widths, never arithmetic.
-
-
 BITS: dict[str, int] = {
     "BOOL": 8,
     "U8": 8,
@@ -225,9 +222,6 @@ class ChunkTable:
 
     def __bool__(self) -> bool:
         return bool(self.chunks)
-
-
-# Whether stored tensors of one tied group have one shape.
 
 
 def fits(tensor: TensorRecord, reference: TensorRecord) -> bool:

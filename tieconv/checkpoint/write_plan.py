@@ -538,9 +538,6 @@ def digest(blocks: Iterable[bytes | bytearray | memoryview]) -> str:
     return sha256.hexdigest()
 
 
-# The bytes that a write to an object store moves.
-
-
 @record
 class RemoteTransfer:
     """How a model gets into an object store, and the bytes that are read, uploaded and copied by the server.
@@ -554,9 +551,6 @@ class RemoteTransfer:
     bytes_uploaded: int
     bytes_copied: int
     why: str = ""
-
-
-# The effects of `retie` on a model, as its planner predicts them before any comparison of tensors.
 
 
 @record

@@ -78,9 +78,6 @@ def _weight(path: str) -> Weight:
     return Weight.TENSORS if key in (FLAG, DERIVED_KEY) else Weight.FUNCTION
 
 
-# List differences of the other files: tokenizer, generation config, card. They do not decide the result.
-
-
 _BLOCK = 1024 * 1024
 
 
@@ -125,9 +122,6 @@ def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
         os.close(first)
         if second >= 0:
             os.close(second)
-
-
-# Compare the quantised embeddings and heads of two models as matrices, if one of their parts differs.
 
 
 _Records = dict[str, TensorRecord]

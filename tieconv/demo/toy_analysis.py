@@ -383,9 +383,6 @@ def _sentence(ratio: GradientRatio, changes: Mapping[str, Change], runs: int) ->
     return f"{answer}. The lead of U over E changes: {texts}. The held-out loss changes by {changes[LOSS].signed} nats."
 
 
-# Print the demo's tables: each measure with its chance level and the reference run, and the effect of a ratio.
-
-
 _PAIRS = ("E→U", "E→T", "U→T", "E→E'", "U→U'")
 _ABREAST = 3  # ratios in one table, so that it fits 100 columns
 

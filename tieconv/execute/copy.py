@@ -303,9 +303,6 @@ def notes(lost: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return (f"tieconv could not keep all {subject}: {shown(', '.join(attributes))}",)
 
 
-# Explain why a file system does not hard-link a file.
-
-
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
 
 

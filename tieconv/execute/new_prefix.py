@@ -243,9 +243,6 @@ def names_of(entries: Iterable[tuple[str, int]], plan: Plan) -> dict[str, int]:
     return {name: size for name, size in entries if name not in closing}
 
 
-# Make a model in S3 from another one: tieconv uploads what changes, and the server copies the rest.
-
-
 Progress = Callable[[int, int], None]
 _BLOCK = 16 << 20
 """Bytes of each side in one step of a comparison."""
@@ -438,9 +435,6 @@ class _Copy:
         return (f"the tags of {count(len(unread), 'object')} may not be read, so tieconv did not carry them over",)[
             : len(unread)
         ]
-
-
-# Upload a model that tieconv wrote and verified in a temporary directory.
 
 
 def upload(

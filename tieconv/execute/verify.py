@@ -226,9 +226,6 @@ def _fail(name: str, why: str, code: str) -> NoReturn:
     raise VerificationError(f"written {shown(name)}{separator}{why}", _HINT, f"verify.{code}")
 
 
-# Compare each dropped tensor once more, right before the rename.
-
-
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _SIGN = 0x80
 
@@ -434,9 +431,6 @@ def _undone(actual: bytearray, expected: bytearray, content: Scaled) -> bool:
         return scaled(actual, content.dtype, -content.exponent) == expected
     except RefusedError:
         return False
-
-
-# Compare the plan's promises with a fresh inspection of the written model.
 
 
 _PROMISE_HINT = "tieconv changed nothing; please report this"

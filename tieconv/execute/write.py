@@ -101,9 +101,6 @@ class Record:
             yield f"an earlier run finished {share}; tieconv compared every byte of them"
 
 
-# Build the new model in the staging directory, where no other program sees it.
-
-
 SCALE_BLOCK = 1024 * 1024
 """Bytes scaled in one step: a multiple of every element's width."""
 
@@ -299,9 +296,6 @@ def _finish(descriptor: int, name: str, like: Like | None, syncer: Syncer, writt
     syncer.add(descriptor)
 
 
-# Recognise the weight files that a killed run finished. Their tensors are still to be compared with the source.
-
-
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -378,9 +372,6 @@ def blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
         yield first, gather(read, span, first, min(first + step, span.end))
 
 
-# Call fsync in a separate thread, while the main thread copies the next file and verifies the last one.
-
-
 _QUEUED = 64
 """Files that may wait in the queue: each holds a descriptor."""
 EARLY = 128 * 1024 * 1024
@@ -432,9 +423,6 @@ class Syncer:
             finally:
                 os.close(descriptor)
                 self._idle = True
-
-
-# Count the bytes that a write has read, written and compared, for its progress.
 
 
 Progress = Callable[[int, int], None]

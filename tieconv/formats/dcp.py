@@ -119,9 +119,6 @@ def _record(tensor: StoredChunks, start: int, source: str) -> TensorRecord:
     return TensorRecord(tensor.name, tensor.dtype, tensor.shape, ByteRange(TENSORS, start, start + nbytes))
 
 
-# Prove that the chunks of a tensor cover every element of it, and find those that overlap.
-
-
 CELLS_EACH = 64
 """Most cells of the common grid for each chunk. A mesh has one cell a chunk."""
 CELLS = 1024
@@ -195,9 +192,6 @@ def _index(values: Sequence[int]) -> str:
 
 def _malformed(source: str, why: str, code: str) -> UnreadableError:
     return UnreadableError(f"{shown(source)} {why}", "save the checkpoint again", code)
-
-
-# Tell the tensors of a model from those of the optimizer and of other training state, by their names.
 
 
 _DICTIONARY = re.compile(r"optim(\w*)|\w*(optimizers?|schedulers?|dataloader|rng_states?|train_state|grad_scaler)")

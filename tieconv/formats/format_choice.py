@@ -41,9 +41,6 @@ class DistributedCheckpoint:
 DCP = DistributedCheckpoint()
 
 
-# Choose the format of a checkpoint when more than one is possible.
-
-
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 

@@ -235,9 +235,6 @@ def _check_places(records: list[TensorRecord], cursor: HeaderCursor) -> None:
             )
 
 
-# Read a GGUF header from start to end. No number in the file decides how much memory is allocated.
-
-
 HEADER_LIMIT = 512_000_000
 """The largest header in bytes. A vocabulary of a million tokens with its merges has 40 MB."""
 MAX_NAME = 65_535

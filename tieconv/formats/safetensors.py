@@ -246,9 +246,6 @@ def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:
     )
 
 
-# Write the header of a safetensors file.
-
-
 def encode_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
     metadata: Mapping[str, str] | None,
@@ -288,9 +285,6 @@ def encode_header(
     return len(body).to_bytes(8, "little") + body
 
 
-# Recognise files of other formats that are named .safetensors, by their first bytes.
-
-
 _SAVE_AGAIN = "load it with the library that wrote it and save it as safetensors"
 _DISGUISES: tuple[tuple[bytes, str, str, str], ...] = (
     (b"PK\x03\x04", "is a zip archive (a torch file?), not safetensors", "zip", "if it is one, rename it to .bin"),
@@ -310,9 +304,6 @@ def other_kind(first: bytes) -> tuple[str, str, str] | None:
     if first.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
         return "is an HTML page, not weights", "html", "the download failed; fetch the file again"
     return None
-
-
-# Read a model stored as safetensors: one file, or shards and their index.
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:

@@ -115,9 +115,6 @@ def _as_flag(value: object) -> bool | None:
     return None if value is None else bool(value)
 
 
-# Find what a checkpoint's names mean, and whether they tie: by its config, or by the rule of its format.
-
-
 _PART = f"(?:{'|'.join(map(re.escape, LEAVES))})$"
 """Finds a part of a quantised matrix among names, one a line. A model may have 500,000 names, so it is one search."""
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
@@ -224,9 +221,6 @@ def _without_groups(architecture: str, tying: Tying) -> Family:
         meaning_v4=FlagMeaning.STORAGE,
         meaning_v5=FlagMeaning.STORAGE,
     )
-
-
-# Say whether the loaded model is tied, and why: for the files at hand, not only for the config.
 
 
 _DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})

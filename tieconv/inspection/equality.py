@@ -236,9 +236,6 @@ def _proved(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
     return transpose_equal(reader, a, b, BITS[a.dtype] // 8)
 
 
-# Prove from a few bytes that two tensors differ; never that they are equal.
-
-
 HINT = "tieconv inspect --depth full compares every byte"
 
 

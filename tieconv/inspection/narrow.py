@@ -81,9 +81,6 @@ def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
             yield from (name for name in names if name == actual or name.startswith(module))
 
 
-# Compare unused weight files with the model's own: which names do they repeat, with other bytes?
-
-
 def find_shadows(
     checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]
 ) -> tuple[Shadow, ...]:

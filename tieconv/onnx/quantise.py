@@ -217,9 +217,6 @@ def _why(node: ir.Node, shape: tuple[int, ...]) -> str:
     return f"ONNX Runtime's quantiser has no form for {node.op_type}"
 
 
-# Quantise matrices in blocks with ONNX Runtime's MatMulNBitsQuantizer, one matrix at a time in memory.
-
-
 def quantise_blocks(model: ir.Model, bits: int) -> None:
     """Replace each MatMul with a stored matrix by MatMulNBits. A matrix that several read is quantised once."""
     names = Names(model)
@@ -404,9 +401,6 @@ def _turned(value: ir.Value, turned: dict[str, ir.Value], names: Names) -> ir.Va
     return turned[name]
 
 
-# Hide what ONNX Runtime's quantisers log.
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hide hints to prepare the model, which does not help here, for the duration of the context."""
@@ -416,9 +410,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-# Prove that a session holds each tied quantised matrix once.
 
 
 def prove_once(directory: Path, graph: str, tied: Sequence[str]) -> SessionProof:

@@ -463,9 +463,6 @@ _LISTED: Mapping[str, Editor] = {
 }
 
 
-# Change the tie flag together with the quantisation config, if there is one.
-
-
 def flag_document(
     inspection: Inspection, tied: bool
 ) -> tuple[OutputText | None, tuple[SetConfig | DropConfig, ...]] | None:

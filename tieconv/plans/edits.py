@@ -301,9 +301,6 @@ def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...])
     )
 
 
-# Return the text of a shard index after edits.
-
-
 def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str]) -> tuple[OutputText, ...]:
     """Return the index for the written shards, or nothing if its text does not change."""
     index = edits.checkpoint.index

@@ -157,9 +157,6 @@ def _notes(seen: tuple[_View, ...]) -> Iterator[str]:
     yield from grouped(changed)
 
 
-# Define a plan's note and the tensors that it is about.
-
-
 @record
 class Note:
     """A note about changes that the user asked for.
@@ -340,9 +337,6 @@ def _major(release: str) -> str:
     return release.partition(".")[0]
 
 
-# Join changes of the same kind into one sentence about several releases and tensors.
-
-
 def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
     """Yield the sentences about ``changes``, which are pairs of a release and a change."""
     releases: dict[tuple[str, str, str, str | None], list[str]] = {}
@@ -359,9 +353,6 @@ def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
         by_fate.setdefault((had, OWN if own else values, together), []).extend(names)
     for (had, values, together), names in by_fate.items():
         yield changed(together, names, had, values)
-
-
-# Map a parameter to a key for its values before and after a plan. Keys are equal if the values are proved equal.
 
 
 Values = tuple[object, ...]
@@ -477,9 +468,6 @@ def _span(content: Content | Padded) -> ByteRange | None:
 
 def _absent(parameter: Parameter) -> Values:
     return ZEROS if parameter.absence is Absence.ZERO else (parameter.absence,)
-
-
-# Describe the model after a plan, so loaders can be asked about it before anything is written.
 
 
 def described(inspection: Inspection, plan: Plan) -> Inspection:

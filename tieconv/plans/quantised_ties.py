@@ -170,9 +170,6 @@ def _guard_groups(inspection: Inspection) -> None:
             )
 
 
-# Plan to tie a quantised model: drop every part of a head that equals the embedding, part by part.
-
-
 def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: bool, inexact: bool) -> Plan:
     """Return the plan that drops the parts of a head that are byte-identical to those of the embedding.
 
@@ -243,9 +240,6 @@ def _leaf(matrix: QuantisedMatrix, name: str) -> str:
 def _promise(inspection: Inspection, canonical: str, head: str) -> TiePromise:
     stored = (canonical,) if canonical in inspection.checkpoint.tensors else ()
     return TiePromise(canonical, True, stored, (head,))
-
-
-# Plan to untie a quantised model: store a copy of every part of the embedding under the head's name.
 
 
 def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag: bool) -> Plan:

@@ -317,9 +317,6 @@ def architecture(config: Mapping[str, object], directory: str) -> str:
     )
 
 
-# Define the tokens that a model is run on.
-
-
 @record
 class Batch:
     """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
@@ -365,9 +362,6 @@ class Batch:
         ids, mask = self.ids[:, :end], self.mask[:, :end]
         cut = replace(self, ids=ids, mask=mask, types=types, given_positions=positions)
         return replace(cut, embeds=embeds, blocks=blocks)
-
-
-# Define the features of images or sound that an encoder reads in place of token ids.
 
 
 @record
@@ -547,9 +541,6 @@ def loaded_names(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
     except (ImportError, TypeError):
         return {name: name for name in stored}  # a release with another interface
     return {name: name if loaded not in parameters and name in parameters else loaded for name, loaded in loads.items()}
-
-
-# Find the stored tensors that no logit depends on, such as the pooler of an image encoder.
 
 
 def stored_unread(reference: Reference, reads: EncoderInput, stored: Iterable[str]) -> tuple[str, ...]:

@@ -35,9 +35,6 @@ def _broken(module: str, purpose: str, error: Exception, hint: str) -> MissingPa
     return MissingPackageError(f"{purpose} needs the package {module}, but its import fails: {shown(error)}", hint)
 
 
-# Hide what transformers prints.
-
-
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """Hide the progress bar and the advice that transformers prints while it loads."""

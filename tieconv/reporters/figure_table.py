@@ -63,9 +63,6 @@ def parquet(table: FigureTable) -> bytes:
     return bytes(file.getvalue())
 
 
-# The figures of an analysis as a table, one figure a row.
-
-
 ANALYSIS_COLUMNS = {
     "source": str,
     "section": str,
@@ -91,9 +88,6 @@ def _rows(analysis: Analysis) -> Iterator[tuple[Cell, ...]]:
             numbers = (measure.value, measure.floor, measure.ceiling, measure.n)
             texts = (shown(measure.unit), shown(measure.says, 2000))
             yield source, shown(section.title), shown(measure.name), *numbers, *texts
-
-
-# The figures of all revisions as a table, one figure of one revision a row.
 
 
 EVOLUTION_COLUMNS = {

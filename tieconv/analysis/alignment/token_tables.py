@@ -159,9 +159,6 @@ def _directed(joined: Joined) -> Array:
     return good
 
 
-# Compare tokens of different vocabularies by the bytes that they encode.
-
-
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

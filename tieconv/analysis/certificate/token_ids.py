@@ -401,9 +401,6 @@ def is_id(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < _LARGEST
 
 
-# Read a large JSON file in which a few members are large: these in batches, the rest as one document.
-
-
 Batch = Mapping[str, object] | list[object]
 """Some members of an object, or some items of a list."""
 Take = Callable[[Batch], None]

@@ -400,9 +400,6 @@ RelationFigures = (
 )
 
 
-# How the head relates to the embedding, and the evidence.
-
-
 @record
 class Related:
     """The class of the head and the evidence. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.

@@ -146,9 +146,6 @@ def _coded(
         return bool((off <= error[0] * (np.abs(u) + np.abs(offsets)) + np.abs(scales) * 2.0**-20 + error[1]).all())
 
 
-# Find the simplest number of an interval: the one with the fewest binary digits.
-
-
 DIGITS = 24
 """Significant binary digits of a float32."""
 

@@ -162,9 +162,6 @@ def _reading(residual: float, most: float) -> str:
     return "rounding (the floor) explains it" if residual <= most else "more than rounding (the floor) explains"
 
 
-# The sentences that describe how the head relates to the embedding.
-
-
 def sentence(related: Related) -> str:
     """Return the sentence that describes the relation."""
     match related.figures:

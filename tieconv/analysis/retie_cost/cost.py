@@ -339,9 +339,6 @@ def _search(core: Array, centre: Array) -> Array:
     return centre
 
 
-# Estimate the probability of rows of zeros, whose logit is 0 and not −∞.
-
-
 STATES = 128
 """Number of random hidden states in the estimate."""
 

@@ -384,9 +384,6 @@ def _places(stream: _Stream, keys: list[object]) -> dict[str, tuple[int, int]]:
     return places
 
 
-# Refuse files that are named like torch files but have another format.
-
-
 def check_disguise(first: bytes, length: int) -> None:
     """Raise `PickleProblem` for a file whose first bytes show another format."""
     if not length:

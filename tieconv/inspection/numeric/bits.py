@@ -199,9 +199,6 @@ def _round_to_odd(values: Array) -> Array:
     return bits.view("<f4")
 
 
-# Decide whether one float tensor is another one rounded to its type.
-
-
 def cast_direction(pair: Pair) -> tuple[Pair, bool] | None:
     """Return the pair as (exact side, rounded side) and whether rounding lost nothing, or ``None``.
 
@@ -240,9 +237,6 @@ def _rounds_to(left: Array, right: Array, exact: Format, narrow: Format) -> bool
     if same.all():
         return True
     return bool((is_nan(left, exact) & is_nan(right, narrow))[~same].all())
-
-
-# Prove that one stored matrix is the transpose of another.
 
 
 TILE_BYTES = 4 * 1024 * 1024

@@ -437,9 +437,6 @@ def _value(steps: Array, form: Format) -> Array:
     return values
 
 
-# Find the likeliest factors within an interval: powers of two, roots of the width, and numbers with few digits.
-
-
 TRIES = 4
 """Factors of each side that a pass over every element tries."""
 

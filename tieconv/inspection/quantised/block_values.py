@@ -108,9 +108,6 @@ def _mxfp4(blocks: Array) -> Decoded:
     return from_table(_low_then_high(blocks[:, 1:]), E2M1, _MX_GAPS, POWERS[blocks[:, :1]], 0.0)
 
 
-# Dequantise the K types of ggml: blocks of 256 codes whose groups have scales of 4 to 8 bits. Imports numpy.
-
-
 def half(raw: Array) -> Array:
     """Return pairs of bytes as float16 numbers, in float64."""
     return np.ascontiguousarray(raw).view("<f2").astype(np.float64)
@@ -223,9 +220,6 @@ def mxfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
 def mxfp8_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 8-bit floats times a power of two."""
     return from_table(parts.raw(CODES, start, stop), E4M3, _MX8_GAPS, power_grid(parts, start, stop), 0.0)
-
-
-# Dequantise the blocks of MatMulNBits and GatherBlockQuantized.
 
 
 def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:

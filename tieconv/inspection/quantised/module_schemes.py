@@ -598,9 +598,6 @@ def _declared(block: tuple[int, int] | None) -> str:
     return f" and the config's block is {block[0]}×{block[1]}" if block else ""
 
 
-# Recognise torchao 0.18, optimum-quanto 0.2 and HQQ 0.2, which save the inner tensors of a tensor subclass.
-
-
 TORCHAO, QUANTO, HQQ = "torchao", "quanto", "HQQ"
 _TORCHAO = {"_weight_qdata": CODES, "_weight_scale": SCALES, "_weight_zero_point": ZERO_POINTS}
 _QUANTO = {"weight._data": CODES, "weight._data._data": CODES, "weight._scale": SCALES, "weight._shift": ZERO_POINTS}

@@ -235,9 +235,6 @@ def eight_bit_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     return uniform(codes, parts.grid(SCALES, start, stop), 0.0, ends=(-127, 127), roundoff=parts.roundoff(SCALES))
 
 
-# Dequantise 8-bit codes of torchao and optimum-quanto.
-
-
 def subclass_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of codes that are whole bytes: (code − zero point) · scale."""
     scales, roundoff, dtype = parts.grid(SCALES, start, stop), parts.roundoff(SCALES), parts.dtype(CODES)

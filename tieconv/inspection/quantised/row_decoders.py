@@ -139,9 +139,6 @@ def row_blocks(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
         yield start, min(start + height, rows)
 
 
-# Compare the values of two matrices over every element, with bounded memory.
-
-
 CALIBRATED_STEPS = 0.5
 """Largest rms of the error, in steps of the code, of a calibrated copy.
 

@@ -114,9 +114,6 @@ def _head(head: Head, tables: QuantisedTables) -> Head:
     return replace(head, output_head=replace(output, tied_to=None))
 
 
-# Say whether the loaded model is tied, if the embedding or the head is quantised.
-
-
 _NAMES = {EMBEDDING: "input embedding", HEAD: "output head"}
 
 
@@ -152,9 +149,6 @@ def _equal(tables: QuantisedTables) -> bool:
 def _head_is_stored(inspection: Inspection) -> bool:
     head = inspection.head.output_head
     return head is not None and head.stored
-
-
-# The shapes that quantised matrices have unpacked, so that an unknown class's embedding and head can be guessed.
 
 
 _MOST_MODULES = 65_536

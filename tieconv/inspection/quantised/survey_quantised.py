@@ -111,9 +111,6 @@ def _table(
     return tensors.get((embedding if role == EMBEDDING else head) or "")
 
 
-# Describe the quantised embedding and head of ONNX graphs as logical matrices, and compare them.
-
-
 def survey_graphs(inspection: Inspection, reader: ByteReader) -> QuantisedTables | None:
     """Return the quantised matrices of the first graph that has some, or ``None``."""
     graph = next((graph for graph in inspection.checkpoint.graphs if graph.quantised), None)
@@ -133,9 +130,6 @@ def survey_graphs(inspection: Inspection, reader: ByteReader) -> QuantisedTables
     if len(tables) == 2:
         relation = relate_tables(tables[EMBEDDING], tables[HEAD], tensors, reader, inspection.depth)
     return QuantisedTables("", "", tuple(matrices.values()), relation)
-
-
-# Prove how a head and an embedding relate if one of them is quantised, or both are.
 
 
 LONGEST_ROW = 1 << 20
@@ -223,9 +217,6 @@ def _unread(table: Table) -> str:
     if table.dtype not in FLOATS:
         return f"tieconv does not compare {table.dtype} values with codes"
     return "" if len(table.shape) == 2 and table.elements else "the float tensor is not a matrix"
-
-
-# The schemes that tieconv recognises, and the ends of the names of their parts.
 
 
 RECOGNISERS: tuple[Callable[[StoredModule], QuantisedMatrix | None], ...] = (

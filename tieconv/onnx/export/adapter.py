@@ -192,9 +192,6 @@ def _strip(program: Any) -> None:
                     del owner.metadata_props[key]
 
 
-# Name the axes of an exported graph by meaning: ``batch``, ``sequence``, ``past_sequence``, and not ``s44``.
-
-
 _NAMES = {
     "input_ids": ("batch", "sequence"),
     "position_ids": ("batch", "sequence"),
@@ -340,9 +337,6 @@ def quick_rewrites() -> Iterator[None]:
         yield
     finally:
         matcher.match = original
-
-
-# Store the length of each sliding window in the graph, so that a caller does not feed it.
 
 
 _WINDOW = re.compile(r"(?:input\.|output\.)?past_key_values\.(?:layers\.)?(\d+)\._sliding_window_tensor")

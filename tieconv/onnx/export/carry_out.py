@@ -259,9 +259,6 @@ class _Job:
                 publish.publish_new(new, self.final)
 
 
-# The settings of an export, as its steps read them.
-
-
 @record
 class Settings:
     """The ``options`` of the user, the ``layout`` that they name, and the ``model`` as that layout reads it."""
@@ -284,9 +281,6 @@ class Settings:
     def scheme(self) -> Scheme | None:
         """How the weights are quantised."""
         return None if self.options.quantise is None else Scheme(self.options.quantise)
-
-
-# Write `export.json`: what transformers needs to load the graph, and how it was exported and verified.
 
 
 EXPORT_SCHEMA = "tieconv.export/1"
@@ -351,9 +345,6 @@ def _embedding(graph: Graph) -> dict[str, object]:
 
 def _value(value: Value) -> dict[str, object]:
     return {"name": value.name, "dtype": value.dtype, "shape": list(value.shape)}
-
-
-# Write the other files of OUT: copies of the model's files, and documents.
 
 
 class Files:
@@ -423,9 +414,6 @@ def check_finite(reference: Reference, source: str) -> None:
 def _is_finite(values: torch.Tensor) -> bool:
     """Return whether no value is NaN or infinite. `torch.isfinite` would need as much memory as the values again."""
     return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
-
-
-# Trace the fp16 overflow guard of BART and related models without a branch on the data.
 
 
 class _Unknown:

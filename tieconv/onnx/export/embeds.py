@@ -178,9 +178,6 @@ def _blocks(reference: Reference, inputs: dict[str, Any]) -> tuple[str, int]:
     return "", 0
 
 
-# Trace the attention of image tokens to each other, which a model builds only for its first tokens.
-
-
 _NAME = "is_initialized"
 
 
@@ -201,9 +198,6 @@ def first_pass(active: bool) -> Iterator[None]:
         yield
     finally:
         setattr(cache, _NAME, before)
-
-
-# Put the graph of an embedding before that of a decoder, so that one pass shares the tied matrix.
 
 
 IDS = "input_ids"
@@ -237,9 +231,6 @@ def join_embedding(decoder: ir.Model, embedding: ir.Model) -> None:
     ids.name = IDS
     if fed.shape is not None:
         ids.shape = ir.Shape(list(fed.shape)[:2])
-
-
-# Cut the finished graph at `inputs_embeds`, and count the copies that a session of each part holds.
 
 
 def separate(directory: Path, name: str, matrices: Sequence[SharedMatrix]) -> tuple[SessionProof, ...]:

@@ -270,9 +270,6 @@ def _input(graph: ir.Graph, name: str) -> ir.Value:
     return next(value for value in graph.inputs if value.name == name)
 
 
-# Write the tensors of several graphs to a data file, equal ones once.
-
-
 LEAST = 256
 """Bytes from which a tensor goes to the data file. Smaller ones stay in the graph."""
 

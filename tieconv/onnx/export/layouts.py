@@ -131,9 +131,6 @@ def _shape(shape: tuple[int, int]) -> str:
     return f"{shape[0]} heads (width {shape[1]})"
 
 
-# The layout that optimum's `ORTModelForCausalLM`, `ORTModelForMaskedLM` and `ORTModelForSeq2SeqLM` load.
-
-
 _HEAD_DIM = frozenset({"gemma", "gemma3_text", "gpt_oss", "nemotron"})
 """Model types whose `head_dim` optimum reads."""
 _GROUPED = frozenset({
@@ -171,9 +168,6 @@ class Optimum(Layout):
             raise self.refused(model, f"{self.program} needs num_attention_heads and hidden_size of the decoder")
         if kind is Kind.CACHED and model.model_type in _SPECIAL:
             raise self.refused(model, f"{self.program} feeds {model.model_type} a cache of another form")
-
-
-# The layout that `onnxruntime_genai.Model` loads: a graph and `genai_config.json`.
 
 
 _TYPES = {
@@ -269,9 +263,6 @@ def _search(model: Model) -> dict[str, Any]:
         # The graph returns a new cache at each step.
         "past_present_share_buffer": False,
     }
-
-
-# The layout that transformers.js loads: `onnx/model.onnx`, and a config with `transformers.js_config`.
 
 
 _GROUPED_ATTENTION = frozenset({
@@ -372,9 +363,6 @@ def _entry(model: Model, *names: str) -> int:
 
 
 LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Layout(), Optimum(), GenAI(), TransformersJS())}
-
-
-# Read what a layout needs of the model: the config, and the generation config if the layout uses it.
 
 
 _GENERATION = "generation_config.json"

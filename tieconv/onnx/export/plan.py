@@ -226,9 +226,6 @@ def _other_formats(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
     return Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")
 
 
-# Estimate the bytes of an exported graph's data before it is made.
-
-
 def estimated_bytes(
     evidence: Inspection, precision: str, quantise: Scheme | None, left_out: Collection[str] = ()
 ) -> int:
@@ -245,9 +242,6 @@ def estimated_bytes(
         return sum(record.elements * width for record in once)
     coded = quantise.bits / 8 + (width / BLOCK if quantise is not Scheme.DYNAMIC else 0)
     return sum(int(record.elements * (coded if len(record.shape) > 1 else width)) for record in once)
-
-
-# List the inputs of an encoder-decoder's graphs for the plan, and check that its encoder can be fed.
 
 
 _STATES = "decoder: encoder_hidden_states [batch, encoder sequence, width]"
@@ -318,9 +312,6 @@ def check_options(layout: str, quantise: Scheme | None) -> None:
         f"export without {option}",
         "export.embeds",
     )
-
-
-# Refuse models whose cache holds other states than keys and values, before any weight is read.
 
 
 _STATE_INPUTS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent"})

@@ -345,9 +345,6 @@ def _tokens_first(mask: torch.Tensor) -> torch.Tensor:
     return mask.argsort(dim=1, descending=True, stable=True)
 
 
-# Check that every axis of a graph's inputs that must be dynamic is dynamic.
-
-
 _AXES = {
     Role.IDS: ("batch", "sequence"),
     Role.MASK: ("batch", "past plus sequence"),

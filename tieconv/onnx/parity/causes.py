@@ -360,9 +360,6 @@ def _before_root(node: ir.Node) -> bool:
     return node.op_type == "Add" and any(user.op_type in _ROOTS for user, _ in node.outputs[0].uses())
 
 
-# Explain a failed graph whose padded rows alone are wrong.
-
-
 def uncounted(cases: Iterable[Case], bindings: Bindings) -> Iterator[str]:
     """Yield a sentence if only padded rows are wrong and the graph has no position ids."""
     if Role.POSITIONS in bindings.inputs or bindings.kind not in (Kind.CACHED, Kind.PLAIN):

@@ -321,9 +321,6 @@ def _pairs(path: str) -> Iterator[PairFiles]:
                     yield PairFiles(*names)
 
 
-# Give an encoder's features the axes that the model's config fixes, where the graph leaves them open.
-
-
 def with_fixed_features(pair: Pair, checkpoint: Checkpoint) -> Pair:
     """Return the pair with a fixed shape of each row of its features. optimum leaves all axes open.
 
@@ -343,9 +340,6 @@ def with_fixed_features(pair: Pair, checkpoint: Checkpoint) -> Pair:
         )
     sides = (side if isinstance(side, int) else fixed for side, fixed in zip(value.shape[1:], reads.shape, strict=True))
     return replace(pair, features=replace(value, shape=(value.shape[0], *sides)))
-
-
-# Describe the graphs of an encoder-decoder as one graph, whose weights are those of all.
 
 
 def as_one_graph(path: str, pair: Pair) -> Graph:

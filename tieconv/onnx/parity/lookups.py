@@ -282,9 +282,6 @@ def after_lookup(first: FirstNodes, dtype: int) -> Any:
     return made
 
 
-# Compare what the graph of an embedding computes for every id with the module of the model.
-
-
 def embedding_gates(subject: Subject, model: Reference) -> Iterator[Gate]:
     """Yield the gate that the embedding's graph gives each id the model's row, bit for bit.
 

@@ -191,9 +191,6 @@ def _precision(graph: Graph, graphs: Iterable[Graph], hint: str = _FLOATS) -> st
     return DTYPES[dtype]
 
 
-# Read a user's arrays for the inputs of a graph.
-
-
 _LIMIT = 100_000_000
 """Bytes of all arrays: 12 million token ids."""
 _ENCODER = (Role.MASK, Role.POSITIONS, Role.TYPES)

@@ -416,9 +416,6 @@ def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun
     )
 
 
-# Keep logits on disk between the passes, so that only one model is in memory at a time.
-
-
 class LogitStore:
     """Tensors by key in a temporary directory that is removed at the end."""
 

@@ -302,9 +302,6 @@ def _changes(good: float, positions: int) -> float:
     return max(2 * good, good + spread)
 
 
-# Quantise the activations of the torch model as the operators of a graph do, for the known-good figures.
-
-
 _BLOCK, _LARGEST = 32, 127
 
 
@@ -352,9 +349,6 @@ def _by_block(values: torch.Tensor) -> torch.Tensor:
     scale = filled.abs().amax(-1, keepdim=True) / _LARGEST
     codes = torch.where(scale > 0, filled / scale, torch.zeros_like(filled)).round()
     return (codes * scale).flatten(-2)[..., :width]
-
-
-# Compare the weights of a quantised graph that stay float with the checkpoint, bit for bit.
 
 
 def float_identity(subject: Subject, model: Reference, compared: Compared) -> Identity:

@@ -239,9 +239,6 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
         ) from error
 
 
-# Check where the runtime placed each node, and which heavy nodes it left on the CPU.
-
-
 _PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "QGemm", "Einsum", "Conv"}
 _NORMS = {
     "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
@@ -308,9 +305,6 @@ def check_placement(
 
 def _is_heavy(node: Any, weight_gathers: Collection[str]) -> bool:
     return node.op_type in HEAVY or (node.op_type == "Gather" and node.name in weight_gathers)
-
-
-# Run the session of an embedding and that of a decoder as one.
 
 
 @record

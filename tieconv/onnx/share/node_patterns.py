@@ -266,9 +266,6 @@ def _shape(node: ir.Node, x: ir.Value, vocabulary: int, target: Target) -> tuple
     return [*nodes, joined], joined.outputs[0]
 
 
-# Handle `Gemm` and `FusedMatMul`, which have an attribute for the transposed matrix.
-
-
 class Switched:
     """A node with an attribute that makes it read the matrix transposed."""
 
@@ -297,9 +294,6 @@ class Switched:
 
 def _is_fused(node: ir.Node) -> bool:
     return node.domain == MICROSOFT and node.op_type == "FusedMatMul"
-
-
-# Handle `Gather`: the embedding, along either axis of the matrix and in either of two exact types.
 
 
 class Lookup:
@@ -347,9 +341,6 @@ def _turn(node: ir.Node, axis: int) -> list[int]:
     return [*range(1, rank + 1), 0] if axis == 0 else [rank, *range(rank)]
 
 
-# Handle any other node: it can read another copy of the same bytes, and nothing else.
-
-
 class AnyNode:
     """A node of unknown meaning."""
 
@@ -366,9 +357,6 @@ class AnyNode:
     def rewrite(self, use: Use, target: Target) -> None:
         assert use.node is not None
         use.node.replace_input_with(use.index, target.value)
-
-
-# List the kinds of nodes that the pass knows. The last one claims every other node.
 
 
 PATTERNS: tuple[Pattern, ...] = (Lookup(), MatMulHead(), Switched(), AnyNode())

@@ -256,9 +256,6 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
     return None
 
 
-# Compare two quantised matrices: equal if all codes, scales and zero points are equal.
-
-
 _PIECE = 1 << 24
 _HALF = {4: 0x88, 8: 0x80}
 """A byte of zero points that are half of the range, by the bits of a code."""

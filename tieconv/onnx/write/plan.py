@@ -246,9 +246,6 @@ def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str
     return notes
 
 
-# Plan `untie` of graphs: store the head's matrix as a separate initializer.
-
-
 def plan_graph_untie(listing: Listing) -> PlannedGraphs:
     """Return the plan that gives every head which reads the embedding's matrix a separate one.
 
@@ -262,9 +259,6 @@ def plan_graph_untie(listing: Listing) -> PlannedGraphs:
                 matrices += untie(graph, files)
     notes = () if matrices else ("the graph has no matrix that both a Gather and a head read",)
     return PlannedGraphs("untie", HeadForm.GEMM, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
-
-
-# Split one graph into two that read the same data file.
 
 
 def split_at(directory: Path, name: str, values: Collection[str], first: str) -> None:

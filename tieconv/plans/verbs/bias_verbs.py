@@ -100,10 +100,6 @@ def _pair(inspection: Inspection) -> Tie:
     return tie
 
 
-def _is_inner(name: str) -> bool:
-    return name.endswith("decoder.bias")
-
-
 def _readers(inspection: Inspection) -> str:
     """Return the name that each transformers version reads, as a clause."""
     read = {version: bias.stored for version, bias in sorted(head_bias(inspection).items())}
@@ -113,7 +109,7 @@ def _readers(inspection: Inspection) -> str:
 def _choose(inspection: Inspection, tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[Note, ...]]:
     """Return the name whose values stay, and a note on the lost values. Both names are stored."""
     inner = survivor is BiasSurvivor.DECODER
-    source = next(member.name for member in tie.members if _is_inner(member.name) is inner)
+    source = next(member.name for member in tie.members if member.name.endswith("decoder.bias") is inner)
     lost = next(member.name for member in tie.members if member.name != source)
     read = [f"transformers {version}" for version, bias in head_bias(inspection).items() if bias.stored == lost]
     readers = f"{' and '.join(read)} {'reads' if len(read) == 1 else 'read'}"

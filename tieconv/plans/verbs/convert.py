@@ -415,15 +415,11 @@ class Storages:
         return OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
 
 
-def _storage_of(tensor: OutputTensor) -> object:
-    return tensor.storage or tensor
-
-
 def split_shards(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[OutputTensor]]:
     """Split tensors greedily in the given order, as `huggingface_hub` does; tensors of one storage stay together."""
     blocks: dict[object, list[OutputTensor]] = {}
     for tensor in tensors:
-        blocks.setdefault(_storage_of(tensor), []).append(tensor)
+        blocks.setdefault(tensor.storage or tensor, []).append(tensor)
     shard: list[OutputTensor] = []
     total = 0
     for block in blocks.values():

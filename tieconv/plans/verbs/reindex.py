@@ -249,9 +249,6 @@ def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
         yield f"outside the index: {listed}{more}; {fate}"
 
 
-# Plan to remove a training wrapper's prefix from every tensor name, in the files and in their index.
-
-
 def plan_strip_prefix(inspection: Inspection) -> Plan:
     """Return the plan that renames the tensors and changes nothing else.
 

@@ -254,9 +254,6 @@ def _promise(edits: Edits, tie: Tie) -> TiePromise:
     return TiePromise(tie.canonical, True, stored, tuple(name for name in names if name not in after))
 
 
-# Re-tie a head that contains a folded norm: move its factors into the norm, then drop the head.
-
-
 def folded(
     edits: Edits, inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], fold: NormFold
 ) -> tuple[Note, ...]:
@@ -311,9 +308,6 @@ def _note(fold: NormFold, norms: str) -> str:
         f"retie moves the head factors into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
         f"{shown(fold.head)} were rounded, so the logits change"
     )
-
-
-# Re-tie to the mean: replace two tables by one table with the mean of each pair of elements.
 
 
 _ALIKE = frozenset({State.NEAR, State.DISTINCT})

@@ -291,9 +291,6 @@ def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Poi
     return lines
 
 
-# `tieconv analyze --revisions --html`: one page of curves that needs no script, no network and no font.
-
-
 _EVOLUTION_LEGEND = (
     "Floor (dashed, in brackets): the value of chance. ±: the standard error over rows or sampled tokens. "
     "n: the number of rows, tokens or pairs behind a figure."
@@ -341,9 +338,6 @@ def _revision(revision: RevisionFigures, is_open: bool) -> Iterator[str]:
 
 def _evolution_cell(title: str, number: float | None) -> str:
     return '<td class="none">–</td>' if number is None else f'<td data-of="{title}">{figure(number)}</td>'
-
-
-# Draw the figures of revisions as curves, each with its floor.
 
 
 _ROLES = {"E": ("c0", "input embedding E"), "U": ("c1", "head U"), "T": ("c2", "tied table T")}

@@ -303,9 +303,6 @@ def _fit(points: Sequence[Point]) -> tuple[float, float, float]:
     return slope, mean_y - slope * mean_x, slope * joint / height if height > 0 else 0.0
 
 
-# Bars of the alignment: the tied table against either role, with marks for chance and for the ceiling.
-
-
 PAIRS = ("E→T", "U→T")
 NAMES = {
     "knn": "nearest neighbours shared",

@@ -47,9 +47,6 @@ def figure(value: float) -> str:
     return f"{value:.3g}"
 
 
-# Render the figures of revisions as text: the answer, then tables with a line for each revision.
-
-
 _MOVED = "How far the rows moved, and their mean length"
 _AGREEMENT = {
     "E→U": "How far the input embedding (E) and the head (U) agree",

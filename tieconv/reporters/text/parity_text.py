@@ -168,9 +168,6 @@ def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
         yield from wrapped(f"cause: {shown(report.reason, 400)}", "", width)
 
 
-# Render the figures of a quantised graph as rows of a parity report.
-
-
 def quantised_facts(figures: Quantised) -> Iterator[tuple[str, str]]:
     """Yield how the weights are quantised, and what the graph and the known-good quantiser lose."""
     forms = Counter(f"of {weight.operator} with {weight.bits} bits" for weight in figures.weights)
