@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import tieconv
 from tests.cli.run import ok, refused, run
-from tieconv.architectures.wrappers import unwrapping, wrappers_of
+from tieconv.architectures.stored_names import unwrapping, wrappers_of
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 SHARDED = "llama-tied-sharded"

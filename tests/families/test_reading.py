@@ -8,7 +8,7 @@ import pytest
 
 from tests.checks.fixtures.model import GEMMA3, INTERNVL, LLAMA, NESTED_EMBED, Config, llama, matrix, save
 from tieconv import api
-from tieconv.architectures.flag_levels import levels, reading_v4
+from tieconv.architectures.effective_flag import levels, reading_v4
 
 ABSENT = object()
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2] / "tieconv"
 READERS = (
     "analysis.certificate.config_values",
     "architectures.class_table",
-    "architectures.conventions",
+    "architectures.guess",
     "formats.other_tools",
     "loaders.release_tables",
 )
@@ -43,10 +43,10 @@ def test_it_is_read_from_a_zip(tmp_path: Path) -> None:
             if path.suffix in (".py", ".json"):
                 archive.write(path, path.relative_to(ROOT.parent))
     program = (
-        "from tieconv.architectures import find, conventions; from tieconv.formats import other_tools\n"
+        "from tieconv.architectures import find, guess; from tieconv.formats import other_tools\n"
         "from tieconv.loaders import release_tables; import tieconv\n"
         "print(find({'architectures': ['LlamaForCausalLM']}).input_embedding)\n"
-        "print(release_tables.kind('vllm-0.28', 'GPT2LMHeadModel'), bool(conventions.pairs()), tieconv.__file__)\n"
+        "print(release_tables.kind('vllm-0.28', 'GPT2LMHeadModel'), bool(guess.pairs()), tieconv.__file__)\n"
         "print(other_tools.by_name('model.h5') is not None)\n"
     )
     run = subprocess.run(

@@ -11,7 +11,7 @@ from fixtures.public import ANSWERS, PUBLIC
 from fixtures.public.__main__ import answer
 from fixtures.public.layouts import LAYOUTS, build
 from tieconv import api
-from tieconv.architectures import conventions
+from tieconv.architectures import guess
 
 
 def identity(layout: dict[str, Any]) -> str:
@@ -49,7 +49,7 @@ def test_the_pair_is_named_and_nothing_is_claimed_of_it(layout: dict[str, Any], 
 def test_every_convention_is_held_by_a_layout() -> None:
     """Each pair of the table has a source and a file of its shape; a layout's project is that of the first pair."""
     held = [(layout["embedding"], layout["head"]) for layout in LAYOUTS if layout["head"]]
-    for pair in conventions.pairs():
+    for pair in guess.pairs():
         assert pair.source.startswith("https://")
         assert any(pair.fits(embedding, head) for embedding, head in held), pair.project
 

@@ -24,7 +24,7 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_json, check_sarif
 from tieconv.reporters.ci import formats as check
-from tieconv.reporters.ci.check_paths import path_of, relative, uri
+from tieconv.reporters.ci.check_view import path_of, relative, uri
 
 ROOT = Path(__file__).parents[2]
 CHECK = json.loads((files("tieconv.reporters") / "schemas" / "check.schema.json").read_text())

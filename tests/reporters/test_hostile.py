@@ -20,7 +20,7 @@ from tieconv.checkpoint.results.checked import CheckedModel, CheckReport, Failur
 from tieconv.reporters.ci import check_json
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.ci import formats as check
-from tieconv.reporters.ci.check_paths import path_of
+from tieconv.reporters.ci.check_view import path_of
 
 few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 _URI = re.compile(r"(?:[A-Za-z0-9._~/-]|%[0-9A-F]{2})*|(?:file|hf)://(?:[A-Za-z0-9._~/@-]|%[0-9A-F]{2})*")

@@ -38,7 +38,7 @@ def plan_push(
     """
     from tieconv.checkpoint.results.push import Push
     from tieconv.comparison.effects import effects
-    from tieconv.reporters.text.push_text import description, title
+    from tieconv.reporters.text.plan_text import description, title
     from tieconv.sources.hub.repo_path import parse
     from tieconv.sources.hub.source import guard_push, require
 

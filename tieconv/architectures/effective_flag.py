@@ -1,11 +1,16 @@
-"""Decide whether transformers 5 ties, from the flag at each level of the config."""
+"""Decide whether a release of transformers ties, from the flag at each level of the config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from tieconv.architectures.class_table import exceptions
 from tieconv.checkpoint.family import Family, Knowledge, Tying
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.text import listed, shown
+
+# Decide whether transformers 5 ties, from the flag at each level of the config.
+
 
 _STATES: tuple[bool | None, ...] = (None, True, False)  # order of the letters in ``Family.truth``
 _FIXED = {
@@ -97,3 +102,103 @@ def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
             reason = f"{_flag(path)} is {str(value).lower()} (unknown architecture)"
             return value, f"{_verdict(value)}: {reason}."
     return False, "Unknown: the config has no tie flag, and tieconv does not know the class."
+
+
+# Find the config level that each transformers version reads, and the tie flag at that level.
+
+
+FLAG = "tie_word_embeddings"
+DERIVED_KEY = "scale_decoder_outputs"
+"""The key that sets the scale of the logits in transformers 5, instead of the flag."""
+
+
+def text_config(inspection: Inspection) -> Mapping[str, object]:
+    """Return the config of the language model: the whole config, or the nested one of the part with the head."""
+    config, level = inspection.checkpoint.config_values, inspection.family.text_level
+    nested = config.get(level) if level else config
+    return nested if isinstance(nested, Mapping) else {}
+
+
+def cannot_build(inspection: Inspection) -> bool:
+    """Return whether transformers 5 cannot build the class, because the text part lacks the table to tie."""
+    by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    flags = {path: None if value is None else bool(value) for path, value in by_level.items()}
+    return unbuildable(inspection.family, flags)
+
+
+def levels(inspection: Inspection) -> dict[str, bool]:
+    """Return the declared flag by level, for the levels that a transformers version reads."""
+    by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    read = sorted(set(levels_read(inspection.family)))
+    return {level: bool(by_level[level]) for level in read if by_level.get(level) is not None}
+
+
+def levels_read(family: Family) -> Iterator[str]:
+    """Yield the levels (``""`` for the top) that a transformers version reads, some of them twice."""
+    if family.level_v4 is not None:
+        yield family.level_v4
+    rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
+    if len(rows) < 2 or len(set(rows)) > 1:
+        yield ""
+    if len(rows) > 1 and any(len(set(row)) > 1 for row in rows):
+        yield family.levels[0]
+
+
+def reading_v4(inspection: Inspection) -> bool | None:
+    """Return the tie flag that transformers 4 reads from the config; ``None`` if it lacks the class."""
+    family, declared = inspection.family, levels(inspection)
+    if family.default_v4 is None or family.level_v4 is None:
+        return None
+    path = f"{family.level_v4}.{FLAG}".lstrip(".")
+    if declared and all(entry.path != path for entry in inspection.config.declared):
+        # Without an object at that level, the whole config is the flat config of the text model.
+        return inspection.config.effective
+    if any(entry.path == path and entry.present and entry.value is None for entry in inspection.config.declared):
+        return False  # null differs from an absent key: it replaces the class's default
+    return declared.get(family.level_v4, family.default_v4)
+
+
+# Find a tie flag under another name, which a class prefers, or which another program's config has.
+
+
+_NAME = "tie_embedding"
+_TRANSFORMERS = (
+    "model_type",
+    "architectures",
+    "transformers_version",
+    "auto_map",
+    "tie_word_embeddings",
+    "text_config",
+)
+"""Keys of which transformers writes at least one into every config."""
+_MAMBA = {"d_model", "n_layer", "ssm_cfg"}
+"""Keys of `MambaConfig` in state-spaces/mamba, `mamba_ssm/models/config_mamba.py`, which no other program has."""
+_MISTRAL = {"dim", "n_layers", "head_dim", "hidden_dim"}
+"""Keys of Mistral's `params.json`, which vLLM reads in `transformers_utils/configs/mistral.py`. Meta's lack two."""
+
+
+def own_flag(config: Mapping[str, object]) -> str | None:
+    """Return the key that decides instead of ``tie_word_embeddings``, or ``None``."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not isinstance(config.get(_NAME), bool):
+        return None
+    return _NAME if exceptions("flag").get(kind) == _NAME else None
+
+
+def is_foreign(config: Mapping[str, object]) -> bool:
+    """Return whether a config is not one of transformers. Its loader may refuse keys that it does not know."""
+    return bool(config) and not any(key in config for key in _TRANSFORMERS)
+
+
+def foreign_flag(config: Mapping[str, object]) -> tuple[str, bool] | None:
+    """Return the tie flag of another program's config, by its key and the value of an absent one; else ``None``."""
+    if not is_foreign(config):
+        return None
+    if config.keys() >= _MAMBA:
+        return "tie_embeddings", True
+    return ("tied_embeddings", False) if config.keys() >= _MISTRAL else None
+
+
+def loads_both(config: Mapping[str, object]) -> bool:
+    """Return whether the program of this config loads strictly, and wants the name of a tied head too."""
+    return is_foreign(config) and config.keys() >= _MAMBA

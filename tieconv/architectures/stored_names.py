@@ -1,14 +1,16 @@
-"""Map a name in the architecture table to the name in a file."""
+"""Map a name in the architecture table to the name in a file, without the prefixes of training programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.class_table import exceptions
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import HEAD
+
+# Map a name in the architecture table to the name in a file.
 
 
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
@@ -157,3 +159,133 @@ def _table(inspection: Inspection, kind: str, partner: str) -> tuple[str, ...]:
 
     name = best(alike, kind, None, shape)
     return (name,) if name is not None else ()
+
+
+# Remove the prefixes of training wrappers from tensor names, such as `module.` of DistributedDataParallel.
+
+
+INSIDE = {
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+}
+"""Segments that a wrapper adds to a name at any depth, and the wrapper."""
+
+LEADING = {"module": "DistributedDataParallel", "base_model.model": "PEFT"}
+"""Prefixes that a wrapper of the whole model adds to a name, and the wrapper."""
+
+_ADAPTED = frozenset({"base_layer", "modules_to_save", "original_module"})
+"""Segments that PEFT adds to replaced modules. Without them the adapter would be lost."""
+
+
+def unwrapping(names: Collection[str]) -> dict[str, str]:
+    """Map each name with a wrapper's prefix to the name without the prefix.
+
+    Empty without such names, if only some names have a leading prefix, or if two names would become one. Also empty for
+    adapters that are not merged.
+    """
+    if any(_is_adapted(name) for name in names):
+        return {}
+    bare = {name: _inside(name) for name in names}
+    for start in _leading(bare.values()):
+        bare = {name: rest.removeprefix(start) for name, rest in bare.items()}
+    changed = {name: rest for name, rest in bare.items() if name != rest}
+    return changed if len(set(bare.values())) == len(bare) and all(bare.values()) else {}
+
+
+def wrappers_of(changed: Mapping[str, str]) -> list[str]:
+    """Return the wrappers whose prefixes `unwrapping` removed, in the order of the names in the file."""
+    steps = dict.fromkeys(step for name in changed for step in name.split("."))
+    inside = [INSIDE[step] for step in steps if step in INSIDE]
+    starts = _leading(_inside(name) for name in changed)
+    return [*(LEADING[start.removesuffix(".")] for start in starts), *inside]
+
+
+def through_wrappers(family: Family, names: Collection[str]) -> Family | None:
+    """Return ``family`` with the wrapped names in the file, or ``None`` if no wrapper hides its names."""
+    played = [name for name in (family.input_embedding, family.output_head) if name]
+    if not played or any(locate(family, name, names) for name in played):
+        return None
+    changed = unwrapping(names)
+    stored = {bare: name for name, bare in changed.items()}
+    if not any(locate(family, name, stored) for name in played):
+        return None
+
+    def wrapped(name: str) -> str:
+        return stored.get(locate(family, name, stored) or "", name)
+
+    return renamed(family, wrapped)
+
+
+def _is_adapted(name: str) -> bool:
+    steps = name.split(".")
+    return not _ADAPTED.isdisjoint(steps) or any(step.startswith("lora_") for step in steps)
+
+
+def _inside(name: str) -> str:
+    return ".".join(step for step in name.split(".") if step not in INSIDE)
+
+
+def _leading(names: Iterable[str]) -> list[str]:
+    """Return the leading prefixes of all ``names``, the outermost first."""
+    rest, starts = list(names), list[str]()
+    while True:
+        start = next(
+            (f"{wrapper}." for wrapper in LEADING if rest and all(n.startswith(f"{wrapper}.") for n in rest)), None
+        )
+        if start is None:
+            return starts
+        starts.append(start)
+        rest = [name.removeprefix(start) for name in rest]
+
+
+# Find the prefix that a training program puts before every tensor name, such as ``app.model.``.
+
+
+def without_wrappers(name: str) -> str:
+    """Return the name without the segments that wrappers of modules add at any depth."""
+    return ".".join(step for step in name.split(".") if step not in INSIDE)
+
+
+def model_prefixes(family: Family, names: Collection[str], starts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return every prefix below which ``names`` has the input embedding of the architecture, the shortest first.
+
+    The prefix of a guessed architecture is the one in ``starts`` for its embedding. An empty
+    prefix means that the names need none.
+    """
+    embedding = family.input_embedding
+    if embedding is None:
+        return ()
+    if not family.trusted or embedding in starts:
+        return (starts.get(embedding, ""),)
+    bare = {without_wrappers(name) for name in names}
+    endings = (embedding, *(spelling for spelling in variants(family, embedding) if spelling in bare))
+    for ending in endings:
+        prefixes = {name[: -len(ending)] for name in bare if name == ending or name.endswith(f".{ending}")}
+        if prefixes:
+            return tuple(sorted(prefixes, key=lambda prefix: (len(prefix), prefix)))
+    return ()
+
+
+def below(prefix: str, names: Collection[str]) -> dict[str, str]:
+    """Map each name of the model, without prefix and wrappers, to the name in the file."""
+    stored = {without_wrappers(name): name for name in names}
+    return {bare.removeprefix(prefix): name for bare, name in stored.items() if bare.startswith(prefix)}
+
+
+def in_training(family: Family, names: Collection[str], starts: Mapping[str, str]) -> Family:
+    """Return ``family`` with the ``names`` of a training checkpoint, if one prefix fits them; else ``family``."""
+    prefixes = model_prefixes(family, names, starts) if family.trusted else ()
+    stored = below(prefixes[0], names) if len(prefixes) == 1 else {}
+    if all(bare == name for bare, name in stored.items()):
+        return family
+    return _prefixed(family, stored, prefixes[0])
+
+
+def _prefixed(family: Family, stored: Mapping[str, str], prefix: str) -> Family:
+    """Return ``family`` with the names in the file; ``stored`` maps the names of the model to them, as in `below`."""
+
+    def in_file(name: str) -> str:
+        return stored.get(locate(family, name, stored) or "", prefix + name)
+
+    return renamed(family, in_file)

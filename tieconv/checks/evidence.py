@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tieconv.architectures.flag_levels import FLAG, levels, reading_v4
+from tieconv.architectures.effective_flag import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Level

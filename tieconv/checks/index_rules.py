@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tieconv.architectures.draft_models import is_draft
+from tieconv.architectures.lookup import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import WEIGHTS_KEY, Checkpoint, Layout

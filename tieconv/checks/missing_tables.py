@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.architectures import unexplained
-from tieconv.architectures.wrappers import unwrapping, wrappers_of
+from tieconv.architectures.stored_names import unwrapping, wrappers_of
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.name_prefix import without_wrappers
+from tieconv.architectures.stored_names import without_wrappers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence

@@ -18,7 +18,7 @@ from tieconv.cli.fleet.engine import engine_of
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import echo, formatted
-from tieconv.reporters.ci.check_summary import Writing, fix_lines, summary
+from tieconv.reporters.ci.check_text import Writing, fix_lines, summary
 from tieconv.reporters.ci.formats import render
 from tieconv.text import count, shell_word, shown
 
@@ -44,7 +44,7 @@ def run(arguments: Arguments) -> int:
         report, outcomes = _remedied(arguments, policy, report, models)
     _show(arguments, report, outcomes)
     if several and report.models and arguments.result.format == "text":
-        from tieconv.reporters.ci.check_table import table
+        from tieconv.reporters.ci.check_text import table
 
         echo(f"\n{table(report)}", err=arguments.result.output_file is not None)
     writing = Writing(arguments.result.fix, arguments.result.output is not None, arguments.result.writes)
@@ -147,10 +147,10 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 
 def _plan(outcome: Outcome | GraphOutcome, *, in_place: bool) -> str:
     from tieconv.api import GraphOutcome
-    from tieconv.reporters.text import graph_text, plan_text
+    from tieconv.reporters.text import plan_text
 
     if isinstance(outcome, GraphOutcome):
-        return graph_text.render(outcome, paint, width())
+        return plan_text.render_graphs(outcome, paint, width())
     return plan_text.render(outcome, paint, width(), in_place=in_place)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
     """Print the plan, and apply it if the user gave a target."""
-    from tieconv.reporters.text.graph_text import render_proofs
+    from tieconv.reporters.text.plan_text import render_proofs
 
     writing = {
         "in_place": arguments.in_place,
@@ -52,7 +52,7 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
 
 def _text(outcome: GraphOutcome, arguments: WriteArguments) -> str:
     """Return the plan as text: for stderr before a write, for stdout if the plan is the result."""
-    from tieconv.reporters.text.graph_text import render
+    from tieconv.reporters.text.plan_text import render_graphs as render
 
     stream = sys.stderr if arguments.writes else sys.stdout
     return render(outcome, painter(stream), width(stream))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG
+from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix

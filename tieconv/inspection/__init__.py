@@ -99,7 +99,7 @@ def _wrapped_ties(
     family: Family, config: ConfigView, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> tuple[Tie, ...]:
     """Return the groups under names that a training wrapper's prefix hides from every loader."""
-    from tieconv.architectures.wrappers import through_wrappers  # most models have their own names
+    from tieconv.architectures.stored_names import through_wrappers  # most models have their own names
 
     wrapped = through_wrappers(family, tensors)
     return survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else ()

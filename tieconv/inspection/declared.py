@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures import effective, find, gate, unexplained
-from tieconv.architectures.draft_models import WHY, is_draft
-from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
-from tieconv.architectures.own_flag import foreign_flag, own_flag
+from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, own_flag, reading_v4
+from tieconv.architectures.lookup import WHY, is_draft
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
 from tieconv.checkpoint.model_files import Checkpoint
@@ -145,11 +144,11 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
 
         family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
     if embed or head:
-        from tieconv.architectures.named_by_user import with_names
+        from tieconv.architectures.lookup import with_names
 
         family = with_names(family, embed, head)
     elif checkpoint.table:
-        from tieconv.architectures.name_prefix import in_training  # few models are training checkpoints
+        from tieconv.architectures.stored_names import in_training  # few models are training checkpoints
 
         family = in_training(family, shapes, checkpoint.table.starts)
     elif checkpoint.mlx and family.knowledge is Knowledge.TABLE:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tieconv.architectures import find, locate
-from tieconv.architectures.named_by_user import with_names
+from tieconv.architectures.lookup import with_names
 from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.inspection import Depth, Shadow

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.architectures import find, locate, spelled
-from tieconv.architectures.name_prefix import below, model_prefixes, without_wrappers
+from tieconv.architectures.stored_names import below, model_prefixes, without_wrappers
 from tieconv.checkpoint.family import Family, TieGroup, Tying
 from tieconv.checkpoint.inspection import Depth, State
 from tieconv.checkpoint.model_files import Checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from tieconv.architectures.own_flag import is_foreign
+from tieconv.architectures.effective_flag import is_foreign
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint, Layout

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NoReturn
 
-from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, text_config
-from tieconv.architectures.own_flag import is_foreign, own_flag
+from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, is_foreign, levels_read, own_flag, text_config
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection, lists_float_head
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, QuantisedMatrix, Verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, reading_v4, text_config
+from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, levels_read, reading_v4, text_config
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause

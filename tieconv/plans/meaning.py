@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn, assert_never
 
-from tieconv.architectures.flag_levels import reading_v4
+from tieconv.architectures.effective_flag import reading_v4
 from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.model_files import Checkpoint, Document, Layout

@@ -191,11 +191,15 @@ def _document(report: Parity) -> dict[str, object]:
     }
 
 
+def _top1(figures: Any) -> float:
+    return float(figures.top1)
+
+
 def plain(value: Any) -> Any:
     """Return dataclasses as objects, tuples as arrays, infinities and NaN as null."""
     if is_dataclass(value):
         made: dict[str, Any] = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
-        return made | {"top1": float(value.top1)} if "flips" in made else made
+        return made | {"top1": _top1(value)} if "flips" in made else made
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):

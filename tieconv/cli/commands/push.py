@@ -49,7 +49,7 @@ def command(
     push = hub.plan_push(directory, target, message=message, pull_request=pull_request, include=include)
     goes = bool(push.changes) and not dry_run
     if not (as_json and (yes or not goes)):
-        from tieconv.reporters.text.push_text import render
+        from tieconv.reporters.text.plan_text import render_push as render
 
         show(render(push, paint), err=as_json)
     if goes:

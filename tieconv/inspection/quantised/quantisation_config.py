@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 
-from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.effective_flag import text_config
 from tieconv.architectures.vocabulary import vocabulary_sizes
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection

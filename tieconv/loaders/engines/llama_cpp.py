@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tieconv.architectures.flag_levels import FLAG, reading_v4, text_config
+from tieconv.architectures.effective_flag import FLAG, reading_v4, text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.engines.gguf_architectures import head_rule, load_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.effective_flag import text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, in_file, listed, stored_bias

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tieconv.architectures.flag_levels import FLAG, text_config
+from tieconv.architectures.effective_flag import FLAG, text_config
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import Pair, head_pair

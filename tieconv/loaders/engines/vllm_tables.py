@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tieconv.architectures.flag_levels import FLAG
+from tieconv.architectures.effective_flag import FLAG
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables

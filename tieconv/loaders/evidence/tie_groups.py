@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
+from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, levels, text_config
 from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.relation.interface import Absent

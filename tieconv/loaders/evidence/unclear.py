@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tieconv.architectures import unexplained
-from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.effective_flag import text_config
 from tieconv.checkpoint.family import Family, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import BLOCKING, Layout

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tieconv.architectures.flag_levels import reading_v4
+from tieconv.architectures.effective_flag import reading_v4
 from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Member

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.class_table import newer_release
-from tieconv.architectures.flag_levels import FLAG, cannot_build
+from tieconv.architectures.effective_flag import FLAG, cannot_build
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables

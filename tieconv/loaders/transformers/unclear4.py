@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.flag_levels import cannot_build, reading_v4
+from tieconv.architectures.effective_flag import cannot_build, reading_v4
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables

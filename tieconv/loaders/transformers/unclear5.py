@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.flag_levels import FLAG
+from tieconv.architectures.effective_flag import FLAG
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from tieconv.architectures import locate
-from tieconv.architectures.flag_levels import reading_v4
+from tieconv.architectures.effective_flag import reading_v4
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from tieconv.architectures.own_flag import is_foreign
+from tieconv.architectures.effective_flag import is_foreign
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord

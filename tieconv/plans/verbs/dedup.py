@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tieconv.architectures.flag_levels import reading_v4
+from tieconv.architectures.effective_flag import reading_v4
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.tie_group import Member, Tie

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 
-from tieconv.architectures.wrappers import unwrapping, wrappers_of
+from tieconv.architectures.stored_names import unwrapping, wrappers_of
 from tieconv.checkpoint import value_type
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Caution, Checkpoint

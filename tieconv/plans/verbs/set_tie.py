@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn
 
-from tieconv.architectures.own_flag import is_foreign
+from tieconv.architectures.effective_flag import is_foreign
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci.check_paths import path_of, relative
+from tieconv.reporters.ci.check_view import path_of, relative
 from tieconv.text import count
 
 _ANNOTATIONS = 10

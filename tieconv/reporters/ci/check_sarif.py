@@ -16,7 +16,7 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.checks.interface import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci.check_paths import path_of, relative, uri
+from tieconv.reporters.ci.check_view import path_of, relative, uri
 from tieconv.text import count
 from tieconv.version import REPOSITORY, VERSION
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from tieconv.checkpoint import weight_file
+from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof, SharedMatrix
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.results.push import Effect, FileChange, Push
 from tieconv.checkpoint.write_plan import (
     AverageTensor,
     CopyTensor,
@@ -30,6 +34,7 @@ from tieconv.checkpoint.write_plan import (
 )
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
+from tieconv.version import VERSION
 
 _REMOVED = {"convert": "its tensors are in the new files", "reindex": "the new index does not list it"}
 
@@ -179,3 +184,170 @@ def _json(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_json, value))}]"
     return str(value).lower() if isinstance(value, bool) else shown(value)
+
+
+# Render a plan for graphs as text.
+
+
+_SHOWN = 4
+
+
+def render_graphs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
+    """Return the plan without a newline at the end. Notes are wrapped to ``width`` columns if it is given."""
+    plan = outcome.plan
+    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}", "", width)
+    lines += columns(_graph_rows(plan), width=width)
+    for note in plan.notes:
+        first, *rest = wrapped(shown(note, 400), "  note: ", width)
+        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
+    """Return a line for each session of the written graphs with what it holds, or an empty text without sessions."""
+    lines: list[str] = []
+    for proof in outcome.proofs:
+        if proof.proved:
+            held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)
+            lines.append(f"  {paint('proved', 'good')}: a session of {shown(proof.graph)} holds {held}")
+            lines += [
+                f"  note: the CPU provider also holds a copy of {shown(name)} in a wider type, to compute with it"
+                for name in proof.casts
+            ]
+            lines += _runs(proof, paint, width)
+        else:
+            first, *rest = wrapped(shown(f"{proof.graph}: {proof.why_not}", 400), "  not proved: ", width)
+            lines += [first.replace("not proved", paint("not proved", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def _runs(proof: SessionProof, paint: Paint, width: int | None) -> list[str]:
+    """Return what was run in sessions of both graphs, and what was not."""
+    runs = proof.runs
+    if runs is None:
+        return []
+    lines: list[str] = []
+    if runs.equal:
+        sentence = f"{count(runs.equal, 'run')} gave the same bits as the source, on 1 and 2 threads"
+        first, *rest = wrapped(f"{proof.graph}: {sentence}: {', '.join(runs.cases)}", "  proved: ", width)
+        lines += [first.replace("proved", paint("proved", "good"), 1), *rest]
+    for word, cases in (("other bits", runs.differing), ("not run", runs.not_run)):
+        if cases:
+            more = f"; and {len(cases) - _SHOWN:,} more" if len(cases) > _SHOWN else ""
+            first, *rest = wrapped(
+                f"{proof.graph}: {'; '.join(map(shown, cases[:_SHOWN]))}{more}", f"  {word}: ", width
+            )
+            lines += [first.replace(word, paint(word, "warning"), 1), *rest]
+    return lines
+
+
+def _times(copies: int) -> str:
+    return "once" if copies == 1 else f"{copies} times"
+
+
+def _graph_rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
+    if len(plan.names) > 1:
+        yield from (("graph", shown(name), plan.answer(name)) for name in plan.names)
+    for matrix in plan.matrices:
+        if matrix.done:
+            yield from _matrix(plan, matrix)
+    for name in plan.changed:
+        yield "rewrite", shown(name), "graph"
+    yield "on disk", size(plan.bytes_before), f"becomes {size(plan.bytes_after)}"
+    before = sum(matrix.held_before for matrix in plan.matrices)
+    after = sum(matrix.held_after for matrix in plan.matrices)
+    if before != after:
+        yield "in session", size(before), f"for these matrices becomes {size(after)}"
+    figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
+    yield "bytes", figures
+
+
+def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
+    form = f"{matrix.dtype} {list(matrix.shape)}"
+    own = matrix.stored_before if plan.command == "untie" else matrix.stored_after
+    yield "keep", shown(matrix.initializer), f"{size(own)}, {form}"
+    for name in matrix.dropped:
+        if plan.command == "untie":
+            yield "add", shown(name), f"a transposed copy of {shown(matrix.initializer)}"
+        else:
+            yield "drop", shown(name), f"copy of {shown(matrix.initializer)} ({', '.join(matrix.kinds)})"
+    if matrix.nodes:
+        head_form = f", head as {matrix.form}" if matrix.form else ""
+        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"
+
+
+# Render a push as text, and as the description of its pull request.
+
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#!@~$&])")
+_LISTED = 20
+_VERBS = {"add": "added", "replace": "replaced", "delete": "deleted"}
+
+
+def render_push(push: Push, paint: Paint = plain) -> str:
+    """Return the plan: the target, the files, and the title and description of the commit."""
+    kind = "a pull request" if push.pull_request else f"a commit on {shown(push.revision or 'main')}"
+    head = f"{paint(f'push {shown(push.directory)}', 'heading')}: {kind} to hf://{push.repo} at {push.commit}"
+    rows = [(change.kind, shown(change.name), size(change.bytes)) for change in push.changes]
+    lines = columns(rows) if rows else ["  no file differs"]
+    if push.left_out:
+        lines += [
+            "",
+            "  not pushed (--include NAME adds a file):",
+            *(f"    {shown(name)}" for name in push.left_out[:_LISTED]),
+        ]
+        if len(push.left_out) > _LISTED:
+            lines.append(f"    and {count(len(push.left_out) - _LISTED, 'more file')}")
+    return "\n".join([head, *lines, "", f"  {push.title}", "", *_indented(push.description)])
+
+
+def _indented(text: str) -> Iterator[str]:
+    return (f"  {line}".rstrip() for line in text.splitlines())
+
+
+def title(changes: Iterable[FileChange]) -> str:
+    """Return the first line of the commit message."""
+    kinds = [change.kind for change in changes]
+    parts = [f"{count(kinds.count(kind), 'file')} {verb}" for kind, verb in _VERBS.items() if kind in kinds]
+    return f"tieconv: {', '.join(parts)}"
+
+
+def description(effects: Iterable[Effect], changes: Iterable[FileChange], before: Inspection, after: Inspection) -> str:
+    """Return the plan in Markdown: tensors and config values, files, and the ties before and after."""
+    lines = ["| | tensor or value | |", "|---|---|---|"]
+    lines += [f"| {effect.kind} | {_named(effect)} | {cell(effect.note)} |" for effect in effects]
+    lines += ["", "| file | change | bytes |", "|---|---|---:|"]
+    lines += [f"| {code(change.name)} | {_VERBS[change.kind]} | {change.bytes:,} |" for change in changes]
+    lines += ["", "| | before | after |", "|---|---|---|"]
+    lines += [f"| {fact} | {old} | {new} |" for fact, old, new in _facts(before, after)]
+    lines += ["", f"tieconv {VERSION} compared these files with commit {before.checkpoint.revision}."]
+    return "\n".join(lines)
+
+
+def _facts(before: Inspection, after: Inspection) -> Iterator[tuple[str, str, str]]:
+    pair = (before, after)
+    old, new = (inspection.config.verdict for inspection in pair)
+    yield "config", old, new
+    old, new = (size(inspection.bytes_stored) for inspection in pair)
+    yield "stored", old, new
+    states = [
+        {member.name: str(member.state) for tie in inspection.ties for member in tie.members} for inspection in pair
+    ]
+    for name in sorted(states[0].keys() | states[1].keys()):
+        yield code(name), states[0].get(name, "—"), states[1].get(name, "—")
+    findings = [", ".join(sorted({finding.rule for finding in inspection.findings})) or "none" for inspection in pair]
+    yield "findings", findings[0], findings[1]
+
+
+def _named(effect: Effect) -> str:
+    return effect.name if effect.kind in ("keep", "format") else code(effect.name)
+
+
+def code(name: str) -> str:
+    """Return a name from a file as a code span that Markdown cannot misread."""
+    return f"`{shown(name).replace('`', 'ˋ').replace('|', '¦')}`"
+
+
+def cell(text: str) -> str:
+    """Return text with names from files as a table cell that Markdown cannot misread."""
+    return _MARKUP.sub(r"\\\1", shown(text, 400)).replace("|", "¦")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tieconv.architectures.flag_levels import FLAG
+from tieconv.architectures.effective_flag import FLAG
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.loaders.engines.mlx_lm.model_config import TextModel, config_refused, text_model
