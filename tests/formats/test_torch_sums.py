@@ -19,8 +19,8 @@ from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, Wei
 from tieconv.cli import main
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
+from tieconv.sources.digest import Sums
 from tieconv.sources.local.files import locate, open_files
-from tieconv.sources.sums import Sums
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 
 import click
 
-from tieconv.cli.failure import tell
 from tieconv.cli.screen import reset
 from tieconv.cli.streams import echo
-from tieconv.cli.usage import translating_usage_errors
+from tieconv.cli.usage import tell, translating_usage_errors
 from tieconv.errors import TieconvError, require_posix
 from tieconv.text import shown
 

@@ -10,8 +10,7 @@ import click
 from click.core import ParameterSource
 
 from tieconv.checkpoint.value_type import record
-from tieconv.cli.network import fetched_line
-from tieconv.cli.progress import byte_progress
+from tieconv.cli.progress import byte_progress, fetched_line
 from tieconv.cli.screen import painter, say, timed, width
 from tieconv.cli.streams import MAX_LINES, document, echo, shortened
 from tieconv.errors import WriteFailedError

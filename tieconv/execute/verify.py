@@ -42,8 +42,8 @@ from tieconv.formats.safetensors import read_weight_file
 from tieconv.formats.torch.write import torch_metadata
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
+from tieconv.sources.digest import damaged
 from tieconv.sources.local.files import FileSet, open_files, open_regular
-from tieconv.sources.sums import damaged
 from tieconv.text import shown
 
 

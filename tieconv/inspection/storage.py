@@ -14,8 +14,8 @@ from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import Overlap, Slack, StorageUse, TensorRecord, WeightFile
 from tieconv.inspection.view_reader import stream
+from tieconv.sources.digest import Sums, damaged
 from tieconv.sources.strided import StridedRange, row_major
-from tieconv.sources.sums import Sums, damaged
 
 _MOST_PAIRS = 200_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from tieconv.api.evidence import inspect
-from tieconv.cli.network import fetched_line, headers_bar
 from tieconv.cli.options import common_options, json_option, model_argument, name_options
+from tieconv.cli.progress import fetched_line, headers_bar
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import document, show
 

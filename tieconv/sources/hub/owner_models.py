@@ -53,11 +53,8 @@ def _matching(models: Iterable[Any], owner: str, pattern: str) -> Iterator[Dated
     seen: set[str] = set()
     for model in models:
         if model.id in seen:
-            raise UnreadableError(
-                f"{PREFIX}{shown(owner)} cannot be listed: the server sent {shown(model.id)} twice",
-                "check HF_ENDPOINT and proxies",
-                "hub.repeated",
-            )
+            problem = f"{PREFIX}{shown(owner)} cannot be listed: the server sent {shown(model.id)} twice"
+            raise UnreadableError(problem, "check HF_ENDPOINT and proxies", "hub.repeated")
         seen.add(model.id)
         start, _, rest = model.id.partition("/")
         if start == owner and fnmatchcase(rest, pattern):

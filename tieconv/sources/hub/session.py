@@ -190,11 +190,8 @@ def _ask_plainly(request: Any) -> None:
     if _origin(str(request.url)) not in (_origin(constants.ENDPOINT), _origin(_HUB)):
         request.headers.pop("Authorization", None)
         if request.extensions.get(_LISTS) is not None:
-            raise AnswerError(
-                "the server redirects to another host, which tieconv does not follow",
-                "check HF_ENDPOINT and proxies",
-                "hub.redirect",
-            )
+            problem = "the server redirects to another host, which tieconv does not follow"
+            raise AnswerError(problem, "check HF_ENDPOINT and proxies", "hub.redirect")
 
 
 def _origin(address: str) -> tuple[str, str | None, int | None]:

@@ -15,7 +15,7 @@ from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.sources.sums import Sums
+    from tieconv.sources.digest import Sums
 
 AnyPath = str | os.PathLike[str]
 
@@ -119,7 +119,7 @@ class FileSet:
     def sums(self) -> Sums:
         """The checksums of the storages read so far."""
         if self._sums is None:
-            from tieconv.sources.sums import Sums  # most formats have no checksums
+            from tieconv.sources.digest import Sums  # most formats have no checksums
 
             self._sums = Sums()
         return self._sums
