@@ -229,10 +229,11 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
         def write(self, data: bytes) -> None:
             if self.command == "HEAD":
                 return
+            self.asked.sent += len(data)  # before the client has the bytes, for it may end the test
             try:
                 self.wfile.write(data)
-                self.asked.sent += len(data)
             except OSError:  # the client had enough
+                self.asked.sent -= len(data)
                 self.close_connection = True
 
         def repo(self, name: str, revision: str | None) -> Repo | None:
