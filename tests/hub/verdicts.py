@@ -28,7 +28,7 @@ def states(document: dict[str, object]) -> dict[str, tuple[str, dict[str, object
 def verdict(document: dict[str, object]) -> dict[str, object]:
     """What does not depend on where the model is."""
     model = dict(document["model"])  # type: ignore[call-overload]
-    for key in ("source", "revision", "fetched", "not_compared"):  # a model on the Hub may be compared by samples
+    for key in ("source", "revision", "fetched"):
         model.pop(key, None)
     told = json.loads(json.dumps({**document, "model": model}))
     for finding in told["findings"]:

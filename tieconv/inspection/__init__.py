@@ -180,7 +180,7 @@ def _not_compared(
     tensors: Mapping[str, TensorRecord], view: Head, played: set[str], reader: ByteReader, depth: Depth
 ) -> NotCompared | None:
     """Return how many tensors of one type and shape were not compared, beside those of the tied groups."""
-    if depth is Depth.FULL and not is_sampled(reader):
+    if depth is Depth.FULL:
         return None
     reads = depth is Depth.CANDIDATES and not is_sampled(reader)
     compared = {record.name for record in _candidates(tensors, view, depth)} if reads else played
