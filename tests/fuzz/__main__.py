@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-if "hub" not in sys.argv[1:2]:
+if not {"hub", "listing"} & {*sys.argv[1:2]}:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("NO_COLOR", "1")
 

@@ -21,7 +21,12 @@ from tests.hub.stub import Hub, Quiet, handler
 SOURCE = "hf://org/model"
 SILENCE = 2
 """Seconds after which the client gives a silent server up."""
-_KINDS = (("info", r"/api/models/.*"), ("resolve", r"/.*/resolve/.*"), ("stored", r"/lfs/.*"))
+_KINDS = (
+    ("pages", r"/api/models"),
+    ("info", r"/api/models/.*"),
+    ("resolve", r"/.*/resolve/.*"),
+    ("stored", r"/lfs/.*"),
+)
 
 
 class _Endpoint:
@@ -59,7 +64,11 @@ class _Endpoint:
                 if raw is None:
                     super().route()
                     return
-                self.wfile.write(raw.replace(b"STORAGE", endpoint.hub.storage.encode()))
+                self.wfile.write(
+                    raw.replace(b"STORAGE", endpoint.hub.storage.encode()).replace(
+                        b"http://HUB", endpoint.hub.url.encode()
+                    )
+                )
                 self.close_connection = True
 
         return Handler

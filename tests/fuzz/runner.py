@@ -93,6 +93,11 @@ class Runner:
 
             with served(case) as source:
                 return list(_commands(case, source, rng, self.folder))
+        if case.target == "listing":
+            from tests.fuzz.listings import served as listed
+
+            with listed(case):
+                return list(_listed(case, tally))
         case.write(home)
         if case.target in KEPT_FILES:
             return list(self._kept(case, home, tally))
@@ -154,6 +159,14 @@ class Runner:
                 tally.listed[one.reason] += 1
             seen = theirs if len(case.read) == 1 else type(theirs)(theirs.why)
             yield from differences.differences(case.kind, ours, seen)
+
+
+def _listed(case: Case, tally: Tally) -> Iterator[str]:
+    for words in case.commands:
+        answer = oracles.call(words)
+        tally.refused += answer.code == 2
+        tally.accepted += answer.code != 2
+        yield from (f"{' '.join(words)}: {fault}" for fault in oracles.faults(answer))
 
 
 def _commands(case: Case, source: str, rng: random.Random, folder: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tests.fuzz.models import safetensors, tensors
 from tests.fuzz.reading import Reading
 from tests.fuzz.reference import Verdict
 from tests.fuzz.runner import replay, run
-from tests.fuzz.targets import TARGETS, maker
+from tests.fuzz.targets import SERVED, TARGETS, maker
 from tests.patience import examples
 
 CASES = examples(600)
@@ -29,7 +29,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.mark.parametrize("target", [target for target in TARGETS if target != "hub"])
+@pytest.mark.parametrize("target", [target for target in TARGETS if target not in SERVED])
 def test_target(target: str) -> None:
     """Nothing is unexpected, and the target is neither all refused nor all taken."""
     said: list[str] = []
@@ -54,11 +54,12 @@ def process(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_hub(tmp_path: Path) -> None:
-    """The same for answers of the Hub, by the command."""
-    done = process("hub", "--cases", str(CASES // 2))
+@pytest.mark.parametrize("target", SERVED)
+def test_what_servers_answer(target: str) -> None:
+    """The same for answers of the Hub and for listings, by the command."""
+    done = process(target, "--cases", str(CASES // 2))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"hub: {CASES // 2:,} cases" in done.stdout
+    assert f"{target}: {CASES // 2:,} cases" in done.stdout
 
 
 @pytest.mark.parametrize(

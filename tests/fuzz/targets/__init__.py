@@ -8,26 +8,12 @@ from importlib import import_module
 
 from tests.fuzz.case import Case
 
-TARGETS = (
-    "safetensors",
-    "zip",
-    "pickle",
-    "gguf",
-    "onnx",
-    "index",
-    "config",
-    "names",
-    "peft",
-    "dcp",
-    "runs",
-    "settings",
-    "resume",
-    "hub",
-)
 KEPT_FILES = ("runs", "settings", "resume")
 """Targets of files that a run keeps, or that people hand in."""
+SERVED = ("hub", "listing")
+"""Targets of what servers answer. Each runs in a process of its own: the Hub's endpoint is read once."""
 TARGETS = (
-    "safetensors", "zip", "pickle", "gguf", "onnx", "index", "config", "names", "peft", "dcp", "hub", *KEPT_FILES
+    "safetensors", "zip", "pickle", "gguf", "onnx", "index", "config", "names", "peft", "dcp", *SERVED, *KEPT_FILES
 )  # fmt: skip
 
 
