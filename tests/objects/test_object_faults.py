@@ -107,6 +107,13 @@ def test_a_fault_that_stays_is_refused(store: Store, tmp_path: Path, fault: Faul
     assert "model-00001-of-00002.safetensors" in error.message
 
 
+ODD_ETAG = (
+    "<Contents><Key>m/config.json</Key><LastModified>2026-11-02T10:00:00.000Z</LastModified>"
+    "<ETag>\u00e9</ETag><Size>2</Size></Contents>"
+)
+"""No If-Match header can hold this etag."""
+
+
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
@@ -116,8 +123,9 @@ def test_a_fault_that_stays_is_refused(store: Store, tmp_path: Path, fault: Faul
         (Fault("malformed", value="<html>secret words"), "objects.malformed"),
         (Fault("malformed", value="<ListBucketResult><Contents><Key>m/b</Key></Contents></ListBucketResult>"), ""),
         (Fault("malformed", value="<ListBucketResult></ListBucketResult>"), "objects.absent"),
+        (Fault("malformed", value=f"<ListBucketResult>{ODD_ETAG}</ListBucketResult>"), ""),
     ],
-    ids=["busy", "forbidden", "no-bucket", "html", "no-size", "empty"],
+    ids=["busy", "forbidden", "no-bucket", "html", "no-size", "empty", "etag"],
 )
 def test_a_listing_that_fails_is_refused(store: Store, fault: Fault, code: str) -> None:
     store.faults[LIST] = fault
