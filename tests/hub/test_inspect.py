@@ -164,7 +164,7 @@ def test_small_reads_travel_together(hub: Hub, tieconv: Run, tmp_path: Path) -> 
     assert len(ranges) == len(set(ranges))
     # Three headers; a sample, the ends and the norms behind each of 24 matrices; six samples and two streams.
     assert len(asked) <= 3 + 24 + 25 + 24 + 6 + 4
-    assert 4 <= hub.most <= 8 + 1
+    assert 4 <= hub.most < 2 * 8  # eight at a time; the stub may still count some that the client has read
 
 
 def test_equal_hashes_of_files(hub: Hub, tieconv: Run, tmp_path: Path) -> None:

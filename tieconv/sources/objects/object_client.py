@@ -131,9 +131,8 @@ class ObjectClient(Traffic):
 def _check_etags(entries: Any, label: str) -> None:
     """Refuse etags that no If-Match header can hold: object_store 0.14 panics when it signs such a request."""
     if any(not (etag.isascii() and etag.isprintable()) for entry in entries if (etag := entry["e_tag"])):
-        raise UnreadableError(
-            f"{label} cannot be listed: the response of the server is malformed", _ENDPOINT, _MALFORMED
-        )
+        problem = f"{label} cannot be listed: the response of the server is malformed"
+        raise UnreadableError(problem, _ENDPOINT, "objects.malformed")
 
 
 def call(label: str, ask: Callable[[], T], gate: HostGate | None = None, timeout: float | None = None) -> T:
@@ -181,7 +180,6 @@ def _refusal(gate: HostGate, label: str) -> UnreadableError | None:
     return None
 
 
-_MALFORMED = "objects.malformed"
 _ENDPOINT = "check the endpoint variables and proxies"
 
 
@@ -296,7 +294,7 @@ _TEXTS: tuple[tuple[str, str, str, str], ...] = (
         "list response",
         "cannot be listed: the response of the server is malformed",
         _ENDPOINT,
-        _MALFORMED,
+        "objects.malformed",
     ),
     (
         "TimedOut|kind: Timeout",
