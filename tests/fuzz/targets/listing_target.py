@@ -85,6 +85,6 @@ def _hub(rng: random.Random) -> bytes:
     body = damaged(rng, models, odd) if rng.random() < 0.4 else json.dumps(models).encode()
     drawn = rng.choice((*_LINKS, _NEXT.format(rng.randrange(3), "next"), _NEXT.format("x", '"next"')))
     link = drawn if rng.random() < 0.4 else ""
-    head = ["HTTP/1.1 200 X", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    head = ["HTTP/1.1 200 X", "Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
     lines = [*head, *([f"Link: {link}"] if link else []), "", ""]
     return "\r\n".join(lines).encode() + body
