@@ -17,6 +17,7 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 import tieconv
 from tests.cli.run import ok, refused, run
+from tieconv.cli import write
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "plan.schema.json").read_text())
 
@@ -440,3 +441,21 @@ def test_a_flag_at_a_level_that_nobody_reads(models: Path, tmp_path: Path, level
     ok("untie", folder, "-o", tmp_path / "stray")
     plain, stray = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "stray"))
     assert np.array_equal(plain["lm_head.weight"], stray["lm_head.weight"])
+
+
+def test_notes_of_many_copies_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 200,000 equal tensors has as many notes, before the write and after it."""
+
+    class Note(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, note: object) -> bool:
+            Note.compared += 1
+            return str.__eq__(self, str(note))
+
+    lines: list[str] = []
+    monkeypatch.setattr(write, "say", lines.append)
+    known = tuple(Note(f"{number}") for number in range(500))
+    write.say_notes(known, tuple(Note(f"{number}") for number in range(501)))
+    assert lines == ["note: 500"] and Note.compared < 2000

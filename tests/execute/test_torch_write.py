@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickletools
 import struct
 import zipfile
 from pathlib import Path
@@ -20,7 +22,7 @@ from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive
-from tieconv.formats.torch.write import Archive, Placed, lay_out
+from tieconv.formats.torch.write import Archive, Placed, SavedTensor, lay_out, pickle_state
 from tieconv.plans.edits import Edits, files_of
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -337,3 +339,12 @@ def test_a_name_of_safetensors_alone_is_refused(tmp_path: Path) -> None:
     edits.fill("six", "F6_E2M3", (4,), EMBED)
     with pytest.raises(TieconvError, match="F6_E2M3"):
         run(edits, tmp_path / "out.pt")
+
+
+@pytest.mark.parametrize(("tensors", "batches"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (2500, 3)])
+def test_items_are_written_in_batches(tensors: int, batches: int) -> None:
+    """As Python's pickler does: all items at once would be too many for the stack of a reader."""
+    state = (SavedTensor(f"t{i}", "F32", i, 4, 0, (1,), (1,)) for i in range(tensors))
+    operators = [operator.name for operator, _, _ in pickletools.genops(io.BytesIO(pickle_state(state, None)))]
+    assert operators.count("SETITEMS") == batches
+    assert operators.count("BINPERSID") == tensors

@@ -98,8 +98,9 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
 
 def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
     """Print the notes of the write that the plan did not have."""
+    planned = frozenset(known)  # dedup has a note for each copy, of which a model may have 200,000
     for note in notes:
-        if note not in known:
+        if note not in planned:
             say(f"note: {note}")
 
 

@@ -193,7 +193,7 @@ def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:
 
 MANY = 200_000
 """The most tensors of a small model that a command writes. 500,000 tensors of one byte take 460 MB of memory."""
-MANY_FOR_TORCH = 70_000
+MANY_FOR_TORCH = 60_000
 """The same for a torch file: 500,000 tensors of one byte take 1,500 MB."""
 _SMALL = 2048
 """A model whose tensors have fewer bytes on average is small. Those of language models have a thousand times more."""

@@ -188,7 +188,9 @@ def pickle_state(tensors: Iterable[SavedTensor], metadata: Mapping[str, str] | N
     pickler = _Pickler()
     pickler.ordered()
     pickler.out.append(b"(")
-    for tensor in tensors:
+    for number, tensor in enumerate(tensors):
+        if number and number % 1000 == 0:  # a batch, as in Python's pickler: readers bound the values on the stack
+            pickler.out.append(b"u(")
         pickler.text(tensor.name)
         pickler.tensor(tensor)
     pickler.out.append(b"u")
