@@ -58,9 +58,7 @@ def _spared(finding: Finding, needing: list[Prediction]) -> Finding:
     level = finding.level if finding.level is Level.ERROR else Level.NOTE
     verb = "needs" if len(needing) == 1 else "need"
     needs = f"{_names(needing)} {verb} the copy"
-    ends = finding.message[-1:] == "."
-    message = f"{finding.message} {needs}." if ends else f"{finding.message}; {needs}"
-    return replace(finding, level=level, message=message, remedy=None)
+    return replace(finding, level=level, message=_with_sentence(finding, f"{needs}."), remedy=None)
 
 
 class _Trial:
@@ -81,12 +79,15 @@ class _Trial:
         """Return the loaders that load the model, and fail without the identical copies of the word embedding."""
         tie = self.inspection.word_tie
         copies = {member.name for member in tie.members if member.state is State.IDENTICAL} if tie else set()
-        after = predict(without_tensors(self.inspection, copies), self.chosen) if copies else ()
-        return [
-            was
-            for was, comes in zip(self.before, after, strict=False)
-            if comes.outcome in _FAULTS and was.outcome not in _FAULTS
-        ]
+        if not copies:
+            return []
+        after = predict(without_tensors(self.inspection, copies), self.chosen)
+        return [self.before[number] for number in self._harmed(after)]
+
+    def _harmed(self, after: tuple[Prediction, ...]) -> list[int]:
+        """Return the numbers of the loaders that load the model now and fail afterwards."""
+        pairs = enumerate(zip(self.before, after, strict=True))
+        return [number for number, (was, comes) in pairs if comes.outcome in _FAULTS and was.outcome not in _FAULTS]
 
     def relayed(self, finding: Finding) -> Finding:
         """Return the finding with the command that helps most of its loaders and harms the fewest others."""
@@ -98,11 +99,7 @@ class _Trial:
                 continue
             plan, after = tried
             left = [number for number in concerned if _is_faulty(finding, after[number])]
-            harmed = [
-                number
-                for number, (was, comes) in enumerate(zip(self.before, after, strict=True))
-                if comes.outcome in _FAULTS and was.outcome not in _FAULTS
-            ]
+            harmed = self._harmed(after)
             if len(left) == len(concerned):
                 continue
             # With `all`, the user did not name the loaders that are harmed. The sentence does.
@@ -139,10 +136,10 @@ class _Trial:
         )
 
     def _no_help(self) -> str:
-        """Return that no command helps, if every command that a finding names was planned."""
+        """Return that none of the planned commands helps, if every command that a finding names was planned."""
         unread = any(member.state is State.UNREAD for tie in self.inspection.ties for member in tie.members)
         known = all((action.verb, action.options) in self.tried for action in self.others)
-        return "No command of tieconv helps." if known and not unread else ""
+        return "tieconv found no command that helps." if known and not unread else ""
 
     def _after(self, remedy: Remedy) -> tuple[Plan, tuple[Prediction, ...]] | None:
         """Return the plan of a command and the predictions after it; ``None`` if it is refused or changes nothing."""

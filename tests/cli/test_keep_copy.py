@@ -69,7 +69,7 @@ def test_retie_removes_the_mark(tmp_path: Path) -> None:
     out, tied = tmp_path / "out", tmp_path / "tied"
     ok("untie --keep-flag", MODELS / "llama-tied", "-o", out)
     plan = ok("retie", out, "-o", tied).stderr
-    assert "tieconv.keep removed: the copy is no longer stored" in plan
+    assert "tieconv.keep removed: the file no longer has the copy" in plan
     assert metadata(tied / "model.safetensors") == {"format": "pt"}
     assert findings(tied) == []
 

@@ -125,8 +125,8 @@ def test_no_command_helps_is_said_once_each_was_tried(tmp_path: Path) -> None:
     other = save(tmp_path / "other", flagged(config, True), llama())
     (refusal,) = tieconv.inspect(other, consumers="vllm<0.29").findings
     assert (refusal.rule, refusal.remedy) == ("CON003", None)
-    assert refusal.message.endswith(". No command of tieconv helps.")
-    assert "\nRun: nothing. No command" in ok("inspect --for vllm<0.29", other).stdout
+    assert refusal.message.endswith(". tieconv found no command that helps.")
+    assert "\nRun: nothing. tieconv found no command" in ok("inspect --for vllm<0.29", other).stdout
 
 
 def test_a_command_that_harms_another_loader(tmp_path: Path) -> None:

@@ -559,7 +559,7 @@ class RetieForecast:
 
     ``sets_flag``: some loader reads the model as untied, so a re-tie sets the flag. ``exponent``: once tied, the class
     multiplies its logits by 2**exponent (T5 and related classes). ``refused`` says why `retie` refuses the model
-    whatever the tensors hold. ``before`` says what to do before `retie` writes. Each is empty if there is no obstacle.
+    whatever the tensors hold. ``before`` says what to do before `retie` writes. Each is empty without an obstacle.
     """
 
     sets_flag: bool = False

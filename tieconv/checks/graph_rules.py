@@ -192,7 +192,7 @@ in every session. Optimizers do not merge it, because the bytes differ.
 
 ## How to fix
 `tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see [ONNX
-graphs](onnx.md). If `dedup` keeps both copies, the message says why and there is no command.
+graphs](onnx.md). If `dedup` keeps both copies, the message says why and has no command.
 """,
     stored_twice,
 )

@@ -542,7 +542,7 @@ def _boot() -> str:
 
 
 def _ticks(pid: int) -> int:
-    """Return when the process ``pid`` started, in ticks of its kernel; 0 if there is no such process."""
+    """Return when the process ``pid`` started, in ticks of its kernel; 0 if no process has that number."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read(4096).rpartition(b")")[2].split()[19])

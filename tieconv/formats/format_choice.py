@@ -85,7 +85,7 @@ def model_below(listing: Listing) -> str | None:
 
 
 def _distributed_below(listing: Listing) -> list[str]:
-    """Return the directories with a distributed checkpoint. Those of an optimizer come only if there is no other."""
+    """Return the directories with a distributed checkpoint. Returns those of an optimizer only without any other."""
     folders = [os.path.dirname(name) for name in listing.entries if name.endswith(f"/{DCP_METADATA}")]
     return [name for name in folders if not os.path.basename(name).startswith("optim")] or folders
 

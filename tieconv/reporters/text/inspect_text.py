@@ -275,7 +275,7 @@ def _next(worst: Sequence[Finding], findings: Sequence[Finding]) -> str:
     about_files = [finding for finding in worst if not finding.rule.startswith("CON")]
     remedy = next((finding.remedy for finding in (worst if about_files else findings) if finding.remedy), None)
     if remedy is None and not about_files and str(worst[0].level) == "error":
-        return "nothing. No command of tieconv helps these loaders."
+        return "nothing. tieconv found no command that helps these loaders."
     if remedy is None:
         return f"tieconv explain {(about_files or worst)[0].rule}"
     return remedy.command if remedy.safe else f"{remedy.command} {REVIEW_FIRST}"
@@ -344,7 +344,7 @@ def bias_row(inspection: Inspection) -> Row:
 
 
 def _no_embedding(inspection: Inspection) -> str:
-    """Return why there is no embedding to show: ``not stored`` if its name is known, else ``none found``."""
+    """Return why a report shows no embedding: ``not stored`` if its name is known, else ``none found``."""
     if inspection.checkpoint.adapter is not None:
         return "none: an adapter has none"
     if not inspection.checkpoint.tensors:

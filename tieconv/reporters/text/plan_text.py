@@ -141,7 +141,7 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case DropConfig(path, before):
             return "config", shown(path), f"removed; it was {_json(before)}"
         case SetMetadata(file, weight_file.KEY, None):
-            return "metadata", shown(file), f"{weight_file.KEY} removed: the copy is no longer stored"
+            return "metadata", shown(file), f"{weight_file.KEY} removed: the file no longer has the copy"
         case SetMetadata(file, key, None):
             return "metadata", shown(file), f"{shown(key)} removed: the tensor that it names is not stored"
         case SetMetadata(file, weight_file.KEY, value):
