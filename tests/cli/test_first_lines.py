@@ -90,3 +90,11 @@ def test_what_the_default_depth_did_not_compare(tmp_path: Path) -> None:
     assert "STO001" in full.stdout and sentence not in full.stderr
     assert sentence not in ok("inspect --depth full", folder).stdout
     assert "not_compared" not in ok("inspect --depth full --json", folder).stdout
+
+
+def test_a_head_that_was_not_compared_is_not_called_tied(tmp_path: Path) -> None:
+    """The flag says tied, both tables are stored, and at depth `header` no byte is compared: transformers 5 decides."""
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY)
+    first = ok("inspect --depth header", folder).stdout.splitlines()[0]
+    assert first == "Unknown: lm_head.weight is stored, and tieconv did not compare it with the embedding."
+    assert ok("inspect", folder).stdout.startswith("Tied: ")

@@ -100,6 +100,13 @@ def test_refuses_the_same_items(value: list[object], indent: int | str | None, d
     assert outcome(items_in_batches, bytes(text)) == outcome(list_at_once, bytes(text))
 
 
+@pytest.mark.parametrize("space", [b"\x0b", b"\x0c"], ids=["vertical tab", "form feed"])
+def test_spaces_are_those_of_json(space: bytes) -> None:
+    """Python's regular expressions take more bytes for a space than JSON does."""
+    for text in (b'["","",""%b,""]', b'["","","",%b""]'):
+        assert outcome(items_in_batches, text % space) == outcome(list_at_once, text % space) == "refused"
+
+
 def test_a_member_behind_a_list_is_no_item() -> None:
     with pytest.raises(UnreadableError):
         items_in_batches(b'["a"],"b":["c","' + b"x" * 60 + b'"]')

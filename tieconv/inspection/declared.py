@@ -234,13 +234,11 @@ def effect(inspection: Inspection) -> str:
     if inspection.quantised is not None:
         from tieconv.inspection.quantised.settle_ties import quantised_effect
 
-        unclear = quantised_effect(inspection, inspection.quantised)
-        if unclear:
+        if unclear := quantised_effect(inspection, inspection.quantised):
             return unclear
     if lists_float_head(inspection):
         return "Unknown: the config says that the output head is quantised, but no codes are stored for it."
-    names = unexplained(inspection)
-    if names:
+    if names := unexplained(inspection):
         return f"Unknown: {shown(names[0])} may be part of the head or embedding, and tieconv does not know its form."
     if family.knowledge is not Knowledge.TABLE:
         lacks = family.output_head is None and inspection.config.declared and not inspection.config.effective
@@ -250,8 +248,10 @@ def effect(inspection: Inspection) -> str:
         flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"
         return f"Unknown: {flag}, which is not a boolean, and loaders disagree about its meaning."
     transformers4_verdict = reading_v4(inspection)
-    head = _differing_head(inspection) if inspection.config.effective else None
-    if head is not None:
+    head = _head_member(inspection) if inspection.config.effective else None
+    if head is not None and head.state is State.UNREAD:
+        return f"Unknown: {shown(head.name)} is stored, and tieconv did not compare it with the embedding."
+    if head is not None and head.state in _DIFFERENT:
         reason = f"{shown(head.name)} is stored and differs from the embedding."
         in_4 = " Tied in transformers 4, which discards the stored head." if transformers4_verdict else ""
         return f"Untied{' in transformers 5' if in_4 else ''}: {reason}{in_4}"
@@ -269,12 +269,11 @@ def _not_boolean(entry: Declared) -> bool:
     return entry.present and not isinstance(entry.value, bool)
 
 
-def _differing_head(inspection: Inspection) -> Member | None:
-    """Return the stored head if its values differ from those of the embedding: transformers 5 then keeps both."""
+def _head_member(inspection: Inspection) -> Member | None:
+    """Return the stored head of a tied group. If its values differ, transformers 5 keeps both."""
     head = inspection.head.output_head
     members = (member for tie in inspection.ties for member in tie.members)
-    head_member = next((member for member in members if head is not None and member.name == head.name), None)
-    return head_member if head_member is not None and head_member.state in _DIFFERENT else None
+    return next((member for member in members if head is not None and member.name == head.name), None)
 
 
 def _in_transformers4(inspection: Inspection) -> str:

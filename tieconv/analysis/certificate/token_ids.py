@@ -414,7 +414,7 @@ _BLOCK = 8 << 20
 _KEY = 128
 """Bytes of the longest key with its colon and white space. A member after more white space is read with the rest."""
 _ITEMS = {
-    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (closing, re.escape(first)))
+    ord(first): re.compile(rb"(?<=[%b])[ \t\n\r]*,[ \t\n\r]*(?=[%b])" % (closing, re.escape(first)))
     for first, closing in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
 }
 """The likely separator of items by their first byte."""
@@ -429,7 +429,7 @@ class LargeJson:
 
     def members(self, take: Callable[[Mapping[str, object]], None]) -> None:
         """Give the members of the whole file to ``take``."""
-        start = re.match(rb"\s*\{", self._pread(_KEY, 0))
+        start = re.match(rb"[ \t\n\r]*\{", self._pread(_KEY, 0))
         if start is None:
             loads(self._pread(_KEY, 0), self._name, limit=_KEY)  # raises an error that names the type
             refuse(self._name, "it does not start with an object", "json.malformed")

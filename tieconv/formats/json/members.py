@@ -22,9 +22,10 @@ Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset``."""
 LARGEST_MEMBER = 16_000_000
 """The most bytes of one key and its value."""
-BEHIND_OBJECTS, BEHIND_STRINGS = re.compile(rb'(?<=\})\s*,\s*(?=")'), re.compile(rb'(?<=")\s*,\s*(?=")')
+BEHIND_OBJECTS = re.compile(rb'(?<=\})[ \t\n\r]*,[ \t\n\r]*(?=")')
+BEHIND_STRINGS = re.compile(rb'(?<=")[ \t\n\r]*,[ \t\n\r]*(?=")')
 """The likely separators between members whose values are objects, and between members with string values."""
-BEHIND_NUMBERS = re.compile(rb'(?<=[\d}])\s*,\s*(?=")')
+BEHIND_NUMBERS = re.compile(rb'(?<=[\d}])[ \t\n\r]*,[ \t\n\r]*(?=")')
 """The likely separator between members whose values are numbers or objects."""
 _SEARCHED = 4096
 _SPACE = re.compile(r"[ \t\n\r]*")
