@@ -79,9 +79,7 @@ class _Trial:
         """Return the loaders that load the model, and fail without the identical copies of the word embedding."""
         tie = self.inspection.word_tie
         copies = {member.name for member in tie.members if member.state is State.IDENTICAL} if tie else set()
-        if not copies:
-            return []
-        after = predict(without_tensors(self.inspection, copies), self.chosen)
+        after = predict(without_tensors(self.inspection, copies), self.chosen) if copies else self.before
         return [self.before[number] for number in self._harmed(after)]
 
     def _harmed(self, after: tuple[Prediction, ...]) -> list[int]:

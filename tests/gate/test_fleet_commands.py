@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from tests import children
 from tests.children import wait_until
 from tests.cli.run import ok, refused, run
 from tests.patience import HANGS
+from tieconv.cli import main
 from tieconv.cli.fleet import verbs
 from tieconv.cli.fleet.run_command import Answer, run_command
 from tieconv.gate.fleet.command_results import output_of
@@ -386,3 +388,14 @@ def test_a_line_of_another_type_is_refused(fleet: Path, change: dict[str, object
     assert "is not a tieconv.fleet-result/1 file: line 1 cannot be read" in refused("fleet inspect fleet/t5 -o runs")
     results.write_text("[" * 100_000 + "\n")
     assert "line 1 cannot be read" in refused("fleet inspect fleet/t5 -o runs")
+
+
+def test_a_fleet_run_leaves_the_help_of_its_verb() -> None:
+    """Click makes a help option once: a fleet's look at the options of `analyze` must not make one without `-h`."""
+    context = click.Context(main)
+    command = main.get_command(context, "analyze")
+    assert command is not None
+    command._help_option = None  # as in a process that has shown no help
+    with context:
+        verbs._check("analyze", ())
+    assert "-h, --help" in ok("analyze --help").stdout

@@ -99,7 +99,8 @@ def _check(verb: str, options: tuple[str, ...]) -> None:
     command = main.get_command(click.get_current_context(), verb)
     assert command is not None
     models = ["GRAPH", "MODEL"] if verb == "parity" else ["MODEL"]
-    with command.make_context(f"tieconv {verb}", [*options, "--", *models]) as context:
+    # Click keeps the help option that it makes here, also for `tieconv VERB --help` later in the process.
+    with command.make_context(f"tieconv {verb}", [*options, "--", *models], **main.context_settings) as context:
         for parameter in command.params:
             [flag] = sorted(parameter.opts, key=len)[-1:]
             names_place = flag in _PLACES or (verb, flag) == ("analyze", "--resume")
