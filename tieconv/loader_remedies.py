@@ -14,7 +14,7 @@ from tieconv.checks import evidence, remedies
 from tieconv.errors import RefusedError
 from tieconv.inspection.ties import consistent
 from tieconv.loaders import predict
-from tieconv.loaders.evidence.without_tensors import without_tensors
+from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Parameter
 from tieconv.loaders.registry import CONSUMERS

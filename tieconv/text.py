@@ -88,6 +88,14 @@ def listed(values: Iterable[object], limit: int = 8) -> str:
     return names if len(every) <= limit else f"{names}, … and {len(every) - limit:,} more"
 
 
+def in_words(names: Iterable[str], limit: int | None = None) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``; beyond ``limit`` names ``a, b and 3 more``."""
+    every = [shown(name) for name in names]
+    if limit is not None and len(every) > limit:
+        return f"{', '.join(every[:limit])} and {len(every) - limit:,} more"
+    return " and ".join(filter(None, (", ".join(every[:-1]), *every[-1:])))
+
+
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: ``3 tensors``, ``1 tensor``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Outcome
-from tieconv.loaders.evidence.quantised_cells import CELLS, Cell
+from tieconv.loaders.quantised_cells import CELLS, Cell
 
 _SHORT = {"float": "float", "quantised": "codes", "absent": "–"}
 _CALM = (Outcome.TIED, Outcome.UNTIED)

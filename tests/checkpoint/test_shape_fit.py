@@ -17,7 +17,7 @@ from tieconv.loaders.loaded import Cause
 
 EMBEDDING = "model.embed_tokens.weight"
 ROOT = Path(__file__).parents[2] / "tieconv"
-USERS = ("architectures/vocabulary.py", "checks/evidence.py", "loaders/evidence/tie_groups.py")
+USERS = ("architectures/vocabulary.py", "checks/evidence.py", "loaders/evidence.py")
 
 
 def tensor(*shape: int) -> TensorRecord:

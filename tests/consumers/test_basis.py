@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.checks.fixtures.model import LLAMA, flagged, llama, save
 from tieconv import api
 from tieconv.cli import main
-from tieconv.loaders.basis import basis
+from tieconv.loaders.interface import basis
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from tests.checks.fixtures.model import BART, HEAD, LLAMA, flagged, matrix, save
 from tieconv import api
 from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.interface import Consumer
+from tieconv.loaders.interface import Consumer, verdict
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Cause
-from tieconv.loaders.outcome import verdict
 from tieconv.loaders.registry import CONSUMERS
 
 EMBEDDING, ENCODER = "model.embed_tokens.weight", "model.encoder.embed_tokens.weight"

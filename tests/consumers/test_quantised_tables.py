@@ -28,7 +28,7 @@ from tests.inspection.quantised.table_models import (
     packed,
 )
 from tieconv import inspect
-from tieconv.loaders.evidence.quantised_cells import CELLS, GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
+from tieconv.loaders.quantised_cells import CELLS, GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
 
 LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX)

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tieconv.loaders.registry import CONSUMERS
-from tieconv.loaders.selection import UnknownConsumerError, select
+from tieconv.loaders.registry import CONSUMERS, UnknownConsumerError, select
 
 TRANSFORMERS = ["transformers 4.48", "transformers 4.57", "transformers 5.0", "transformers 5.x"]
 CASES = {

@@ -22,7 +22,7 @@ from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.finding import Prediction
 from tieconv.comparison.pair import views
-from tieconv.loaders.transformers.names5 import mistakable, unread
+from tieconv.loaders.transformers5 import mistakable, unread
 
 RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))
 SPLIT = ("Molmo2ForConditionalGeneration",)

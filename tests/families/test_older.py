@@ -12,8 +12,7 @@ from tests.loops import case
 from tieconv.architectures import find, locate
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.loaders import release_tables
-from tieconv.loaders.transformers.names4 import corrupt, unread
-from tieconv.loaders.transformers.ties4 import NO_VALUES, sources
+from tieconv.loaders.transformers4 import NO_VALUES, corrupt, sources, unread
 
 RECORDED = json.loads(older.RECORDED.read_text(encoding="utf-8"))
 UNCLEAR_448 = ("longt5", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "switch_transformers")

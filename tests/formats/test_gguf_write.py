@@ -16,7 +16,7 @@ from fixtures.gguf_bytes import F32, Q4_0, Tensor, gguf
 from tieconv import api
 from tieconv.errors import RefusedError
 from tieconv.formats.gguf import TYPES
-from tieconv.loaders.engines.gguf_architectures import head_rule
+from tieconv.loaders.llama_cpp import head_rule
 
 gguf_package = pytest.importorskip("gguf")
 ORACLES = Path(__file__).parents[1] / "oracles"

@@ -38,7 +38,7 @@ from tests.inspection.quantised.table_models import (
     packed,
 )
 from tests.inspection.quantised.test_formulas import packed as packed_rows
-from tieconv.loaders.evidence.quantised_cells import GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
+from tieconv.loaders.quantised_cells import GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
 
 LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX, GENAI)

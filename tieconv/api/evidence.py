@@ -73,6 +73,6 @@ def inspect_in_memory(
 def _consumers(spec: str | None) -> tuple[Consumer, ...]:
     if spec is None:
         return ()
-    from tieconv.loaders.selection import select
+    from tieconv.loaders.registry import select
 
     return select(spec)

@@ -13,7 +13,7 @@ from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import fits
-from tieconv.text import shown
+from tieconv.text import in_words, shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]
 
@@ -160,11 +160,7 @@ def label(inspection: Inspection) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Return the names in words: ``a``, ``a and b``, ``a, b, c, d and 3 more``."""
-    every = [shown(name) for name in names]
-    head, rest = every[:LISTED], len(every) - LISTED
-    if rest > 0:
-        return f"{', '.join(head)} and {rest:,} more"
-    return " and ".join(filter(None, (", ".join(head[:-1]), *head[-1:])))
+    return in_words(names, LISTED)
 
 
 def verb(names: Sequence[str], singular: str, plural: str) -> str:

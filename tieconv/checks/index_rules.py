@@ -11,7 +11,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.transformers.opened_file import opened, stops_at_index
+from tieconv.loaders.transformers_files import opened, stops_at_index
 from tieconv.text import shown
 
 

@@ -13,7 +13,7 @@ from tieconv.checkpoint.quantised_matrix import EMBEDDING
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence, quantised, remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.transformers.names5 import mistakable
+from tieconv.loaders.transformers5 import mistakable
 from tieconv.text import count
 
 

@@ -14,7 +14,7 @@ from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Cau
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence
-from tieconv.loaders.engines.gguf_architectures import TIES, head_rule
+from tieconv.loaders.llama_cpp import TIES, head_rule
 from tieconv.text import shown
 
 Option = tuple[str, str]

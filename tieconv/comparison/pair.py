@@ -16,7 +16,7 @@ from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.inspection.equality import equal, relate
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.inspection.view_reader import readable
-from tieconv.loaders.evidence.head_pair import head_pair, in_file
+from tieconv.loaders.evidence import head_pair, in_file
 from tieconv.loaders.load import MLX_LM, bias_unset, load, releases
 from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.sources.digest import same_hash

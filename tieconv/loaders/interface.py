@@ -1,20 +1,357 @@
-"""The type of a consumer: one loader with a range of its versions."""
+"""The type of a consumer: one loader with a range of its versions. Its prediction follows from a `Loaded`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 
+from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Outcome, Prediction
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, lists_float_head
+from tieconv.checkpoint.quantised_matrix import (
+    EMBEDDING,
+    HEAD,
+    DeclaredQuantisation,
+    PairState,
+    QuantisedMatrix,
+    QuantisedTables,
+)
+from tieconv.checkpoint.quantised_matrix import Verdict as Choice
+from tieconv.checkpoint.relation.proved import Cast
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
-from tieconv.loaders.basis import basis
-from tieconv.loaders.evidence.table_rows import wrong_rows
-from tieconv.loaders.evidence.unclear import unmeasured
-from tieconv.loaders.loaded import Loaded, stopped
-from tieconv.loaders.outcome import Verdict, verdict
+from tieconv.loaders.evidence import (
+    Pair,
+    bias_group,
+    class_bias,
+    groups,
+    head_pair,
+    in_file,
+    is_zero,
+    same,
+    unmeasured,
+    without_tensors,
+    wrong_rows,
+)
+from tieconv.loaders.loaded import Absence, Cause, Loaded, stopped
+from tieconv.loaders.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables
+from tieconv.text import in_words, listed, shown
+
+# Derive the prediction from a `Loaded`: its outcome, its tensors, and the reason in one sentence.
+
+
+@record
+class Verdict:
+    """The prediction for one loader; the fields are those of `Prediction`."""
+
+    outcome: Outcome
+    detail: str
+    tensors: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
+    """Return what ``loaded`` does with the head, the embedding and the names tied to them."""
+    if loaded.refusals:
+        return _refused(loaded)
+    read = without_tensors(inspection, loaded.unread)
+    answer = _of_parameters(read, loaded) if loaded.undecided is None else _of_alternatives(read, loaded)
+    return _with_unread(inspection, loaded, answer)
+
+
+def _refused(loaded: Loaded) -> Verdict:
+    refusal = loaded.refusals[0]
+    outcome = Outcome.UNKNOWN if refusal.cause is Cause.UNKNOWN else Outcome.ERROR
+    return Verdict(outcome, refusal.sentence, refusal.tensors)
+
+
+def _of_alternatives(inspection: Inspection, loaded: Loaded) -> Verdict:
+    """Return the answer if it does not depend on the tensors that were not compared, else unknown."""
+    answers = [_of_parameters(inspection, alternative) for alternative in loaded.alternatives]
+    if len({(answer.outcome, answer.dropped) for answer in answers}) == 1:
+        return answers[0]
+    first, second = map(shown, loaded.undecided or ("", ""))
+    return Verdict(Outcome.UNKNOWN, f"tieconv did not compare {second} with {first}")
+
+
+def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
+    pair = head_pair(inspection)
+    if pair is None:
+        return Verdict(Outcome.UNKNOWN, "the architecture table does not name both the embedding and the head")
+    tables = {pair.head, pair.embedding, *_word_members(inspection)}
+    names = [name for name in loaded.parameters if name in tables]
+    unset = [name for name in names if name in loaded.unset] or _unset_biases(inspection, loaded)
+    if unset:
+        reason = f"a tied model reads only {shown(loaded.parameters[unset[0]].parameter)}, which is not stored"
+        return Verdict(Outcome.ERROR, f"the loader leaves {in_words(unset)} without values: {reason}", tuple(unset))
+    dropped = dropped_biases(inspection, loaded)
+    outcome, detail, tensors = _of_tables(inspection, loaded, pair, names)
+    unused = f"; the loader does not use {in_words(dropped)}" if dropped else ""
+    return Verdict(outcome, detail + unused, tuple(tensors), dropped)
+
+
+def _of_tables(
+    inspection: Inspection, loaded: Loaded, pair: Pair, names: Sequence[str]
+) -> tuple[Outcome, str, Sequence[str]]:
+    """Return outcome, reason and tensors for ``names``, those of the word embeddings and of the ``pair``."""
+    random = [name for name in names if loaded.parameters[name].absence is Absence.RANDOM]
+    if random:
+        start = "starts" if len(random) == 1 else "start"
+        return Outcome.RANDOM, f"{in_words(random)} {_are(random)} not stored and {start} with random numbers", random
+    left = [name for name in names if loaded.parameters[name].absence is Absence.MEMORY]
+    left = [name for name in left if loaded.parameters[name].parameter == name]
+    if left:
+        keep = "keeps" if len(left) == 1 else "keep"
+        return Outcome.RANDOM, f"{in_words(left)} {_are(left)} not stored and {keep} uninitialised memory", left
+    lost = list(_lost(inspection, loaded, names))
+    if lost:
+        return Outcome.DISCARDED, _replaced(loaded, lost), lost
+    outcome, detail = _of_pair(loaded, pair)
+    return outcome, f"{detail}; {loaded.remark}" if loaded.remark else detail, (pair.head, pair.embedding)
+
+
+def _of_pair(loaded: Loaded, pair: Pair) -> tuple[Outcome, str]:
+    both = in_words((pair.head, pair.embedding))
+    if not loaded.tied(pair.head, pair.embedding):
+        return Outcome.UNTIED, f"{both} are two parameters"
+    return Outcome.TIED, f"{both} are one parameter, with the values of {shown(loaded.holder(pair.head))}"
+
+
+def _replaced(loaded: Loaded, lost: Sequence[str]) -> str:
+    if set(lost) <= set(loaded.in_order):
+        return f"the loader reads {in_words(loaded.in_order)} into one parameter and keeps the last one that it reads"
+    return f"the loader replaces {in_words(lost)} by {shown(loaded.source(lost[0]))} without an error"
+
+
+def _lost(inspection: Inspection, loaded: Loaded, names: Sequence[str]) -> Iterator[str]:
+    """Yield the stored names that get the values of another tensor, unless both are proved equal."""
+    members = {member.name: member for group in groups(inspection) for member in group.members}
+    for name in names:
+        source = loaded.source(name)
+        if name not in inspection.checkpoint.tensors or source in (None, name):
+            continue
+        if source not in members or name not in members or _differs(members[source], members[name]):
+            yield name
+
+
+def _differs(base: Member, member: Member) -> bool:
+    """Whether a member's values are lost where it gets those of ``base``."""
+    if same(base) and same(member):
+        return False
+    if isinstance(member.relation, Cast):
+        return member.relation.exact == member.name
+    return True
+
+
+def _word_members(inspection: Inspection) -> Iterator[str]:
+    for group in groups(inspection):
+        if group.role is Role.WORD_EMBEDDING:
+            yield from (member.name for member in group.members)
+
+
+def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:
+    """Return both names of a head bias if one is stored and neither gets values."""
+    pair = bias_group(inspection)
+    names = [member.name for member in pair.members] if pair is not None else []
+    half = pair is not None and any(member.stored for member in pair.members)
+    return names if half and all(name in loaded.unset for name in names) else []
+
+
+def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
+    """Return the stored head biases with non-zero values that no logit gets."""
+    names = [in_file(inspection, name) for name in inspection.family.output_biases]
+    if not any(name in loaded.parameters for name in names):
+        return tuple(name for name in class_bias(inspection) if loaded.source(name) != name)
+    pair = bias_group(inspection)
+    if pair is None:
+        return ()
+    used = loaded.holder(names[-1])
+    stored = [member for member in pair.members if member.stored]
+    if used is not None and all(same(member) for member in stored):
+        return ()
+    unused = (member.name for member in stored if member.name != used)
+    return tuple(name for name in unused if used is not None or not is_zero(inspection, name))
+
+
+def _with_unread(inspection: Inspection, loaded: Loaded, answer: Verdict) -> Verdict:
+    """Return ``answer`` with the stored names that the loader does not know."""
+    names = sorted(loaded.unread)
+    if not names or answer.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
+        return answer
+    words = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
+    differ = any(member.name in names and not same(member) for member in words)
+    ungrouped = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in words}
+    loses = differ or any(in_file(inspection, name) in names for name in ungrouped if name)
+    outcome = Outcome.DISCARDED if loses and answer.outcome is not Outcome.RANDOM else answer.outcome
+    unread = f"{loaded.loader} does not know the {'name' if len(names) == 1 else 'names'} {in_words(names)}"
+    dropped = tuple(name for name in names if name in class_bias(inspection))
+    return Verdict(outcome, f"{answer.detail}; {unread}", (*answer.tensors, *names), (*answer.dropped, *dropped))
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+# Predict what a loader does with a quantised embedding or head, from the cells that were measured.
+
+
+def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Loaded) -> Verdict | None:
+    """Return the answer for a model with a quantised embedding or head, or whose config lists a float head.
+
+    Return ``None`` if the loader fails before it reads the tables: that reason stays the answer. Without a measured
+    cell, the answer is unknown.
+    """
+    if any(refusal.cause is not Cause.UNKNOWN for refusal in loaded.refusals[:1]):
+        return None
+    tables = inspection.quantised_tables
+    if tables is None:
+        return _listed_answer(inspection, loader) if lists_float_head(inspection) else None
+    names = tuple(part.name for matrix in tables.matrices for part in matrix.parts)
+    broken = next((fault for matrix in tables.matrices for fault in matrix.faults), None)
+    if broken is not None:
+        return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
+    if loader == MLX and all(matrix.scheme.startswith("MLX") for matrix in tables.matrices):
+        equal = tables.relation is not None and tables.relation.state is PairState.EQUAL
+        return _mlx_answer(loaded, names, equal=equal)
+    cell = _cell(inspection, tables, loader)
+    if cell is None:
+        tables_named = in_words(matrix.name for matrix in tables.matrices)
+        are = "is" if len(tables.matrices) == 1 else "are"
+        return Verdict(
+            Outcome.UNKNOWN, f"{tables_named} {are} quantised, and tieconv has no measurement of that", names
+        )
+    return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)
+
+
+def _mlx_answer(loaded: Loaded, names: tuple[str, ...], *, equal: bool) -> Verdict:
+    """Return the answer of mlx-lm about its own codes: a module is quantised if its scales are stored.
+
+    Helium stores a separate head beside the tied embedding, and does not use it. Nothing is lost if it is ``equal``.
+    """
+    if loaded.refusals:
+        return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
+    if loaded.discarded and equal:
+        return Verdict(Outcome.TIED, "the stored head equals the embedding, which serves both", names)
+    if loaded.discarded:
+        return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
+    if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
+        return Verdict(Outcome.TIED, "one quantised matrix serves both", names)
+    return Verdict(Outcome.UNTIED, "each table is loaded as it is stored", names)
+
+
+def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict | None:
+    """Return the answer for a float pair whose head the config lists; ``None`` for a loader that reads only names."""
+    declared = inspection.quantisation
+    if declared is None or loader[0] in _READ_NAMES:
+        return None
+    scheme, head = _declared_scheme(declared), declared.head
+    shape = QuantisedMatrix(HEAD, "", scheme, head.bits, None, head.symmetric, None, (), head)
+    pair = (_stored(inspection, EMBEDDING, None), _stored(inspection, HEAD, None))
+    cell = next((cell for cell in CELLS.get(loader, ()) if _fits(cell, inspection, shape, pair)), None)
+    if cell is None:
+        says = "the config says that the head is quantised, and tieconv has no measurement of a float head there"
+        return Verdict(Outcome.UNKNOWN, says, ())
+    return None if cell.outcome is None else Verdict(cell.outcome, cell.says, ())
+
+
+_COMPRESSED = "compressed-tensors"
+
+_READ_NAMES = frozenset({"llama.cpp", "safetensors"})
+"""Loaders that know a quantised matrix by the names of its parts, not by the config."""
+
+_SCHEMES = {"auto-round": "AutoRound", "gptq": "GPTQ v1", "awq": "AWQ", "fp8": "FP8 with weight_scale_inv"}
+
+
+def _declared_scheme(declared: DeclaredQuantisation) -> str:
+    """Return the scheme that the config describes."""
+    if declared.method == "bitsandbytes":
+        return f"bitsandbytes {declared.head.bits} bit"
+    layout = declared.head.layout
+    if declared.method == "compressed-tensors" and layout.endswith("fp4-pack-quantized"):
+        layout = layout.removesuffix("-quantized")
+    return _SCHEMES.get(declared.method, f"{declared.method} {layout}")
+
+
+def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, str]) -> Cell | None:
+    head, embedding = tables.of(HEAD), tables.of(EMBEDDING)
+    matrix = head or embedding
+    if matrix is None or not tables.method or (head and embedding and head.scheme != embedding.scheme):
+        return None
+    if matrix.scheme.startswith(_COMPRESSED) is not (tables.method == _COMPRESSED):
+        return None  # the parts look alike, and another program reads them
+    pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
+    declared = inspection.quantisation
+    listed_head = declared is not None and declared.head.verdict is Choice.QUANTISED
+    cells = (cell for cell in CELLS.get(loader, ()) if cell.head_listed in (None, listed_head))
+    return next((cell for cell in cells if _fits(cell, inspection, matrix, pair)), None)
+
+
+def _fits(cell: Cell, inspection: Inspection, matrix: QuantisedMatrix, pair: Tables) -> bool:
+    return (
+        matrix.scheme in cell.schemes
+        and cell.tied in (None, inspection.config.effective)
+        and (not cell.tables or pair in cell.tables)
+        and cell.named in (None, _is_named(matrix))
+        and cell.left_out in (None, matrix.config.verdict is Choice.LEFT_OUT)
+        and cell.symmetric in (None, matrix.symmetric)
+        and (not cell.bits or matrix.bits in cell.bits)
+        and (not cell.classes or inspection.family.architecture in cell.classes)
+    )
+
+
+def _is_named(matrix: QuantisedMatrix) -> bool:
+    """Return whether the config says that this module is quantised, by its name."""
+    entry = matrix.config.entry
+    return matrix.config.verdict is Choice.QUANTISED and entry.rpartition(": ")[2] not in ("", "Linear", "Embedding")
+
+
+def _stored(inspection: Inspection, role: str, matrix: QuantisedMatrix | None) -> str:
+    if matrix is not None:
+        return QUANTISED
+    family = inspection.family
+    name = family.input_embedding if role == EMBEDDING else family.output_head
+    return FLOAT if name and in_file(inspection, name) in inspection.checkpoint.tensors else ABSENT
+
+
+# Say what a prediction rests on: the releases that the tests ran, or the source alone.
+
 
 Version = tuple[int, ...]
+READ = "read"
+"""The basis of a prediction that follows the source; no test runs the loader."""
+
+
+def basis(ran: Sequence[str], every: Collection[str], asked: Version | None) -> str:
+    """Return ``read``, ``ran 0.32.2``, or where the release ``asked`` lies beside those that ran.
+
+    ``ran`` are the releases that tests ran for the prediction, and ``every`` those of the loader. ``asked`` is the
+    release that the user named.
+    """
+    if not ran:
+        return READ
+    if asked is not None and not any(_number(version)[: len(asked)] == asked for version in every):
+        return _beside(every, asked)
+    between = ", not the releases between them" if len(ran) > 1 else ""
+    return f"ran {listed(ran)}{between}"
+
+
+def _beside(every: Collection[str], asked: Version) -> str:
+    lower = [version for version in every if _number(version) < asked]
+    upper = [version for version in every if _number(version) > asked]
+    if lower and upper:
+        return f"between {max(lower, key=_number)} and {min(upper, key=_number)}, which ran"
+    if lower:
+        return f"newer than {max(lower, key=_number)}, which ran"
+    return f"older than {min(upper, key=_number)}, which ran"
+
+
+def _number(version: str) -> Version:
+    return tuple(int(part) for part in version.split("."))
+
+
+# The type of a consumer: one loader with a range of its versions.
+
+
 _OF_TRANSFORMERS = frozenset({"transformers", "safetensors"})
 """Loaders that fill the class that transformers builds, and so were measured with it."""
 
@@ -73,6 +410,5 @@ class Consumer:
         described = inspection.checkpoint.format in ("safetensors", "torch") and inspection.quantisation is not None
         if inspection.quantised_tables is None and not described:
             return None
-        from tieconv.loaders.quantised_answer import quantised_answer  # most models are not quantised
 
         return quantised_answer(inspection, (self.name, self.version), loaded)

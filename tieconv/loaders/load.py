@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import release_tables
+from tieconv.loaders import release_tables, transformers4, transformers5
 from tieconv.loaders.loaded import Loaded, Parameter
-from tieconv.loaders.transformers import load4, load5
-from tieconv.loaders.transformers.unclear4 import has_class_448 as has_class_448
+from tieconv.loaders.transformers4 import has_class_448 as has_class_448
 
 TRANSFORMERS = "transformers"
 TRANSFORMERS_5 = "5.x"
@@ -26,11 +25,11 @@ _COUNTED = (TRANSFORMERS_5, TRANSFORMERS_4)
 def load(inspection: Inspection, release: str, loader: str = TRANSFORMERS) -> Loaded:
     """Return the model as a loader loads it; ``release`` is the version in the registry. Read no file."""
     if (loader, release) == (TRANSFORMERS, TRANSFORMERS_5):
-        return load5.load(inspection)
+        return transformers5.load(inspection)
     if (loader, release) == (TRANSFORMERS, TRANSFORMERS_50):
-        return load5.load_50(inspection)
+        return transformers5.load_50(inspection)
     if loader == TRANSFORMERS:
-        return load4.load(inspection, release)
+        return transformers4.load(inspection, release)
     from tieconv.loaders.registry import consumer  # most plans ask about transformers only
 
     return consumer(loader, release).load(inspection)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tieconv.loaders import safetensors_load_model as safetensors
-from tieconv.loaders.engines import (
+import re
+from dataclasses import replace
+
+from tieconv.errors import TieconvError
+from tieconv.loaders import (
     accelerate,
     ctranslate2,
     llama_cpp,
@@ -12,10 +15,12 @@ from tieconv.loaders.engines import (
     sglang,
     tensorrt_llm,
     tgi,
+    transformers,
     vllm,
 )
-from tieconv.loaders.interface import Consumer
-from tieconv.loaders.transformers import releases as transformers
+from tieconv.loaders import safetensors_load_model as safetensors
+from tieconv.loaders.interface import Consumer, Version
+from tieconv.text import shown
 
 CONSUMERS: tuple[Consumer, ...] = (
     *transformers.CONSUMERS,
@@ -35,3 +40,86 @@ CONSUMERS: tuple[Consumer, ...] = (
 def consumer(loader: str, release: str) -> Consumer:
     """Return the consumer with this name and version. Raises `KeyError`."""
     return {(entry.name, entry.version): entry for entry in CONSUMERS}[loader, release]
+
+
+# Select loaders by a specification such as `vllm,transformers>=4.57`.
+
+
+ALL = "all"
+_PART = re.compile(r"([A-Za-z][A-Za-z0-9._-]*?)\s*(?:(>=|<=|==|<|>|(?<=\s))\s*v?(\d+(?:\.\d+)*)(?:\.(?:x|\*))?)?")
+
+
+class UnknownConsumerError(TieconvError):
+    """tieconv knows no loader with that name, or no such version of it."""
+
+
+def select(spec: str) -> tuple[Consumer, ...]:
+    """Return the loaders that a specification selects, in the order of the documentation.
+
+    Commas separate its parts. A part is a name (all known versions), `name>=V`, `name<=V`, `name==V`, `name V`,
+    `name<V`, `name>V`, or a name with the printed version (`tensorrt-llm engine`). The result is the union of the
+    parts, and `all` selects every loader. Raises `UnknownConsumerError`.
+    """
+
+    chosen: dict[tuple[str, str], Consumer] = {}
+    for part in spec.split(","):
+        for consumer in _part(part.strip(), CONSUMERS):
+            chosen.setdefault((consumer.name, consumer.version), consumer)
+    keys = [(consumer.name, consumer.version) for consumer in CONSUMERS]
+    return tuple(chosen[key] for key in keys if key in chosen)
+
+
+def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
+    if part == ALL:
+        return list(consumers)
+    printed = [consumer for consumer in consumers if _words(f"{consumer.name} {consumer.version}") == _words(part)]
+    if printed:
+        return printed
+    match = _PART.fullmatch(part)
+    if match is None:
+        message = f'unknown loader "{shown(part)}"' if part else "the list of loaders has an empty part"
+        raise _unknown(message, consumers)
+    name, sign, version = match.groups()
+    named = [consumer for consumer in consumers if consumer.name == name.lower()]
+    if not named:
+        raise _unknown(f'unknown loader "{shown(name)}"', consumers)
+    if version is None:
+        return named
+    wanted = tuple(map(int, version.split(".")))
+    meeting = [consumer for consumer in named if _meets(consumer, sign, wanted)]
+    if not meeting:
+        raise _unknown(f"tieconv does not know what {shown(part)} does", consumers)
+    asked = wanted if sign in ("==", "") and len(wanted) > 1 else None
+    every = tuple(version for consumer in named for version in consumer.ran)
+    return [replace(consumer, asked=asked, every=every) for consumer in meeting]
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().split()
+
+
+def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
+    """Return whether a version in the consumer's range satisfies the constraint; ``==5`` includes every 5.y."""
+    family = consumer.since[: len(wanted)] == wanted
+    wanted, since = _without_zeros(wanted), _without_zeros(consumer.since)
+    reaches = consumer.before is None or _without_zeros(consumer.before) > wanted
+    match sign:
+        case "<":
+            return since < wanted
+        case "<=":
+            return since <= wanted
+        case "==" | "":
+            return reaches and (since <= wanted or family)
+    return reaches
+
+
+def _without_zeros(version: Version) -> Version:
+    """Return the version without trailing zeros: 5.0 becomes 5."""
+    while version and version[-1] == 0:
+        version = version[:-1]
+    return version
+
+
+def _unknown(message: str, consumers: tuple[Consumer, ...]) -> UnknownConsumerError:
+    known = ", ".join(f"{consumer.name} {consumer.version}" for consumer in consumers)
+    return UnknownConsumerError(message, f"give one of: {known}, all", "consumers.unknown")

@@ -10,12 +10,19 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
-from tieconv.loaders.evidence.head_pair import head_pair, listed, stored_bias
-from tieconv.loaders.evidence.tie_groups import file_names, groups, misshapen
-from tieconv.loaders.evidence.unclear import SAFETENSORS, unclear_class, unclear_files
+from tieconv.loaders.evidence import (
+    SAFETENSORS,
+    file_names,
+    groups,
+    head_pair,
+    misshapen,
+    stored_bias,
+    unclear_class,
+    unclear_files,
+)
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
-from tieconv.text import shown
+from tieconv.text import in_words, shown
 
 _LOADER = "load_model"
 
@@ -68,13 +75,13 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
     for group in groups(inspection):
         stored = [name for name in group.names if name in tensors]
         if group.declared and len(stored) > 1:
-            sentence = f"{listed(stored)} are one parameter of the tied model, and load_model accepts one name for it"
+            sentence = f"{in_words(stored)} are one parameter of the tied model, and load_model accepts one name for it"
             yield Refusal(Cause.NAMES, sentence, tuple(stored))
         absent = [name for name in group.names if name not in stored]
         yield from _missing(absent if not group.declared else [] if stored else [group.names[0]])
     extra = () if family.output_biases else stored_bias(inspection)
     if extra:
-        yield Refusal(Cause.NAMES, f"the model class has no parameter {listed(extra)}", extra)
+        yield Refusal(Cause.NAMES, f"the model class has no parameter {in_words(extra)}", extra)
     grouped = {name for group in groups(inspection) for name in group.names}
     single = (family.input_embedding, family.output_head, *family.output_biases)
     yield from _missing([name for name in single if name and name not in grouped and name not in tensors])

@@ -21,7 +21,7 @@ from tieconv.inspection.quantised.quantisation_config import (
     quantisation_settings,
     texts,
 )
-from tieconv.loaders.evidence.head_pair import in_file
+from tieconv.loaders.evidence import in_file
 from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.text import shown
 

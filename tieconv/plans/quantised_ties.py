@@ -12,8 +12,8 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairState, QuantisedMatrix, QuantisedTables
 from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.inspection.quantised.quantisation_config import quantisation_settings
-from tieconv.loaders.evidence.head_pair import in_file
-from tieconv.loaders.evidence.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
+from tieconv.loaders.evidence import in_file
+from tieconv.loaders.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

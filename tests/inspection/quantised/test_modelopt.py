@@ -12,7 +12,7 @@ import pytest
 import tieconv
 from tests.inspection.quantised.stored_models import EMBED, HEAD, Tensor, config, matrix, save, tensor, under, values
 from tieconv.checkpoint.quantised_matrix import FaultKind, PairState, Verdict
-from tieconv.loaders.evidence.quantised_cells import CELLS
+from tieconv.loaders.quantised_cells import CELLS
 from tieconv.loaders.registry import consumer
 
 ROWS, WIDTH = 32, 64

@@ -11,7 +11,7 @@ from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.write_plan import OutputStorage, Plan, Promises
-from tieconv.loaders.evidence.without_tensors import without_tensors
+from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
 from tieconv.loaders.loaded import Absence, Parameter
 from tieconv.plans.build import build, kept_promise

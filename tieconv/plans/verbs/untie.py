@@ -9,7 +9,7 @@ from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
-from tieconv.loaders.engines.gguf_architectures import head_rule, load_error
+from tieconv.loaders.llama_cpp import head_rule, load_error
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

@@ -6,11 +6,10 @@ The config class chooses the loader. A class of transformers may lack a setting 
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence.unclear import of_type
+from tieconv.loaders import release_tables, transformers5
+from tieconv.loaders.evidence import of_type
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
-from tieconv.loaders.transformers import load5
 from tieconv.text import shown
 
 _LOADER = "ctranslate2"
@@ -19,7 +18,7 @@ _NEEDED = "normalize_before"
 
 def load(inspection: Inspection) -> Loaded:
     """Return what the converted model uses, for transformers 5 and the converter without options."""
-    loaded = load5.load(inspection)
+    loaded = transformers5.load(inspection)
     checkpoint = inspection.checkpoint
     if checkpoint.config is None or checkpoint.adapter is not None or checkpoint.format == "gguf":
         return loaded

@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from tieconv.architectures.effective_flag import FLAG, text_config
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence.head_pair import Pair, head_pair
-from tieconv.loaders.evidence.quantised_cells import CELLS, GENAI
+from tieconv.loaders import release_tables, transformers5
+from tieconv.loaders.evidence import Pair, head_pair
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
-from tieconv.loaders.transformers import load5
+from tieconv.loaders.quantised_cells import CELLS, GENAI
 from tieconv.text import shown
 
 _LOADER = "onnxruntime-genai"
@@ -30,7 +29,7 @@ _ATTENTION = frozenset({"attention", "full_attention"})
 
 def load(inspection: Inspection) -> Loaded:
     """Return what the exported graph uses, for transformers 5 and a builder without extra options."""
-    loaded = load5.load(inspection)
+    loaded = transformers5.load(inspection)
     checkpoint = inspection.checkpoint
     if checkpoint.config is None or checkpoint.adapter is not None or checkpoint.format == "gguf":
         return loaded

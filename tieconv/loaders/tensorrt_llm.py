@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.evidence.head_pair import Pair, class_bias, flags_agree
-from tieconv.loaders.evidence.pair_model import PairModel
-from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, known_pair
-from tieconv.loaders.evidence.weight_patterns import by_pattern
+from tieconv.loaders.evidence import (
+    SAFETENSORS,
+    TORCH,
+    Pair,
+    PairModel,
+    by_pattern,
+    class_bias,
+    flags_agree,
+    known_pair,
+)
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Loaded, Refusal, stopped, unknown
 

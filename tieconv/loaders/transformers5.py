@@ -5,32 +5,32 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tieconv.architectures.class_table import newer_release
 from tieconv.architectures.effective_flag import FLAG, cannot_build
-from tieconv.checkpoint.family import Family
+from tieconv.architectures.stored_names import known_names, locate, variants
+from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
-from tieconv.loaders.evidence.equal_in_dtype import equal_members
-from tieconv.loaders.evidence.head_pair import in_file
-from tieconv.loaders.evidence.tie_groups import (
+from tieconv.loaders.evidence import (
     Group,
     before_ties,
     discarded,
+    equal_members,
     file_names,
     groups,
     head_factor,
+    head_pair,
+    in_file,
     misshapen,
+    of_type,
+    without_tensors,
 )
-from tieconv.loaders.evidence.unclear import of_type
-from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
-from tieconv.loaders.transformers.names5 import RELEASE, steps, unread
-from tieconv.loaders.transformers.unclear5 import flag_refusals, remark, unclear_names
-from tieconv.loaders.transformers.weight_search import by_name
-from tieconv.text import shown
+from tieconv.loaders.transformers_files import by_name
+from tieconv.text import in_words, shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 RELEASE_50 = "transformers-5.0"
@@ -189,3 +189,155 @@ def _whole(family: Family) -> str:
     """Return the class with its text part, in words."""
     part = shown(family.part.model_type) if family.part is not None else "its text part"
     return f"{shown(family.architecture)} with a {part} text part"
+
+
+# Say when transformers 5 refuses a flag, and when tieconv makes no claim about names.
+
+
+def flag_refusals(inspection: Inspection, *, null: bool = True) -> Iterator[Refusal]:
+    """Yield the refusal of a flag that is neither true nor false, at a level that transformers 5 reads.
+
+    ``null`` says that the release refuses null too.
+    """
+    family = inspection.family
+    levels = [f"{level}.{FLAG}".lstrip(".") for level in ("", *family.levels)]
+    for entry in inspection.config.declared:
+        if entry.path not in levels or not entry.present or isinstance(entry.value, bool):
+            continue
+        if entry.value is None and not null:
+            continue
+        if entry.path == FLAG and family.model_type not in release_tables.names(RELEASE, "takes any flag"):
+            sentence = f"transformers 5 refuses the config: {entry.path} is neither true nor false"
+            yield Refusal(Cause.FLAG, sentence)
+        elif family.tying is Tying.CAN:
+            yield unknown(f"{shown(entry.path)} in the config is neither true nor false")
+
+
+def unclear_names(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield why tieconv cannot tell which parameter gets a stored tensor."""
+    family, stored = inspection.family, inspection.checkpoint.tensors
+    doubled = twice(family, stored)
+    if doubled:
+        yield unknown(f"{in_words(doubled)} are names of one parameter, and transformers 5 reads only one of them")
+    mistaken = mistakable(family, stored)
+    if mistaken is not None:
+        missing, name = map(shown, mistaken)
+        yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
+
+
+def remark(inspection: Inspection, *, compares: bool) -> str:
+    """Return a remark about a head that is a separate parameter; often empty.
+
+    ``compares`` says that the release compares the values. 5.0 to 5.3 only look at which names are stored.
+    """
+    pair = head_pair(inspection)
+    head = "" if pair is None else pair.head
+    tie = next((tie for tie in inspection.ties if any(member.name == head for member in tie.members)), None)
+    if tie is not None and tie.declared and not compares:
+        stored = len(tie.stored_members) > 1
+        return "the config says tied, but both are stored, and transformers 5.0 does not compare them" if stored else ""
+    if tie is not None and tie.declared:
+        return "the config says tied, but their values differ, so transformers 5 warns"
+    return "transformers 5 does not scale the logits" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""
+
+
+# Find which stored names transformers 5 reads, and in which order it ties them.
+#
+# From `PreTrainedModel.tie_weights` and `rename_source_key` of transformers 5.23.0. Measured with every class of the
+# table that can be built. Every set of tied names was stored, with each flag and every spelling.
+
+
+RELEASE = "transformers-5"
+
+_PASSAGE = frozenset(("language_model", "model", "transformer"))
+"""Parts of a name that the renamings of transformers 5 add and remove."""
+
+
+def unread(family: Family, stored: Collection[str]) -> frozenset[str]:
+    """Return the stored names of the table's tensors that transformers 5 does not know."""
+    located = {locate(family, name, stored) for name in known_names(family, Role.WORD_EMBEDDING)}
+    return frozenset(name for name in _not_taken(family) if name in located)
+
+
+def _not_taken(family: Family) -> Sequence[str]:
+    """Return the names that `locate` accepts and transformers 5 does not."""
+    names: Sequence[str] = release_tables.by_type(RELEASE, "unread names").get(family.model_type, ())
+    return names
+
+
+def mistakable(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
+    """Return a table name that is not stored, and a stored name that transformers 5 may rename to it.
+
+    It applies several renamings in turn, and so reads more spellings than `locate` knows. Such a spelling ends like
+    the name and has only parts that the renamings add and remove.
+    """
+    names = known_names(family, Role.WORD_EMBEDDING)
+    located = {name: locate(family, name, stored) for name in names}
+    memory = dict(family.renames)
+    known = {*located.values(), *_outer(family)}
+    parts = _PASSAGE.union(*(name.split(".") for name in (family.prefix, *names, *memory.values())))
+    missing = [name for name in names if located[name] is None]
+    for name in stored if missing else ():
+        tail = name.split(".")[-2:]
+        steps_of = name.split(".")
+        # It adds and removes each part at most once, so a part three times in a row stays.
+        thrice = any(a == b == c for a, b, c in zip(steps_of, steps_of[1:], steps_of[2:], strict=False))
+        if name in known or thrice or not parts.issuperset(steps_of):
+            continue
+        alike = next((lost for lost in missing if tail in _tails(lost, memory.get(lost, lost))), None)
+        if alike is not None:
+            return alike, name
+    return None
+
+
+def _tails(*names: str) -> list[list[str]]:
+    """Return the last two parts of each name."""
+    return [name.split(".")[-2:] for name in names]
+
+
+def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:
+    """Return the stored names, two or more, that the loader reads as one tensor; else an empty tuple."""
+    not_taken = _not_taken(family)
+    names = known_names(family, Role.WORD_EMBEDDING)
+    for name in names:
+        spellings = [s for s in dict.fromkeys(variants(family, name)) if s in stored and s not in not_taken]
+        if len([spelling for spelling in spellings if spelling == name or spelling not in names]) > 1:
+            return tuple(spellings)
+    return ()
+
+
+def _outer(family: Family) -> Iterator[str]:
+    """Yield names of a renamed head that transformers 5 does not accept: with the prefix added or removed."""
+    head, start = family.output_head, f"{family.prefix}."
+    if head is not None and head in dict(family.renames):
+        yield from (start + head, head.removeprefix(start))
+
+
+def in_order(family: Family, names: Sequence[str]) -> list[str]:
+    """Return the names without the first, in the order in which the loader ties them to the first.
+
+    Ties that the class declares precede those of its base model.
+    """
+    start = f"{family.text_start}{family.text_prefix}."
+    head_first = family.text_type in release_tables.names(RELEASE, "head first")
+    decoder_first = family.text_type in release_tables.names(RELEASE, "decoder first")
+
+    def rank(name: str) -> tuple[bool, bool]:
+        late = name != family.output_head if head_first else name.startswith(start)
+        return late, decoder_first and "encoder" in name.removeprefix(family.text_start).split(".")
+
+    return sorted(names[1:], key=rank)
+
+
+def steps(family: Family, names: Sequence[str], stored: Sequence[bool]) -> Iterator[tuple[str, str, bool]]:
+    """Yield each tied pair: the source, the target, and whether the tie holds only for equal values."""
+    missing = {name for name, is_stored in zip(names, stored, strict=True) if not is_stored}
+    source, targets = names[0], in_order(family, names)
+    for index, target in enumerate(targets):
+        if target in missing:
+            backup = next((name for name in targets[index + 1 :] if name not in missing), source)
+            give, take = (backup if source in missing else source), target
+        else:
+            give, take = (target, source) if source in missing else (source, target)
+        yield give, take, take not in missing
+        missing.discard(take)

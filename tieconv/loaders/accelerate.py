@@ -12,14 +12,22 @@ from collections.abc import Iterator
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import TWO_FORMATS, Layout
 from tieconv.loaders import release_tables
-from tieconv.loaders.evidence.head_pair import head_pair
-from tieconv.loaders.evidence.tie_groups import Group, file_names, groups, misshapen
-from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, unclear_class, unclear_files, wrong_format
-from tieconv.loaders.evidence.without_tensors import without_tensors
+from tieconv.loaders.evidence import (
+    SAFETENSORS,
+    TORCH,
+    Group,
+    file_names,
+    groups,
+    head_pair,
+    misshapen,
+    unclear_class,
+    unclear_files,
+    without_tensors,
+    wrong_format,
+)
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
-from tieconv.loaders.transformers.load5 import config_refusals
-from tieconv.loaders.transformers.unclear5 import flag_refusals
+from tieconv.loaders.transformers5 import config_refusals, flag_refusals
 from tieconv.text import shown
 
 _LOADER = "accelerate"

@@ -15,14 +15,20 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
-from tieconv.loaders.evidence.head_pair import Pair, stored_bias
-from tieconv.loaders.evidence.pair_model import PairModel
-from tieconv.loaders.evidence.table_rows import row_count, undeclared_rows
-from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, known_pair
-from tieconv.loaders.evidence.weight_patterns import by_pattern
+from tieconv.loaders.evidence import (
+    SAFETENSORS,
+    TORCH,
+    Pair,
+    PairModel,
+    by_pattern,
+    known_pair,
+    row_count,
+    stored_bias,
+    undeclared_rows,
+)
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, stopped, unknown
-from tieconv.loaders.transformers.unclear5 import flag_refusals
+from tieconv.loaders.transformers5 import flag_refusals
 from tieconv.text import shown
 
 _LOADER = "SGLang"

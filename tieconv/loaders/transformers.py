@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from tieconv.loaders import transformers4, transformers5
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.transformers import load4, load5
 
 CONSUMERS = (
     Consumer(
@@ -19,7 +19,7 @@ CONSUMERS = (
         since=(4, 45),
         before=(4, 49),
         cited="transformers 4.48.3, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
-        load=partial(load4.load, version="4.48"),
+        load=partial(transformers4.load, version="4.48"),
         ran=("4.48.3",),
     ),
     Consumer(
@@ -28,7 +28,7 @@ CONSUMERS = (
         since=(4, 49),
         before=(5, 0),
         cited="transformers 4.57.6, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
-        load=partial(load4.load, version="4.57"),
+        load=partial(transformers4.load, version="4.57"),
         ran=("4.57.6",),
     ),
     Consumer(
@@ -37,7 +37,7 @@ CONSUMERS = (
         since=(5, 0),
         before=(5, 4),
         cited="transformers 5.0.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
-        load=load5.load_50,
+        load=transformers5.load_50,
         ran=("5.0.0",),
     ),
     Consumer(
@@ -46,7 +46,7 @@ CONSUMERS = (
         since=(5, 4),
         before=None,
         cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
-        load=load5.load,
+        load=transformers5.load,
         ran=("5.23.0",),
     ),
 )

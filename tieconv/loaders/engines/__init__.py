@@ -1,1 +1,0 @@
-"""Loaders of inference engines, one module each: how they load the embedding, the head and its bias."""

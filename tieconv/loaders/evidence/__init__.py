@@ -1,1 +1,0 @@
-"""Questions that several loaders ask of an inspection."""

@@ -1,0 +1,229 @@
+"""Predict llama.cpp: `convert_hf_to_gguf.py` writes a GGUF file, and libllama loads its tensors.
+
+An architecture `ties`: it uses the embedding as the head if ``output.weight`` is absent. Other architectures `need` an
+output, or always use the `embedding`. The converter's class writes a stored head, `drops` it or `refuses` its name.
+Some classes drop it only if the tie flag is true, or if it equals the embedding. libllama refuses a tensor that it does
+not use, and a table without one row for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tieconv.architectures.effective_flag import FLAG, reading_v4, text_config
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence import (
+    SAFETENSORS,
+    TORCH,
+    Pair,
+    PairModel,
+    by_pattern,
+    head_pair,
+    in_file,
+    row_count,
+    stored_bias,
+    without_tensors,
+    wrong_rows,
+)
+from tieconv.loaders.interface import Consumer
+from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
+from tieconv.text import in_words, shown
+
+_LOADER = "llama.cpp"
+_CONVERTER = "llama.cpp's converter"
+_PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+def load(inspection: Inspection) -> Loaded:
+    """Return the model after conversion and loading; a GGUF file is only loaded."""
+    if inspection.checkpoint.format == "gguf":
+        return _gguf(inspection)
+    formats = (SAFETENSORS, TORCH)
+    refusal = by_pattern(inspection, _CONVERTER, formats, *_PATTERNS, indexed=True, prefers=True)
+    known = refusal or _known(inspection)
+    if isinstance(known, Refusal):
+        return stopped(_LOADER, known)
+    treatment, pair = known
+    embeddings = embeddings_in_file(inspection, pair)
+    dropped = _dropped(inspection, treatment, pair)
+    refusal = names_refused(inspection, treatment, pair, stored=bool(embeddings), dropped=dropped)
+    if refusal is not None:
+        return stopped(_LOADER, refusal)
+    written = pair.has_head and not dropped
+    refusal = rows_refused(inspection, pair, embeddings[0], dropped=dropped)
+    if refusal is not None:
+        return stopped(_LOADER, refusal)
+    model = PairModel(_LOADER, inspection, pair, has_bias=not treatment.isdisjoint({"bias", "needs bias"}))
+    if written:
+        remark = f"the converter writes {shown(pair.head)} as output.weight, with any tie flag"
+        # The converter drops an equal head. Without a comparison, the model is not known.
+        loaded = model.untied(remark=remark, if_differ="converter drops equal" in treatment)
+    else:
+        loaded = model.tied(embeddings[0], remark="llama.cpp uses token_embd.weight for both")
+    values = dict.fromkeys((pair.embedding, *embeddings), Parameter(embeddings[0], pair.embedding))
+    shared = values if written else dict.fromkeys((*values, pair.head), values[pair.embedding])
+    return replace(loaded, parameters={**loaded.parameters, **shared})
+
+
+def _gguf(inspection: Inspection) -> Loaded:
+    """Return the model that libllama loads from a GGUF file."""
+    if not inspection.checkpoint.tensors:
+        return stopped(_LOADER, unknown("the file holds no tensors"))
+    architecture, pair = inspection.family.architecture, head_pair(inspection)
+    if head_rule(architecture) is None or pair is None:
+        return stopped(
+            _LOADER, unknown(f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}")
+        )
+    model = PairModel(_LOADER, inspection, pair, has_bias=True)
+    error = load_error(architecture, pair.head, stored=pair.has_head)
+    if error is not None:
+        return stopped(_LOADER, Refusal(Cause.NAMES, error))
+    return (
+        model.untied()
+        if pair.has_head
+        else model.tied(pair.embedding, remark="llama.cpp uses token_embd.weight for both")
+    )
+
+
+def _known(inspection: Inspection) -> tuple[Treatment, Pair] | Refusal:
+    """Return what the converter and the loader do with the tables of the class."""
+    name, pair = converted_class(inspection), head_pair(inspection)
+    kind = release_tables.kind("llama.cpp", name)
+    if kind is None:
+        return Refusal(Cause.CONFIG, f"{_CONVERTER} does not know the class {shown(name)}")
+    if pair is None or kind == "registered":
+        return unknown(f"tieconv has no measurement of llama.cpp for {shown(name)}")
+    classes = release_tables.by_type("llama.cpp", "classes")
+    if name in classes["not run"]:
+        return unknown(f"the small model of {shown(name)} that tieconv tests with does not load in llama.cpp")
+    has_mtp = any(stored.removeprefix("model.").startswith("mtp.") for stored in inspection.checkpoint.tensors)
+    if name in classes["needs mtp"] and not has_mtp:
+        return Refusal(Cause.NAMES, f"{_CONVERTER} needs the mtp.* tensors of {shown(name)}, and none is stored")
+    return frozenset(kind.split(", ")), pair
+
+
+def _dropped(inspection: Inspection, treatment: Treatment, pair: Pair) -> bool:
+    """Return whether the converter leaves a stored head out."""
+    if "converter drops if tied" in treatment:
+        return _flag(inspection)
+    return "converter drops" in treatment or ("converter drops equal" in treatment and pair.same is True)
+
+
+def _flag(inspection: Inspection) -> bool:
+    """Return the tie flag that transformers 4 reads for the converter. Without the class it reads the file as it is."""
+    read = reading_v4(inspection)
+    if read is not None:
+        return read
+    return bool({**inspection.checkpoint.config_values, **text_config(inspection)}.get(FLAG, False))
+
+
+CONSUMERS = (
+    Consumer(
+        "llama.cpp",
+        "2026",
+        since=(0,),
+        before=None,
+        cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
+        load=load,
+        ran=("0.3.36",),
+        own_rows=True,
+    ),
+)
+
+
+# Say which names and shapes of a checkpoint llama.cpp's converter and libllama refuse.
+
+
+Treatment = frozenset[str]
+"""What the converter and libllama do with the tables of a class. Its entries are the parts of a kind in the data."""
+
+_RELEASE = "llama.cpp"
+
+
+def converted_class(inspection: Inspection) -> str:
+    """Return the class by which the converter chooses: that of the text config, if it names one."""
+    name, nested = inspection.family.architecture, inspection.checkpoint.config_values.get("text_config")
+    if name in release_tables.by_type(_RELEASE, "classes")["top level"] or not isinstance(nested, Mapping):
+        return name
+    classes = nested.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else name
+
+
+def embeddings_in_file(inspection: Inspection, pair: Pair) -> tuple[str, ...]:
+    """Return the stored tensors that the converter knows as the embedding. It writes the first and skips the others."""
+    more = release_tables.by_type(_RELEASE, "embedding names").get(converted_class(inspection), ())
+    names = {pair.embedding, *(in_file(inspection, name) for name in more)}
+    return tuple(name for name in inspection.checkpoint.tensors if name in names)
+
+
+def names_refused(
+    inspection: Inspection, treatment: Treatment, pair: Pair, *, stored: bool, dropped: bool
+) -> Refusal | None:
+    """Return the refusal of a name. An embedding is ``stored``, or not; the converter has ``dropped`` a stored head."""
+    bias, head = stored_bias(inspection), shown(pair.head)
+    needs_prefix = release_tables.by_type(_RELEASE, "classes")["needs prefix"]
+    shortened = stored and pair.embedding != inspection.family.input_embedding
+    if "converter refuses both" in treatment or (shortened and converted_class(inspection) in needs_prefix):
+        sentence = f"llama.cpp's converter does not know {shown(pair.embedding)} in a model of this class"
+        return Refusal(Cause.NAMES, sentence, (pair.embedding,))
+    if not stored:
+        sentence = f"{shown(pair.embedding)} is not stored, and the architecture needs a token_embd.weight"
+        return Refusal(Cause.NAMES, sentence, (pair.embedding,))
+    if bias and treatment.isdisjoint({"bias", "needs bias", "ignores bias"}):
+        return Refusal(Cause.NAMES, f"the architecture has no tensor for {in_words(bias)}", bias)
+    if "needs bias" in treatment and not bias:
+        names = tuple(in_file(inspection, name) for name in inspection.family.output_biases)
+        return Refusal(
+            Cause.NAMES, f"{in_words(names)} is not stored, and the architecture needs an output.bias", names
+        )
+    if "needs" in treatment and (dropped or not pair.has_head):
+        start = f"the converter drops {head} from a tied model" if pair.has_head else f"{head} is not stored"
+        return Refusal(Cause.NAMES, f"{start}, and the architecture needs an output.weight", (pair.head,))
+    if pair.has_head and not dropped and not treatment.isdisjoint({"converter refuses", "embedding"}):
+        return Refusal(Cause.NAMES, f"the architecture has no tensor for {head}", (pair.head,))
+    return None
+
+
+def rows_refused(inspection: Inspection, pair: Pair, embedding: str, *, dropped: bool) -> Refusal | None:
+    """Return the refusal of a table in the GGUF without one row for each token. A head may be ``dropped``."""
+    rows, head_rows = row_count(inspection, embedding), row_count(inspection, pair.head) if pair.has_head else 0
+    if pair.has_head and not dropped and head_rows != rows:
+        sentence = f"{shown(pair.head)} has {head_rows} rows, and {shown(embedding)} has {rows}"
+        return Refusal(Cause.SHAPES, sentence, (pair.head, embedding))
+    multiple = release_tables.by_type(_RELEASE, "vocabulary multiple").get(converted_class(inspection))
+    if multiple is None:
+        return wrong_rows(without_tensors(inspection, {pair.head} if dropped else ()))
+    size = text_config(inspection).get("vocab_size")
+    tokens = -(size // -multiple) * multiple if isinstance(size, int) else rows
+    if tokens == rows:
+        return None
+    sentence = f"the converter rounds the vocabulary up to {tokens} tokens, and {shown(embedding)} has {rows} rows"
+    return Refusal(Cause.SHAPES, sentence, (embedding,))
+
+
+# What libllama asks of the head of a GGUF architecture, read from its source.
+
+
+TIES, NEEDS, EMBEDDING = "ties", "needs", "embedding"
+"""It uses the embedding if ``output.weight`` is absent; it needs ``output.weight``; it always uses the embedding."""
+
+
+def head_rule(architecture: str) -> str | None:
+    """Return `TIES`, `NEEDS` or `EMBEDDING` for ``general.architecture``; ``None`` if tieconv does not know it."""
+    treatment: str | None = release_tables.by_type("llama.cpp", "architectures").get(architecture)
+    return None if treatment is None else treatment.partition(",")[0]
+
+
+def load_error(architecture: str, head: str, *, stored: bool) -> str | None:
+    """Return why libllama does not load a file of the ``architecture`` with or without ``head``, ``None`` if it does.
+
+    ``None`` too for an architecture that `head_rule` does not know.
+    """
+    rule, name = head_rule(architecture), shown(architecture)
+    if rule == NEEDS and not stored:
+        return f"llama.cpp needs {shown(head)} of the architecture {name}"
+    if rule == EMBEDDING and stored:
+        return f"llama.cpp does not use {shown(head)} of the architecture {name}, and refuses unused tensors"
+    return None

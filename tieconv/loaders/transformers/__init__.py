@@ -1,1 +1,0 @@
-"""Predict how transformers 4 and 5 load and tie tensors."""
