@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from tieconv.architectures.vocabulary import sizes_disagree
+from tieconv.architectures.effective_flag import sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
@@ -120,7 +120,7 @@ def tensor_reader(checkpoint: Checkpoint, files: RangedFiles | FileSet) -> ByteR
 
 def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
     """Return the evidence about ties only, from the shards with tied tensors."""
-    from tieconv.inspection.narrow import narrow
+    from tieconv.inspection.ties import narrow
 
     narrowed = narrow(model[0], model[1], embed, head)
     if narrowed is None:

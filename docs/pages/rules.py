@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fixtures.cases import CASES
 from tieconv.checks import RULES
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 
 INTRO = """\
 # Rules

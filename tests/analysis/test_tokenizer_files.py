@@ -13,7 +13,7 @@ from tests.patience import examples
 from tieconv.analysis.certificate import token_ids as allowance
 from tieconv.analysis.certificate import token_ids as large_json
 from tieconv.analysis.certificate.token_ids import TokenizerFiles, read_files, token_ids
-from tieconv.formats.json import members as json_members
+from tieconv.formats import json_text as json_members
 from tieconv.sources.local.files import open_files
 
 words = st.text(st.sampled_from('ab"{}[]:,\\é😀'), max_size=5) | st.sampled_from(["vocab", "merges", "added_tokens"])

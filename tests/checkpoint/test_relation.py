@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical
 from tieconv.checkpoint.relation.proved import (
     Cast,
     Different,

@@ -10,14 +10,14 @@ import pytest
 
 from tests.checks.fixtures.model import HEAD, LLAMA, flagged, matrix, save
 from tieconv import api
-from tieconv.architectures.vocabulary import vocabulary_rows
+from tieconv.architectures.effective_flag import vocabulary_rows
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, fits
 from tieconv.loaders.load import TRANSFORMERS_5, load
 from tieconv.loaders.loaded import Cause
 
 EMBEDDING = "model.embed_tokens.weight"
 ROOT = Path(__file__).parents[2] / "tieconv"
-USERS = ("architectures/vocabulary.py", "checks/evidence.py", "loaders/evidence.py")
+USERS = ("architectures/effective_flag.py", "checks/evidence.py", "loaders/evidence.py")
 
 
 def tensor(*shape: int) -> TensorRecord:

@@ -10,9 +10,9 @@ from tests.conftest import ROOT
 
 COMPILED = {
     # Half a million of them may exist, one a tensor: a compiled __init__ takes 0.6 µs, a record's 2 µs.
-    "formats/torch/write.py": {"SavedTensor", "Placed"},
+    "formats/torch/state_dict.py": {"SavedTensor", "Placed"},
     "execute/file_layout.py": {"Piece"},
-    "formats/json/edit.py": {"_Entry"},
+    "formats/json_text.py": {"_Entry"},
     "comparison/pair.py": {"Source"},
 }
 FILLED = {

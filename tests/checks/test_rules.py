@@ -15,7 +15,7 @@ from tieconv import api
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES, is_plain
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 
 SECTIONS = ("What it does", "Why it matters", "Example", "How to fix")
 ROOM = Path(tieconv.checks.__file__).parent

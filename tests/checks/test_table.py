@@ -29,7 +29,7 @@ from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
-from tieconv.checkpoint.relation.interface import Aliased
+from tieconv.checkpoint.relation import Aliased
 from tieconv.checks import run_checks
 from tieconv.checks.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieconv.architectures import compose, effective, find
+from tieconv.architectures import effective, find, lookup
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 
 LLAVA, BLIP2 = "LlavaForConditionalGeneration", "Blip2ForConditionalGeneration"
@@ -65,8 +65,8 @@ def test_a_part_that_the_table_lacks_is_guessed() -> None:
     assert find(config).knowledge is not Knowledge.TABLE
     names = {"language_model.model.embed_tokens.weight": (9, 4), "language_model.lm_head.weight": (9, 4)}
     assert find(config, names).knowledge is Knowledge.PATTERN
-    assert compose.subject(LLAVA, config) == f"the architecture {LLAVA} with a text part of type acme"
-    assert compose.subject("AcmeForCausalLM", config) == "the architecture AcmeForCausalLM"
+    assert lookup.subject(LLAVA, config) == f"the architecture {LLAVA} with a text part of type acme"
+    assert lookup.subject("AcmeForCausalLM", config) == "the architecture AcmeForCausalLM"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_part_keeps_the_names_that_its_type_stores() -> None:
     for (architecture, model_type), stored in cases.items():
         family = find({"architectures": [architecture], "text_config": {"model_type": model_type}})
         assert family.input_embedding == stored, (architecture, model_type)
-        assert dict(family.renames)[stored].endswith(compose.table.composites()["bodies"][model_type])
+        assert dict(family.renames)[stored].endswith(lookup.table.composites()["bodies"][model_type])
         assert all(stored == group.canonical for group in family.groups), (architecture, model_type)
     for model_type in ("molmo2_text", "marian", "paligemma", "of_no_release"):
         family = find({"architectures": [LLAVA], "text_config": {"model_type": model_type}})

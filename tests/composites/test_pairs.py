@@ -17,7 +17,7 @@ from tests.reload.record import kind
 from tests.reload.walk import Walk
 from tieconv import api
 from tieconv.architectures import class_table as table
-from tieconv.architectures import compose
+from tieconv.architectures import lookup
 from tieconv.errors import RefusedError
 
 SAMPLE = (
@@ -41,7 +41,7 @@ def shipped(spec: str) -> object:
     composite, own = table.composite(name), table.record(5, name)
     assert composite is not None and own is not None
     part = next(part for part in composite["parts"] if part["level"] == level)
-    record = composite.get("measured", {}).get(f"{level}={model_type}") or compose.composed(own, part, model_type)
+    record = composite.get("measured", {}).get(f"{level}={model_type}") or lookup.composed(own, part, model_type)
     return record and {key: value for key, value in json.loads(json.dumps(record)).items() if key != "notes"}
 
 

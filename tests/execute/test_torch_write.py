@@ -22,7 +22,7 @@ from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive
-from tieconv.formats.torch.write import Archive, Placed, SavedTensor, lay_out, pickle_state
+from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, lay_out, pickle_state
 from tieconv.plans.edits import Edits, files_of
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fixtures.hostile import A, B
 from tests.patience import examples
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats.index import edit_index, read_index
+from tieconv.formats.directory import edit_index, read_index
 
 tensors = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 maps = st.dictionaries(tensors, st.sampled_from([A, B, "model-head.safetensors", "x"]), min_size=1, max_size=8)

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples, prompt
-from tieconv.formats.json.edit import remove_keys, set_value, set_values
+from tieconv.formats.json_text import remove_keys, set_value, set_values
 
 
 def remove_key(text: str, path: tuple[str, ...]) -> str:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.patience import examples
 from tieconv.errors import UnreadableError
-from tieconv.formats.index import read_index
-from tieconv.formats.json import members as json_members
-from tieconv.formats.json.members import BEHIND_OBJECTS, BEHIND_STRINGS, Items, Members
-from tieconv.formats.json.strict import loads
+from tieconv.formats import json_text as json_members
+from tieconv.formats.directory import read_index
+from tieconv.formats.json_text import BEHIND_OBJECTS, BEHIND_STRINGS, Items, Members
+from tieconv.formats.strict_json import loads
 
 LIMIT = 1_000_000
 keys = st.text(st.sampled_from('ab{}[]",: \\é😀'), max_size=6)
@@ -154,7 +154,7 @@ def test_an_index(weights: dict[str, str], rest: dict[str, object], first: bool,
     value = {"weight_map": weights, **rest} if first else {**rest, "weight_map": weights}
     text = json.dumps(value, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tieconv.formats.index.WINDOW", 48)
+        patch.setattr("tieconv.formats.directory.WINDOW", 48)
         try:
             assert read_index(text, "i") == (value, weights)
         except UnreadableError:

@@ -18,8 +18,7 @@ from tests.formats.test_torch_read import state_dicts
 from tests.patience import examples, prompt
 from tieconv.formats.torch import globals_, pickle_machine, pickle_stack
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
-from tieconv.formats.torch.pickle_stack import Machine, allowance
-from tieconv.formats.torch.pickle_values import Pairs, PickleProblem
+from tieconv.formats.torch.pickle_stack import Machine, Pairs, PickleProblem, allowance
 
 
 def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:

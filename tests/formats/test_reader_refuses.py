@@ -17,7 +17,7 @@ from fixtures.hostile import entry, file_of
 from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
 from tieconv import api
 from tieconv.errors import NotRunError, RefusedError, TieconvError
-from tieconv.formats.onnx.validity import NEWEST_IR, NEWEST_OPSET
+from tieconv.formats.onnx.scopes import NEWEST_IR, NEWEST_OPSET
 from tieconv.onnx.session import child
 
 RULE = "FMT001"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.patience import examples
 from tieconv.errors import UnreadableError
-from tieconv.formats.json.strict import read, write
+from tieconv.formats.strict_json import read, write
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.patience import examples, prompt
 from tieconv.errors import UnreadableError
-from tieconv.formats.json import strict as strict_json
-from tieconv.formats.json.strict import MAX_DEPTH, loads
+from tieconv.formats import strict_json
+from tieconv.formats.strict_json import MAX_DEPTH, loads
 
 LIMIT = 10_000_000
 TOO_LARGE = "9" * 21

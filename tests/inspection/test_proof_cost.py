@@ -13,7 +13,7 @@ import os, resource, sys
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.equality import relate
-from tieconv.inspection.tensor_values import bias_summary, has_nan
+from tieconv.inspection.equality import bias_summary, has_nan
 
 class Pattern:
     # Bytes without a file: b differs from a in the first byte of each span that `changed` says.

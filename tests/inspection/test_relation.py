@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
-from tieconv.checkpoint.relation.interface import State
+from tieconv.checkpoint.relation import State
 from tieconv.checkpoint.relation.proved import Compared, Empty, Identical, OtherShape
 from tieconv.checkpoint.weight_file import BITS, TensorRecord
 from tieconv.inspection.equality import relate

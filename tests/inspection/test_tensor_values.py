@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.weight_file import BITS
-from tieconv.inspection.tensor_values import all_zero, bias_summary, has_nan
+from tieconv.inspection.equality import all_zero, bias_summary, has_nan
 from tieconv.inspection.view_reader import BLOCK
 
 from .stored import FLOAT_DTYPES, INFINITY, Array, Memory, value_of

@@ -50,7 +50,7 @@ ALLOWED = {
         "tieconv/checkpoint/weight_file.py",
         "other",
     ): "the second operand of `__eq__`, as Python's documentation names it",
-    ("tieconv/checkpoint/relation/interface.py", "NEAR"): "a state of the JSON",
+    ("tieconv/checkpoint/relation/__init__.py", "NEAR"): "a state of the JSON",
     ("tieconv/checkpoint/relation/proved.py", "Near"): "the value type of that state",
     ("tieconv/checkpoint/results/comparison.py", "NEAR"): "a state of the JSON",
     ("tieconv/checkpoint/results/parity.py", "found"): "a key of parity's JSON",

@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tieconv.reporters.text.columns import columns, wrapped
+from tieconv.reporters.text import columns, wrapped
 
 WORDS = st.lists(st.text("abc.", min_size=1, max_size=30), max_size=20).map(" ".join)
 

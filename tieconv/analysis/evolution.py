@@ -29,7 +29,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.formats.json.strict import line_of, parse_line
+from tieconv.formats.strict_json import line_of, parse_line
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local.files import FileSet, open_files

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.results.parity import Parity as Parity
     from tieconv.checkpoint.results.parity import Verdict as Verdict
     from tieconv.checkpoint.write_plan import Outcome as Outcome
-    from tieconv.checks.interface import Rule as Rule
+    from tieconv.checks.evidence import Rule as Rule
     from tieconv.gate.model_sources import is_collection as is_collection
     from tieconv.gate.model_sources import is_list as is_list
     from tieconv.gate.policy import Policy as Policy
@@ -117,7 +117,7 @@ _HOMES = {
     "ExportOutcome": "checkpoint.graph_plan",
     "Parity": "checkpoint.results.parity",
     "Verdict": "checkpoint.results.parity",
-    "Rule": "checks.interface",
+    "Rule": "checks.evidence",
     "Policy": "gate.policy",
     "PlannedExport": "onnx.export.plan",
     "PlannedGraphs": "onnx.write.plan",

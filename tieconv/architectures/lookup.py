@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from tieconv.architectures import class_table as table
-from tieconv.architectures import compose
-from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
+from tieconv.text import shown
 
 _HEADLESS = (
     "ForSequenceClassification",
@@ -39,7 +40,7 @@ def find(
     listed = _architectures(config)
     model_type = str(config.get("model_type") or "")
     for architecture in listed:
-        family = compose.load(architecture, config)
+        family = load(architecture, config)
         if family is not None:
             return family
     sibling = _sibling(config, model_type)
@@ -69,7 +70,7 @@ _MOST_ARCHITECTURES = 64
 def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
     """Return the family of the main language-model class of the config's type."""
     name = table.main_class(model_type)
-    return compose.load(name, config) if name else None
+    return load(name, config) if name else None
 
 
 def is_headless(name: str) -> bool:
@@ -205,3 +206,182 @@ def with_names(family: Family, embed: str | None, head: str | None) -> Family:
         groups=pair + others,
         truth=family.truth or "FTF",
     )
+
+
+# Compose the record of a class whose text part the config selects, from the rows of both classes.
+#
+# Keys of a record in ``data/composites.json``:
+#
+# - ``parts``: one object for each nested config that selects a model.
+# - ``measured``: the record of each model type for which the composition differs from the measurement.
+#
+# Keys of a part:
+#
+# - ``level``: its path in the config.
+# - ``default``: the model type with which the class was measured.
+# - ``kind``: ``causal``, ``seq2seq`` or both for a language model with a head; ``body`` if the class has the head.
+# - ``file`` and ``memory``: the prefix of the part's names. ``file`` is null if the file has no such names.
+# - ``role``: ``input`` if the part has only the input embedding, ``head`` if another part has the embedding.
+#
+# The record with the empty name is the header. It maps model types to classes and to input embeddings of bodies.
+# ``files`` are the names of those embeddings in a file, where they differ; null if no rule gives the names.
+
+
+_STATES = (None, True, False)  # order of the letters in ``truth``
+Record = Mapping[str, Any]
+
+
+def load(architecture: str, config: Mapping[str, object]) -> Family | None:
+    """Return the family of a class in the table, with the text part that ``config`` selects.
+
+    ``None`` if the table lacks the class, or the part in its config.
+    """
+    own = table.described(architecture, _type(config)) if architecture else None
+    composite = table.composite(architecture) if own is not None else None
+    if own is None or composite is None:
+        return table.load(architecture, _type(config))
+    record: Record | None = own
+    text = None
+    for part in composite["parts"]:
+        model_type = _model_type(config, part)
+        if model_type != part["default"]:
+            measured = composite.get("measured", {})
+            record = measured.get(f"{part['level']}={model_type}") or composed(own, part, model_type)
+        if record is None:
+            return None
+        own = record
+        if part.get("role") != "input":
+            text = _part(part, model_type)
+    return table.family(architecture, own, text)
+
+
+def subject(architecture: str, config: Mapping[str, object]) -> str:
+    """Return in words what the table lacks: the class, or the class with the selected model type or text part."""
+    composite = table.composite(architecture)
+    chosen = ((part, _model_type(config, part)) for part in composite["parts"]) if composite is not None else ()
+    unusual = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
+    name = f"the architecture {shown(architecture)}"
+    if table.record(5, architecture) is not None and table.described(architecture, _type(config)) is None:
+        return f"{name} with model_type {shown(_type(config))}"
+    return name if unusual is None else f"{name} with a text part of type {shown(unusual)}"
+
+
+def _type(config: Mapping[str, object]) -> str:
+    return str(config.get("model_type") or "")
+
+
+def _part(part: Record, model_type: str) -> Part:
+    name = "" if "body" in part["kind"] else text_class(part, model_type) or ""
+    row = table.record(5, name) if name else None
+    prefix = row["prefix"] if row is not None else ""
+    return Part(part["level"], model_type, name, prefix, part["file"] or "", usual=model_type == part["default"])
+
+
+def _model_type(config: Mapping[str, object], part: Record) -> str:
+    """Return the model type of a part in the config, by default the usual one."""
+    nested = config.get(part["level"])
+    named = nested.get("model_type") if isinstance(nested, Mapping) else None
+    return named if isinstance(named, str) and named else str(part["default"])
+
+
+def text_class(part: Record, model_type: str) -> str | None:
+    """Return the class of a model type at this part. For a body, it is the main class of the type."""
+    if "body" in part["kind"]:
+        return table.main_class(model_type)
+    classes = table.composites()
+    return next((classes[kind][model_type] for kind in part["kind"] if model_type in classes[kind]), None)
+
+
+def composed(own: Record, part: Record, model_type: str) -> Record | None:
+    """Return the record of a class with a part of ``model_type``, or ``None`` if the table has no such row."""
+    name = text_class(part, model_type)
+    row = table.record(5, name) if name else None
+    if part["file"] is None:
+        return None
+    if "body" not in part["kind"]:
+        return _with_model(own, part, row) if row is not None else None
+    embedding = table.composites()["bodies"].get(model_type)
+    stored = table.composites()["files"].get(model_type, embedding)
+    if embedding is None or stored is None:
+        return None
+    if part.get("role") == "input":
+        return {**own, "in": part["file"] + embedding} if stored == embedding else None
+    return _with_body(own, part, row, embedding, stored)
+
+
+def _with_model(own: Record, part: Record, row: Record) -> Record:
+    """Return the record if the part is a language model: its row with the prefix. Only its config decides."""
+
+    def name(old: str | None) -> str | None:
+        return None if old is None else part["file"] + old
+
+    mentioned = {row["in"], row["out"], *row["bias"], *(n for group in row["groups"] for n in (group[1], *group[2]))}
+    memory = dict(row["renames"])
+    renames = [(name(old), part["memory"] + memory.get(old, old)) for old in sorted(mentioned - {None})]
+    keeps_input = part.get("role") == "head"
+    return {
+        **{key: value for key, value in own.items() if key in ("type", "prefix", "levels")},
+        "in": own["in"] if keeps_input else name(row["in"]),
+        "out": name(row["out"]),
+        "bias": [name(bias) for bias in row["bias"]],
+        "row": row["row"],
+        "groups": sorted(
+            [role, name(canonical), [name(n) for n in names], gated] for role, canonical, names, gated in row["groups"]
+        ),
+        "renames": sorted([old, new] for old, new in renames if old != new),
+        "truth": row["truth"] * 3 if len(row["truth"]) == len(_STATES) else row["truth"],
+        "tying": row["tying"],
+        "means": row["means"],
+        **{key: row[key] for key in ("unflippable", "misfit") if key in row},
+    }
+
+
+def _with_body(own: Record, part: Record, row: Record | None, embedding: str, stored: str) -> Record:
+    """Return the record if the part has no head: the class has head and flags, the part has tables.
+
+    The part calls its input embedding ``embedding``, and a file ``stored``.
+    """
+    start = part["file"]
+    tied_to = next((group[1].removeprefix(start) for group in own["groups"] if own["out"] in group[2]), None)
+    fits = tied_to == embedding
+    tables = [name for name in _tables(row, embedding) if fits]
+    memory = dict(map(tuple, own["renames"]))
+    in_memory = list(dict.fromkeys([embedding, *tables]))
+    names = [start + (stored if table == embedding else table) for table in in_memory]
+    renames = [[name, part["memory"] + table] for name, table in zip(names, in_memory, strict=True)]
+    renames += [[own["out"], memory[own["out"]]]] if own["out"] in memory else []
+    truth = _truth(own, row, fits)
+    gated = [group[3] for group in own["groups"] if own["out"] in group[2]]
+    return {
+        **{key: own[key] for key in ("type", "prefix", "levels", "out", "bias", "row", "means")},
+        "in": names[0],
+        "groups": [["word_embedding", names[0], [*names[1:], own["out"]], *gated]] if fits else [],
+        "renames": sorted([old, new] for old, new in renames if old != new),
+        "truth": truth,
+        "tying": own["tying"] if "T" in truth else "never",
+    }
+
+
+def _tables(row: Record | None, embedding: str) -> list[str]:
+    """Return the other tables that the body ties to the input embedding, without the base model's prefix."""
+    if row is None:
+        return []
+    start = f"{row['prefix']}."
+    words = ([group[1], *group[2]] for group in row["groups"] if group[0] == "word_embedding")
+    names = [[name.removeprefix(start) for name in group if name != row["out"]] for group in words]
+    return next(([name for name in group if name != embedding] for group in names if embedding in group), [])
+
+
+def _truth(own: Record, row: Record | None, fits: bool) -> str:
+    """Return the truth of the class, with the default of the selected part's config.
+
+    The letter is E if the part lacks the table to tie: transformers then cannot build the class.
+    """
+    truth: str = own["truth"]
+    if len(truth) == len(_STATES):
+        return truth if fits else truth.replace("T", "E")
+    if row is not None:
+        default = row["truth"][:1]
+        columns = {"T": 1, "F": 2}
+        truth = "".join(truth[3 * top + (nested or columns.get(default, 0))] for top in range(3) for nested in range(3))
+    return truth if fits else truth.replace("T", "E")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, Verdict
-from tieconv.checkpoint.relation.interface import State as State
+from tieconv.checkpoint.relation import State as State
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
 from tieconv.checkpoint.value_type import Printed, plain, quoted, record
 from tieconv.text import count, tally

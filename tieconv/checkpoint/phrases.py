@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical
 from tieconv.checkpoint.relation.proved import (
     Cast,
     Different,

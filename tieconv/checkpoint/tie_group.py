@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.relation.interface import State as State
+from tieconv.checkpoint.relation import State as State
 from tieconv.checkpoint.value_type import plain, record
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tieconv.checkpoint.tie_group import BiasState, Tie
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
-    from tieconv.checks.interface import Rule
+    from tieconv.checks.evidence import Rule
 
     RULES: tuple[Rule, ...]
 

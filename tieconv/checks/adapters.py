@@ -12,7 +12,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Adapter
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 from tieconv.text import count, shown
 
 

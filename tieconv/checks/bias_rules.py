@@ -10,7 +10,7 @@ from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState, Member, OutputBias, Tie
 from tieconv.checks import evidence, remedies
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 from tieconv.text import count
 
 

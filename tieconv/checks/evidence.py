@@ -1,19 +1,56 @@
-"""Facts of an inspection that several rules need, and the phrases of their messages."""
+"""What rules are made of: the type of a rule, and the phrases and questions that rules share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tieconv.architectures.effective_flag import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import fits
 from tieconv.text import in_words, shown
+
+# The interface of a rule.
+
+
+@record
+class Rule:
+    """One kind of fault that tieconv reports.
+
+    ``documentation`` is the docstring of the rule's module. ``level`` is the level of most of its findings.
+    """
+
+    code: str
+    name: str
+    level: Level
+    documentation: str
+    find: Callable[[Inspection], Iterable[Finding]]
+
+    @property
+    def summary(self) -> str:
+        """The fault that the rule reports, in one line."""
+        return self.documentation.partition("\n")[0].rstrip(".")
+
+    def finding(
+        self,
+        message: str,
+        tensors: Iterable[str] = (),
+        *,
+        level: Level | None = None,
+        remedy: Remedy | None = None,
+    ) -> Finding:
+        """Return a finding of this rule, at the rule's level unless ``level`` is given."""
+        return Finding(self.code, level or self.level, message, tuple(tensors), remedy)
+
+
+# Facts of an inspection that several rules need, and the phrases of their messages.
+
 
 __all__ = ["FLAG", "levels", "reading_v4"]
 

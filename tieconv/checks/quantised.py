@@ -24,7 +24,7 @@ from tieconv.checkpoint.quantised_matrix import (
 )
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, remedies
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.quantised_cells import MLX, TRANSFORMERS
 from tieconv.loaders.registry import consumer

@@ -10,7 +10,7 @@ from tieconv.checkpoint.model_files import SEVERAL, TRAINING
 from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checkpoint.weight_file import Slack
 from tieconv.checks import EMA, evidence, remedies
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 from tieconv.text import count, size
 
 SMALLEST = 64 * 1024

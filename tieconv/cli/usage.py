@@ -137,6 +137,6 @@ def _lines(message: str) -> list[str]:
         return [f"error: {message}"]
     import shutil
 
-    from tieconv.reporters.text.columns import wrapped
+    from tieconv.reporters.text import wrapped
 
     return wrapped(message, "error: ", shutil.get_terminal_size().columns)

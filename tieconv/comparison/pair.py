@@ -13,8 +13,7 @@ from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHe
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
-from tieconv.inspection.equality import equal, relate
-from tieconv.inspection.tensor_values import bias_summary
+from tieconv.inspection.equality import bias_summary, equal, relate
 from tieconv.inspection.view_reader import readable
 from tieconv.loaders.evidence import head_pair, in_file
 from tieconv.loaders.load import MLX_LM, bias_unset, load, releases

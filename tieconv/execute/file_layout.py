@@ -24,8 +24,8 @@ from tieconv.checkpoint.write_plan import (
 from tieconv.execute.copy import BLOCK, read_full
 from tieconv.formats.gguf import START, encode_infos, encode_start
 from tieconv.formats.safetensors import PAGE, encode_header
-from tieconv.formats.torch.pickle_values import WIDTHS
-from tieconv.formats.torch.write import Archive, Placed, SavedTensor, check_writable, lay_out, pickle_state
+from tieconv.formats.torch.pickle_stack import WIDTHS
+from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, check_writable, lay_out, pickle_state
 from tieconv.sources.strided import row_major
 
 

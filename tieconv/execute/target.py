@@ -22,7 +22,7 @@ from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.formats import GRAPH_SUFFIX
 from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
-from tieconv.formats.torch.model import SUFFIXES
+from tieconv.formats.torch import SUFFIXES
 from tieconv.sources.local.files import file_state, open_regular
 from tieconv.sources.local.links import in_hub_cache, in_hub_store
 from tieconv.text import shown

@@ -39,7 +39,7 @@ from tieconv.execute.copy import BLOCK, Tick, read_full
 from tieconv.execute.file_layout import Piece, checksum, file_layout, places
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared, assembled_blocks, blocks
 from tieconv.formats.safetensors import read_weight_file
-from tieconv.formats.torch.write import torch_metadata
+from tieconv.formats.torch.state_dict import torch_metadata
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
 from tieconv.sources.digest import damaged

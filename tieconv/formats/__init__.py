@@ -52,7 +52,7 @@ def _read(listing: Listing, files: Files) -> Checkpoint:
     if is_safetensors_alone(listing):
         return SAFETENSORS.read(listing, files)
     if holds_graphs(listing):
-        from tieconv.formats.onnx.model import ONNX  # most models are not ONNX graphs
+        from tieconv.formats.onnx import ONNX  # most models are not ONNX graphs
 
         return ONNX.read(listing, files)
     from tieconv.formats.format_choice import choose  # most models have one format

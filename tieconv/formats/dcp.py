@@ -19,9 +19,9 @@ from tieconv.checkpoint.weight_file import BITS, ByteRange, Chunk, ChunkTable, T
 from tieconv.errors import UnreadableError
 from tieconv.formats.dcp_metadata import StoredChunks, read_metadata
 from tieconv.formats.directory import CONFIG, read_config
-from tieconv.formats.json.strict import loads
 from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX, TENSORS
 from tieconv.formats.safetensors import read_weight_file
+from tieconv.formats.strict_json import loads
 from tieconv.text import command, shown
 
 

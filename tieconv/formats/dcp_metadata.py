@@ -13,11 +13,19 @@ from tieconv.checkpoint.model_files import Files, Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Chunk
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats.index import absent_shard
+from tieconv.formats.directory import absent_shard
 from tieconv.formats.limits import DCP_METADATA
 from tieconv.formats.torch.pickle_machine import run
-from tieconv.formats.torch.pickle_stack import Truncated
-from tieconv.formats.torch.pickle_values import Global, Globals, Instance, Pairs, PickleProblem, describe, refuse
+from tieconv.formats.torch.pickle_stack import (
+    Global,
+    Globals,
+    Instance,
+    Pairs,
+    PickleProblem,
+    Truncated,
+    describe,
+    refuse,
+)
 from tieconv.text import shown
 
 _DTYPES = {

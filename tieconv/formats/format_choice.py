@@ -13,9 +13,9 @@ from tieconv.formats.directory import Format
 from tieconv.formats.gguf import GGUF
 from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX
 from tieconv.formats.other_tools import WINDOW, by_content, by_directory, by_name
-from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors import SAFETENSORS
-from tieconv.formats.torch.model import TORCH, check_slices, is_trainer_state
+from tieconv.formats.shards import PEFT
+from tieconv.formats.torch import TORCH, check_slices, is_trainer_state
 from tieconv.text import count, path_word, shown
 
 # Recognise a torch distributed checkpoint (DCP). `tieconv.formats.dcp` reads it.

@@ -16,8 +16,8 @@ from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution, check_git
 from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import Model, Naming
-from tieconv.formats.json.strict import collector_paused, loads, refuse
 from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes
+from tieconv.formats.strict_json import collector_paused, loads, refuse
 from tieconv.text import count, shown
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]
     if length <= WINDOW:
         yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
         return
-    from tieconv.formats.json.members import Members  # few headers are large
+    from tieconv.formats.json_text import Members  # few headers are large
 
     members = Members(lambda size, offset: _whole(pread(size, offset), size, name), 8, 8 + length, title)
     yield from members.batches()

@@ -13,7 +13,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.checked import CheckedFinding
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MALFORMED, SettingsError
-from tieconv.formats.json.strict import parse_json
+from tieconv.formats.strict_json import parse_json
 from tieconv.text import shown
 
 SCHEMA = "tieconv.baseline/1"

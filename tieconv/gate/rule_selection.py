@@ -10,7 +10,7 @@ from tieconv.errors import SettingsError
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.checks.interface import Rule
+    from tieconv.checks.evidence import Rule
 
 ALL = "ALL"
 

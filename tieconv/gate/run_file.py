@@ -8,7 +8,7 @@ from typing import Any
 
 from tieconv.checkpoint.finding import Action, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.formats.json.strict import line_of, parse_line
+from tieconv.formats.strict_json import line_of, parse_line
 from tieconv.reporters.ci.check_json import report_of
 from tieconv.sources.user_files import LineFile
 from tieconv.version import VERSION

@@ -9,7 +9,7 @@ from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
-from tieconv.formats.json.strict import parse_toml
+from tieconv.formats.strict_json import parse_toml
 from tieconv.gate.rule_selection import ALL, close, selectors
 from tieconv.text import shown
 

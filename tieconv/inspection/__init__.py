@@ -15,7 +15,7 @@ from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
 from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.inspection.declared import effect, gated, understand, with_shared_storage
-from tieconv.inspection.quantised.quantisation_config import declared_quantisation
+from tieconv.inspection.quantised import declared_quantisation
 from tieconv.inspection.ties import survey, view_head
 from tieconv.inspection.view_reader import is_costly, is_sampled
 
@@ -79,8 +79,7 @@ def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
     """Return the inspection with the quantised embedding and head, if it has some."""
     if not _has_codes(inspection.family, inspection.checkpoint.tensors):
         return inspection
-    from tieconv.inspection.quantised.settle_ties import with_quantised
-    from tieconv.inspection.quantised.survey_quantised import survey_quantised
+    from tieconv.inspection.quantised.survey_quantised import survey_quantised, with_quantised
 
     tables = survey_quantised(inspection, reader)
     return inspection if tables is None else with_quantised(inspection, tables)
@@ -109,7 +108,7 @@ def _wrapped_ties(
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:
     if not checkpoint.orphans and not checkpoint.twins:
         return ()
-    from tieconv.inspection.narrow import find_shadows
+    from tieconv.inspection.ties import find_shadows
 
     if depth is Depth.CANDIDATES and is_sampled(reader):
         depth = Depth.HEADER
@@ -132,7 +131,7 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
     from tieconv.checkpoint.relation.proved import Identical
-    from tieconv.inspection.tensor_values import has_nan
+    from tieconv.inspection.equality import has_nan
 
     if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
         return tie

@@ -12,7 +12,7 @@ from tieconv.checkpoint.model_files import ByteReader, Files, FileState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Chunk, ChunkTable, Storage, TensorRecord
 from tieconv.errors import UnreadableError
-from tieconv.formats.torch.pickle_values import PickleProblem
+from tieconv.formats.torch.pickle_stack import PickleProblem
 from tieconv.formats.torch.reader import read_one_tensor
 from tieconv.sources.strided import StridedRange, dense, gather
 from tieconv.text import shown

@@ -140,7 +140,7 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if family.knowledge is not Knowledge.TABLE and re.search(_PART, "\n".join(shapes), re.MULTILINE):
-        from tieconv.inspection.quantised.settle_ties import logical_shapes  # most models are not quantised
+        from tieconv.inspection.quantised.survey_quantised import logical_shapes  # most models are not quantised
 
         family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
     if embed or head:
@@ -232,7 +232,7 @@ def effect(inspection: Inspection) -> str:
         name = shown(family.input_embedding or "its embedding")
         return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
     if inspection.quantised is not None:
-        from tieconv.inspection.quantised.settle_ties import quantised_effect
+        from tieconv.inspection.quantised.survey_quantised import quantised_effect
 
         if unclear := quantised_effect(inspection, inspection.quantised):
             return unclear

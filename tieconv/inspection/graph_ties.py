@@ -11,7 +11,7 @@ from tieconv.checkpoint.graph_structure import GraphRecord, MatrixRead, Quantise
 from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.quantised_matrix import PairState
-from tieconv.checkpoint.relation.interface import Aliased, Canonical
+from tieconv.checkpoint.relation import Aliased, Canonical
 from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
 from tieconv.checkpoint.tie_group import BiasState, Duplicate, Head, Member, OutputBias, OutputHead, TensorView, Tie
 from tieconv.checkpoint.weight_file import TensorRecord
@@ -192,7 +192,7 @@ def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, tur
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
     if not isinstance(relation, Identical | Transposed | Cast):
         return relation
-    from tieconv.inspection.tensor_values import has_nan
+    from tieconv.inspection.equality import has_nan
 
     return replace(relation, nan=True) if has_nan(reader, record) else relation
 
@@ -256,7 +256,7 @@ def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) 
         return None
     if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
         return OutputBias(name, BiasState.UNREAD)
-    from tieconv.inspection.tensor_values import bias_summary
+    from tieconv.inspection.equality import bias_summary
 
     return OutputBias(name, *bias_summary(reader, tensors[name]))
 

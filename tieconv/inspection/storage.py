@@ -9,7 +9,7 @@ from math import gcd
 
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
-from tieconv.checkpoint.relation.interface import Aliased
+from tieconv.checkpoint.relation import Aliased
 from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import Overlap, Slack, StorageUse, TensorRecord, WeightFile

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tieconv.architectures import find, locate, spelled
-from tieconv.architectures.stored_names import below, model_prefixes, without_wrappers
-from tieconv.checkpoint.family import Family, TieGroup, Tying
-from tieconv.checkpoint.inspection import Depth, State
-from tieconv.checkpoint.model_files import Checkpoint
-from tieconv.checkpoint.relation.interface import Absent, Canonical
+from tieconv.architectures.lookup import with_names
+from tieconv.architectures.stored_names import below, known_names, model_prefixes, without_wrappers
+from tieconv.checkpoint.family import Family, Knowledge, TieGroup, Tying
+from tieconv.checkpoint.inspection import Depth, Shadow, State
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, FileState, Listing
+from tieconv.checkpoint.relation import Absent, Canonical
 from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, OutputHead, TensorView, Tie
 from tieconv.checkpoint.weight_file import ChunkTable, TensorRecord
 from tieconv.errors import RefusedError
+from tieconv.formats.directory import CONFIG, LIMIT, read_bytes, read_config, read_index
+from tieconv.formats.safetensors import SAFETENSORS
+from tieconv.formats.torch import TORCH
 from tieconv.inspection.view_reader import is_sampled
 from tieconv.text import command, shell_word, shown
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.model_files import ByteReader
     from tieconv.checkpoint.relation.proved import Relation
 
 
@@ -196,7 +200,7 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
         if actual:
             if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[actual])):
                 return OutputBias(actual, BiasState.UNREAD)
-            from tieconv.inspection.tensor_values import bias_summary
+            from tieconv.inspection.equality import bias_summary
 
             return OutputBias(actual, *bias_summary(reader, tensors[actual]))
     return OutputBias(names[0], BiasState.ABSENT)
@@ -304,3 +308,95 @@ def _is_model_of_its_own(checkpoint: Checkpoint, name: str) -> bool:
 
 def _renamed(record: TensorRecord, bare: Mapping[str, str]) -> TensorRecord:
     return TensorRecord(bare[record.name], record.dtype, record.shape, record.range)
+
+
+# Reduce a sharded model to the shards that matter for its ties, by its config and its index.
+
+
+class NarrowedFiles:
+    """The files of a model whose index lists only some shards; all other reads pass through."""
+
+    def __init__(self, inner: Any, index: str, data: bytes) -> None:
+        self._inner, self._index, self._data = inner, index, data
+
+    def pread(self, name: str, size: int, offset: int) -> bytes:
+        if name == self._index:
+            return self._data[offset : offset + size]
+        data: bytes = self._inner.pread(name, size, offset)
+        return data
+
+    def state(self, name: str) -> FileState:
+        state: FileState = self._inner.state(name)
+        return replace(state, size=len(self._data)) if name == self._index else state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+Narrowed = tuple[Listing, NarrowedFiles, tuple[str, ...]]
+
+
+def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) -> Narrowed | None:
+    """Return the listing and files without the shards that hold no tied name, and the names of those shards.
+
+    Returns ``None`` if all shards are needed: without an index, or if only the shapes show what ties. Raises
+    `UnreadableError` for a malformed config or index.
+    """
+    model = SAFETENSORS if SAFETENSORS.claims(listing) else TORCH
+    naming = model.naming
+    if listing.named or naming.index not in listing.top or naming.single in listing.top or CONFIG not in listing.top:
+        return None
+    _, homes = read_index(read_bytes(files, naming.index, LIMIT), naming.index)
+    family = find(read_config(files)[0].value, dict.fromkeys(homes, ()))
+    if embed or head:
+        family = with_names(family, embed, head)
+    elif family.knowledge is not Knowledge.TABLE:
+        return None
+    needed = {homes[name] for name in _concerned(family, homes)}
+    unread = tuple(sorted(set(homes.values()) - needed))
+    if not needed or not unread:
+        return None
+    entries = {name: size for name, size in listing.entries.items() if name in needed or not naming.is_weights(name)}
+    index = {"weight_map": {name: shard for name, shard in homes.items() if shard in needed}}
+    narrowed = NarrowedFiles(files, naming.index, json.dumps(index).encode())
+    return replace(listing, entries=entries), narrowed, unread
+
+
+def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the stored names that matter for a tie, and the tensors beside them in their modules, such as scales."""
+    bias = (head_bias_name(family.output_head),) if family.output_head else ()
+    for played in (*known_names(family), *bias):
+        actual = locate(family, played, names)
+        if actual is not None:
+            module = actual.rpartition(".")[0] + "."
+            yield from (name for name in names if name == actual or name.startswith(module))
+
+
+def find_shadows(
+    checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]
+) -> tuple[Shadow, ...]:
+    """Return one `Shadow` for each name that an unused file repeats.
+
+    Bytes are compared for ``candidates``, or for every name at full depth. Raises what the reader raises.
+    """
+    return tuple(_shadows(checkpoint, reader, depth, candidates))
+
+
+def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]) -> Iterator[Shadow]:
+    tensors = checkpoint.tensors
+    for file in (*checkpoint.orphans, *checkpoint.twins):
+        for record in file.tensors:
+            used = tensors.get(record.name)
+            if used is None:
+                continue
+            compared = depth is Depth.FULL or (depth is Depth.CANDIDATES and record.name in candidates)
+            yield Shadow(record.name, file.name, _differs(reader, used, record, compared))
+
+
+def _differs(reader: ByteReader, used: TensorRecord, shadow: TensorRecord, compared: bool) -> bool | None:
+    if (used.dtype, used.shape) != (shadow.dtype, shadow.shape):
+        return True
+    from tieconv.inspection.equality import equal  # most models are not reduced to some shards
+
+    dense = used.stride is None and shadow.stride is None
+    return not equal(reader, used.range, shadow.range) if compared and dense else None

@@ -17,7 +17,7 @@ from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.formats.torch.pickle_values import DTYPES
+from tieconv.formats.torch.pickle_stack import DTYPES
 from tieconv.sources.strided import row_major
 from tieconv.text import shown
 

@@ -17,7 +17,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checks import run_checks
 from tieconv.checks.adapters import WRAPPER, part_of
-from tieconv.formats.peft import adapter_of
+from tieconv.formats.shards import adapter_of
 from tieconv.inspection import inspect_checkpoint
 from tieconv.live import is_peft, unwrapped
 from tieconv.live.live_tensors import (
@@ -175,7 +175,7 @@ def _size(tensor: FileTensor) -> int:
 
 
 def _dtype_name(tensor: FileTensor) -> str:
-    from tieconv.formats.torch.pickle_values import DTYPES
+    from tieconv.formats.torch.pickle_stack import DTYPES
 
     name = str(tensor.dtype).removeprefix("torch.")
     return DTYPES[name].name if name in DTYPES else name.upper()

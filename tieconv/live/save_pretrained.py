@@ -149,7 +149,7 @@ def file_names(module: Any, tensors: Iterable[LiveTensor]) -> tuple[FileTensor, 
 def _without_values(tensor: LiveTensor) -> Any:
     import torch
 
-    from tieconv.formats.torch.pickle_values import TORCH_NAMES
+    from tieconv.formats.torch.pickle_stack import TORCH_NAMES
 
     dtype = getattr(torch, TORCH_NAMES.get(tensor.dtype, ""), torch.uint8)
     return torch.empty(tensor.shape, dtype=dtype, device="meta")

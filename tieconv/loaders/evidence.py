@@ -8,13 +8,19 @@ from fnmatch import fnmatchcase
 from typing import assert_never
 
 from tieconv.architectures import locate, spelled, unexplained
-from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, levels, text_config
-from tieconv.architectures.vocabulary import vocabulary_rows, vocabulary_sizes
+from tieconv.architectures.effective_flag import (
+    DERIVED_KEY,
+    FLAG,
+    levels,
+    text_config,
+    vocabulary_rows,
+    vocabulary_sizes,
+)
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import BLOCKING, OPENED, TWO_FORMATS, Layout
 from tieconv.checkpoint.quantised_matrix import quantised_twin
-from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical
 from tieconv.checkpoint.relation.proved import (
     Cast,
     Different,

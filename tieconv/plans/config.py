@@ -13,14 +13,8 @@ from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Q
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import DropConfig, OutputText, SetConfig
 from tieconv.errors import RefusedError
-from tieconv.formats.json.edit import remove_keys, set_value, set_values
-from tieconv.inspection.quantised.quantisation_config import (
-    declared_settings,
-    matched_entry,
-    matches_pattern,
-    quantisation_settings,
-    texts,
-)
+from tieconv.formats.json_text import remove_keys, set_value, set_values
+from tieconv.inspection.quantised import declared_settings, matched_entry, matches_pattern, quantisation_settings, texts
 from tieconv.loaders.evidence import in_file
 from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.text import shown
@@ -291,7 +285,7 @@ def _refuse(inspection: Inspection, clause: str) -> NoReturn:
 
 # Find the config edits that list the head among the quantised modules, or leave it out.
 #
-# Each quantisation method has its own entries. Sources: as in `tieconv.inspection.quantised.quantisation_config`.
+# Each quantisation method has its own entries. Sources: as in `tieconv.inspection.quantised`.
 
 
 Path = tuple[str, ...]

@@ -36,7 +36,7 @@ from tieconv.checkpoint.write_plan import (
     TrimStorage,
     Zeros,
 )
-from tieconv.formats.index import edit_index
+from tieconv.formats.directory import edit_index
 
 # Collect a planner's edits of names and bytes. `tieconv.plans.edits` turns them into files.
 

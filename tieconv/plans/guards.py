@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.architectures import compose, unexplained
+from tieconv.architectures import lookup, unexplained
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.model_files import BLOCKING, Checkpoint, Layout, way_out
@@ -114,7 +114,7 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
         return
     known = inspection.config.architectures
     config = inspection.checkpoint.config_values
-    reason = f"tieconv does not know {compose.subject(known[0], config)}" if known else "the architecture is unknown"
+    reason = f"tieconv does not know {lookup.subject(known[0], config)}" if known else "the architecture is unknown"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{reason}, so the tied tensors are a guess",

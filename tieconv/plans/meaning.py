@@ -38,7 +38,7 @@ from tieconv.checkpoint.write_plan import (
     Zeros,
 )
 from tieconv.inspection.declared import gated, same_order, type_may_change, understand, view_config
-from tieconv.inspection.quantised.quantisation_config import declared_quantisation
+from tieconv.inspection.quantised import declared_quantisation
 from tieconv.inspection.ties import survey, view_head
 from tieconv.loaders.load import MLX_LM, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded, Parameter

@@ -11,7 +11,7 @@ from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairState, QuantisedMatrix, QuantisedTables
 from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
-from tieconv.inspection.quantised.quantisation_config import quantisation_settings
+from tieconv.inspection.quantised import quantisation_settings
 from tieconv.loaders.evidence import in_file
 from tieconv.loaders.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer

@@ -16,10 +16,9 @@ from tieconv import inspect
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.quantised_matrix import PairState
-from tieconv.inspection.quantised.block_schemes import COMPUTED
+from tieconv.inspection.quantised.block_schemes import COMPUTED, StoredModule
 from tieconv.inspection.quantised.block_schemes import recognise_ggml_blocks as recognise
 from tieconv.inspection.quantised.row_decoders import QuantisedRows
-from tieconv.inspection.quantised.scheme_interface import StoredModule
 from tieconv.inspection.quantised.survey_quantised import relate_tables
 
 gguf = pytest.importorskip("gguf")

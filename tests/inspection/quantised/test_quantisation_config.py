@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, Verdict
-from tieconv.inspection.quantised.quantisation_config import matches_pattern, quantisation_settings
+from tieconv.inspection.quantised import matches_pattern, quantisation_settings
 
 QUANTISED, LEFT_OUT, UNDECIDED = Verdict.QUANTISED, Verdict.LEFT_OUT, Verdict.UNDECIDED
 

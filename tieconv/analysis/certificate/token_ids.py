@@ -23,9 +23,9 @@ from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import read_bytes
-from tieconv.formats.json.members import BEHIND_NUMBERS, Items, Members, Pread
-from tieconv.formats.json.strict import collector_paused, loads, refuse, value_cost
+from tieconv.formats.json_text import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.limits import WINDOW
+from tieconv.formats.strict_json import collector_paused, loads, refuse, value_cost
 from tieconv.text import shown
 
 _EXTRA = "extra_ids"

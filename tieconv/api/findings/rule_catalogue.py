@@ -9,7 +9,7 @@ from tieconv.gate import rule_selection
 from tieconv.gate.rule_selection import ALL, Selection, selectors
 
 if TYPE_CHECKING:
-    from tieconv.checks.interface import Rule
+    from tieconv.checks.evidence import Rule
 
 
 def rules() -> tuple[Rule, ...]:

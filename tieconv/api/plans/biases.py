@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.tie_group import BiasState
-from tieconv.inspection.tensor_values import bias_summary
+from tieconv.inspection.equality import bias_summary
 from tieconv.opened import reading
 from tieconv.plans.verbs import bias_verbs
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical, Evidence, State
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical, Evidence, State
 from tieconv.checkpoint.value_type import plain, record
 
 Ranges = tuple[tuple[int, int], ...]

@@ -32,7 +32,7 @@ def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> N
     if as_json:
         document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
         return
-    from tieconv.reporters.text.columns import LEVEL_STYLES, wrapped
+    from tieconv.reporters.text import LEVEL_STYLES, wrapped
 
     longest = max(len(rule.name) for rule in chosen)
     for rule in chosen:

@@ -6,13 +6,22 @@ holds both alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 from math import prod
+from typing import Any
 
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, MatrixUse
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
 from tieconv.checkpoint.value_type import record
-from tieconv.formats.onnx.messages import Graph, Node, Tensor
+from tieconv.formats.onnx.messages import BYTES, STRING, Graph, Model, Node, Tensor
+from tieconv.formats.onnx.tensor import TYPES
+from tieconv.package_data import data_text
+from tieconv.text import count, shown
 
 _STEPS = 256
 """The most nodes of one trace. It ends the trace of a graph with a cycle."""
@@ -281,3 +290,292 @@ def _seen(
 def _passes_on(node: Node) -> bool:
     turn = node.integers.get("perm")
     return node.standard == "Identity" or (node.standard == "Transpose" and turn in (None, [], [1, 0]))
+
+
+# Predict what `onnx.checker` and ONNX Runtime refuse in a graph's structure, without importing either.
+#
+# Source: `onnx/checker.cc` of onnx 1.23 and `core/graph/graph.cc` of ONNX Runtime 1.32. Operators of ai.onnx and
+# ai.onnx.ml are checked against `data/onnx_operators.json`: names, numbers of inputs and outputs, and attributes.
+# Types and shapes of computed values are not inferred. Operators of other domains are not known.
+
+
+MAX_LISTED = 4
+"""The most faults of one file that are reported."""
+CHECKER, SESSION = "onnx.checker", "ONNX Runtime"
+NEWEST_IR, NEWEST_OPSET = 14, 28
+"""The newest IR version and the newest opset of ai.onnx that ONNX Runtime 1.32 reads."""
+_NO_OPSETS = 3
+"""The first IR version that must import opsets."""
+_TYPED = 2
+"""The first IR version in which an attribute must have a type."""
+_PLACES = frozenset({"location", "offset", "length", "checksum"})
+"""The keys of external data that ONNX Runtime knows, except for those of prepacked weights."""
+_STRINGS, _RAW = 6, 9
+"""The tensor fields for strings and for raw bytes."""
+_FREE_INITIALIZERS = 4
+"""The first IR version in which an initializer does not have to be an input."""
+
+Fault = tuple[str, str]
+"""The reader that refuses the file, and the reason."""
+
+
+def cautions(model: Model, file: str, *, is_utf8: bool) -> tuple[Caution, ...]:
+    """Return cautions with the first reasons why a reader refuses the model. A rule reports them as errors.
+
+    ``is_utf8`` is whether all strings of the file are UTF-8.
+    """
+    return tuple(
+        Caution(REFUSED_BY_READER, f"{reader} refuses {shown(file)}: {why}")
+        for reader, why in islice(_faults(model, is_utf8), MAX_LISTED)
+    )
+
+
+def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
+    if not is_utf8:
+        yield SESSION, "one of its names is not UTF-8"
+    yield from _of_model(model)
+    for tensor in model.tensors:
+        yield from _of_tensor(tensor)
+    yield from _of_main(model.graph, model)
+    names = frozenset(function.name.rpartition(":")[0] for function in model.functions)
+    typed = model.ir_version >= _TYPED
+    yield from _of_graph(model.graph, [], _Imports(model.opsets, names, typed))
+    for name in _repeated(function.name for function in model.functions):
+        yield CHECKER, f"two functions have the name {shown(name)}"
+    for function in model.functions:
+        yield from _of_graph(function, [], _Imports(function.opsets, names, typed))
+        yield from _of_function(function, model)
+
+
+@record
+class _Imports:
+    """What the nodes of a graph may use: operator sets by domain, and the functions of the model as ``domain:name``.
+
+    ``typed`` is whether attributes must have a type.
+    """
+
+    opsets: Mapping[str, int]
+    functions: frozenset[str]
+    typed: bool
+
+
+def _of_model(model: Model) -> Iterator[Fault]:
+    if model.ir_version < 1:
+        yield CHECKER, "it has no IR version"
+    elif model.ir_version > NEWEST_IR:
+        yield SESSION, f"its IR version is {model.ir_version}, newer than {NEWEST_IR}"
+    if model.ir_version >= _NO_OPSETS and not model.opsets:
+        yield CHECKER, "it imports no opset"
+    for domain, version in model.opsets.items():
+        if version < 1 or (version > NEWEST_OPSET and domain in STANDARD):
+            yield SESSION, f"it imports the unsupported opset {version} of {shown(domain) or 'ai.onnx'}"
+
+
+def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
+    subject = f"the tensor {shown(tensor.name)}"
+    if tensor.kind not in TYPES and tensor.kind != STRING:
+        yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
+    fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
+    for key in tensor.entries if tensor.external else ():
+        if key in _PLACES and not tensor.entries[key]:
+            yield SESSION, f"{subject} has an empty {key} in its external data"
+        elif key not in _PLACES and not key.startswith("prepacked_"):
+            yield SESSION, f"{subject} has the unknown key {shown(key) or '(empty)'} in its external data"
+    if tensor.external and tensor.repeats:
+        yield SESSION, f"{subject} has a repeated key in its external data"
+    if tensor.external and fields:
+        yield CHECKER, f"{subject} has external data and also holds values"
+    elif len(fields) > 1:
+        yield CHECKER, f"{subject} holds its values in two fields"
+    elif tensor.kind == STRING and tensor.raw is not None:
+        yield CHECKER, f"{subject} holds strings as raw bytes"
+    elif tensor.kind == STRING and fields - {_STRINGS}:
+        yield CHECKER, f"{subject} holds strings as numbers"
+    elif not fields and not tensor.external and 0 not in tensor.dims:
+        yield CHECKER, f"{subject} holds no values"
+    elif 0 in tensor.dims and any(kind != BYTES or end > start for _, kind, start, end in tensor.typed):
+        yield CHECKER, f"{subject} has no elements but holds values"
+
+
+def _of_graph(graph: Graph, outer: list[set[str]], imports: _Imports) -> Iterator[Fault]:
+    for name in _repeated(graph.inputs):
+        yield CHECKER, f"two inputs have the name {shown(name)}"
+    if any(not tensor.name for tensor in graph.initializers):
+        yield CHECKER, "an initializer has no name"
+    made = {*graph.inputs, *(tensor.name for tensor in graph.initializers), *graph.sparse_names}
+    for name in _repeated(node.name for node in graph.nodes if node.name and node.operator != "Constant"):
+        yield SESSION, f"two nodes have the name {shown(name)}"
+    for name, element, _ in graph.elements if outer else ():  # the main graph is checked in `_of_main`
+        if element is not None and element not in TYPES and element != STRING:
+            yield SESSION, f"the input or output {shown(name) or '(empty)'} has the undefined element type {element}"
+    yield from _of_nodes(graph, [*outer, made], imports)
+    yield from _of_outputs(graph, [*outer, made])
+
+
+def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
+    if not graph.name:
+        yield CHECKER, "its graph has no name"
+    for name, element, shaped in graph.elements:
+        subject = f"the input or output {shown(name) or '(empty)'}"
+        if element not in TYPES and element != STRING:
+            yield (
+                CHECKER,
+                f"{subject} has " + (f"the undefined element type {element}" if element else "no element type"),
+            )
+        elif not shaped:
+            yield CHECKER, f"{subject} has no shape"
+    if model.ir_version < _FREE_INITIALIZERS:
+        inputs = set(graph.inputs)
+        for tensor in graph.initializers:
+            if tensor.name not in inputs:
+                yield (
+                    CHECKER,
+                    f"the initializer {shown(tensor.name)} is not an input, as IR version {model.ir_version} demands",
+                )
+
+
+def _of_nodes(graph: Graph, scopes: list[set[str]], imports: _Imports) -> Iterator[Fault]:
+    made = scopes[-1]
+    for index, node in enumerate(graph.nodes):
+        yield from _of_node(node, index, imports)
+        for name in [name for name, type_ in node.types.items() if not type_] if imports.typed else ():
+            yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
+        for name in node.inputs:
+            if name and not any(name in scope for scope in scopes):
+                yield CHECKER, _order_fault(graph, index, name)
+        for inner in node.graphs.values():
+            yield from _of_graph(inner, scopes, imports)
+        for name in node.outputs:
+            if name and name in made:
+                yield CHECKER, f"{label(node, index)} has the output {shown(name)}, a name that another value has"
+            made.add(name)
+
+
+def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
+    if not node.operator:
+        yield CHECKER, f"node {index} has no operator"
+    elif not node.inputs and not node.outputs:
+        yield CHECKER, f"{label(node, index)} has neither an input nor an output"
+    domain = "" if node.domain in STANDARD else node.domain
+    names = STANDARD if not node.domain else {node.domain}  # a node of "ai.onnx" needs an import with this spelling
+    opset = next((version for name, version in imports.opsets.items() if name in names), 0)
+    if imports.opsets and not opset:
+        yield (
+            CHECKER,
+            f"{label(node, index)} uses the opset of {shown(node.domain) or 'ai.onnx'}, which is not imported",
+        )
+    if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
+        for why in _of_operator(node, domain, opset):
+            yield SESSION, f"{label(node, index)} {why}"
+
+
+def _of_function(function: Graph, model: Model) -> Iterator[Fault]:
+    """Yield each node of a function whose operator has another definition in the opset of the model."""
+    for index, node in enumerate(function.nodes):
+        own, outer = _since(node, function.opsets), _since(node, model.opsets)
+        if own != outer and None not in (own, outer):
+            yield CHECKER, f"{label(node, index)} of a function has another definition in the opset of the model"
+
+
+def _since(node: Node, opsets: Mapping[str, int]) -> int | None:
+    """Return the first opset with the definition of a node's operator, 0 without one; ``None`` if it is not known."""
+    domain = "" if node.domain in STANDARD else node.domain
+    opset = next(
+        (version for name, version in opsets.items() if name == node.domain or (name in STANDARD and not domain)), 0
+    )
+    if domain not in _operators() or not opset:
+        return None
+    versions = _operators()[domain].get(node.operator, {})
+    return max((int(version) for version in versions if int(version) <= opset), default=0)
+
+
+@cache
+def _operators() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the operators by domain, name and version, as `fixtures/onnx_operators.py` documents them."""
+    operators: dict[str, dict[str, dict[str, Any]]] = json.loads(data_text("tieconv.formats", "onnx_operators.json"))
+    return operators
+
+
+def _of_operator(node: Node, domain: str, opset: int) -> Iterator[str]:
+    """Yield how a node breaks the definition of its operator in this opset."""
+    versions = _operators()[domain].get(node.operator, {})
+    since = max((int(version) for version in versions if int(version) <= opset), default=None)
+    if since is None:
+        if opset:
+            yield f"uses an operator that the opset {opset} of {domain or 'ai.onnx'} does not have"
+        return
+    if versions[str(since)] is None:
+        yield f"uses an operator that the opset {opset} of {domain or 'ai.onnx'} no longer has"
+        return
+    fewest, inputs, fewest_outputs, outputs, attributes = versions[str(since)]
+    yield from _of_values(node.inputs, inputs, fewest, "input")
+    yield from _of_values(node.outputs, outputs, fewest_outputs, "output")
+    for name, type_ in attributes.items():
+        if type_ < 0 and name not in node.types:
+            yield f"has no attribute {name}, which is required"
+        elif node.types.get(name) and node.types[name] != abs(type_):
+            yield f"has the attribute {name} of another type"
+    for name in node.types:
+        if name not in attributes and not name.startswith("__"):  # names of a runtime's own
+            yield f"has the attribute {shown(name) or '(empty)'}, which its operator does not have"
+
+
+def _of_values(names: list[str], letters: str, fewest: int, noun: str) -> Iterator[str]:
+    """Yield what is wrong with a node's inputs or outputs; ``letters`` is ``s``, ``o`` or ``v`` for each."""
+    if len(names) < fewest:
+        yield f"has {count(len(names), noun)}, fewer than {fewest}"
+    elif len(names) > len(letters) and not letters.endswith("v"):
+        yield f"has {count(len(names), noun)}, more than {len(letters)}"
+    for number, (name, letter) in enumerate(zip(names, letters, strict=False)):
+        if not name and letter == "s":
+            yield f"leaves {noun} {number} empty, which is required"
+
+
+def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
+    for name in graph.outputs:
+        if not any(name in scope for scope in scopes):
+            yield SESSION, f"no node computes its output {shown(name)}"
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, number in Counter(names).items() if number > 1]
+
+
+def label(node: Node, index: int) -> str:
+    """Return the words for a node in a sentence."""
+    return f"node {index:,} ({shown(node.operator, 60)})"
+
+
+STANDARD = {"", "ai.onnx"}
+
+
+def _order_fault(graph: Graph, index: int, name: str) -> str:
+    """Return the fault of the node at ``index``, which reads ``name`` before another node computes it."""
+    node = graph.nodes[index]
+    subject = label(node, index)
+    if name in node.outputs:
+        return f"{subject} reads {shown(name)}, its own output"
+    maker = next((at for at, candidate in enumerate(graph.nodes) if name in candidate.outputs), None)
+    if maker is None:
+        return f"{subject} reads {shown(name)}, which is not an input, an initializer or the output of a node"
+    if _reaches(graph.nodes, index, maker):
+        return f"{subject} reads {shown(name)}, which depends on its own output: the nodes form a cycle"
+    return f"{subject} reads {shown(name)} before node {maker:,} computes it: the nodes are not in topological order"
+
+
+def _reaches(nodes: list[Node], start: int, goal: int) -> bool:
+    """Return whether the node ``goal`` depends on the node ``start``."""
+    readers: dict[str, list[int]] = {}
+    for at, node in enumerate(nodes):
+        for name in node.inputs:
+            readers.setdefault(name, []).append(at)
+    pending, seen = [start], {start}
+    while pending:
+        for name in nodes[pending.pop()].outputs:
+            for reader in readers.get(name, ()):
+                if reader == goal:
+                    return True
+                if reader not in seen:
+                    seen.add(reader)
+                    pending.append(reader)
+    return False

@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 
 from tieconv.formats.limits import MAX_TENSORS
 from tieconv.formats.other_tools import by_entries
-from tieconv.formats.torch.pickle_values import refuse
+from tieconv.formats.torch.pickle_stack import refuse
 from tieconv.text import shown
 
 # Read the central directory of a zip archive strictly: its position and the entries that it lists.

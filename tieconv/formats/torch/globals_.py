@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NoReturn
 
-from tieconv.formats.torch.pickle_values import (
+from tieconv.formats.torch.pickle_stack import (
     BYTES,
     CLASSES,
     DTYPES,

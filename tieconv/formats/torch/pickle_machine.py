@@ -13,26 +13,24 @@ from tieconv.formats.torch.pickle_stack import (
     MAX_MARKS,
     PROTOCOLS,
     SHORTCUT,
-    Handlers,
-    Inside,
-    Machine,
-    Opcodes,
-    Truncated,
-    noting,
-    opcode_name,
-    refuse_opcode,
-    underflow,
-)
-from tieconv.formats.torch.pickle_values import (
     Global,
     Globals,
+    Handlers,
+    Inside,
     Instance,
+    Machine,
     Opaque,
+    Opcodes,
     Pairs,
     Persistent,
     Shortcut,
+    Truncated,
     describe,
+    noting,
+    opcode_name,
     refuse,
+    refuse_opcode,
+    underflow,
 )
 from tieconv.text import shown
 
@@ -437,7 +435,7 @@ PLAIN: Opcodes = {
 
 # Interpret a pickle without running anything.
 #
-# Every opcode makes a basic value or a replacement from `tieconv.formats.torch.pickle_values`. A global must be on an
+# Every opcode makes a basic value or a replacement from `tieconv.formats.torch.pickle_stack`. A global must be on an
 # allow-list, and REDUCE passes its arguments to a function of tieconv. Opcodes that would create or call anything
 # else are refused. Opcodes, stack, memo, marks and numbers are bounded. Memory grows with the bytes of the pickle
 # alone.

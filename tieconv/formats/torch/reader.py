@@ -10,19 +10,20 @@ from typing import NoReturn
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution, check_git_file
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
-from tieconv.formats.json.strict import collector_paused
 from tieconv.formats.other_tools import by_content
+from tieconv.formats.strict_json import collector_paused
 from tieconv.formats.torch import archive
 from tieconv.formats.torch.archive import Entry, Pread
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle_machine import run
-from tieconv.formats.torch.pickle_stack import Truncated, allowance
-from tieconv.formats.torch.pickle_values import (
+from tieconv.formats.torch.pickle_stack import (
     Pairs,
     Persistent,
     PickleProblem,
     StorageRef,
     StoredTensor,
+    Truncated,
+    allowance,
     describe,
     refuse,
 )

@@ -15,7 +15,7 @@ from tieconv.checkpoint.results.checked import Failure
 from tieconv.checkpoint.results.fleet import CommandResult
 from tieconv.errors import SettingsError
 from tieconv.execute.tree import walk
-from tieconv.formats.json.strict import LAST_SECOND, real, whole
+from tieconv.formats.strict_json import LAST_SECOND, real, whole
 from tieconv.gate.fleet.runs import LINES, LineFormat, read_lines
 from tieconv.text import shell_word, shown
 

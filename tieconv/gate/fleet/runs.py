@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tieconv.checkpoint.results.checked import CheckedModel, Failure
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
-from tieconv.formats.json.strict import LAST_SECOND, line_of, parse_json, parse_line, real, whole
+from tieconv.formats.strict_json import LAST_SECOND, line_of, parse_json, parse_line, real, whole
 from tieconv.gate.fleet.listed_content import ListedContent
 from tieconv.gate.run_file import RUN_SCHEMA, entry_of, model_of
 from tieconv.sources.user_files import LIMIT, LineFile, read_bytes, unwritable, write_text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tieconv.checkpoint.quantised_matrix import BNB_STATES, FaultKind, QuantisedMatrix
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.quantised.scheme_interface import (
+from tieconv.inspection.quantised.block_schemes import (
     CODE_MAP,
     CODES,
     GLOBAL_SCALE,

@@ -12,20 +12,304 @@ from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.quantised_matrix import ErrorFigures, PairRelation, PairState, QuantisedMatrix
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.inspection.quantised import block_schemes, block_values, module_schemes, module_values
-from tieconv.inspection.quantised.block_schemes import COMPUTED
+from tieconv.inspection.quantised import block_schemes, module_schemes, part_reader
+from tieconv.inspection.quantised.block_schemes import BIASES, CODES, COMPUTED, SCALES, ZERO_POINTS
 from tieconv.inspection.quantised.part_reader import (
+    E2M1,
+    E4M3,
     INTEGERS,
+    POWER_OF_TWO_EDGE,
+    POWERS,
     ROUNDOFF,
     Array,
     Decoded,
     PartReader,
+    from_table,
+    half_gaps,
+    nibbles,
+    power_grid,
     readable_type,
     to_float64,
+    uniform,
+    unpack_words,
 )
-from tieconv.inspection.quantised.scheme_interface import CODES, SCALES
 from tieconv.inspection.view_reader import read, readable
 from tieconv.text import shown
+
+# Dequantise the block types of ggml, MLX and ONNX Runtime.
+
+
+# Dequantise block types of ggml. Source: `ggml-quants.c`, as gguf 0.19 has it.
+
+
+_BLOCK_BYTES = {
+    "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18, "MXFP4": 17,
+    "Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136,
+}  # fmt: skip
+"""Bytes of a block."""
+IQ4_CODES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+"""The levels of IQ4_NL and IQ4_XS. Source: `kvalues_iq4nl`."""
+_MX_GAPS = half_gaps(E2M1, edge=6 * POWER_OF_TWO_EDGE)
+_ROUNDOFF = ROUNDOFF["F16"]
+_ONE_SIDED_EDGE = 1.0
+"""Q4_0 and Q5_0 make the largest value an end of the codes; the opposite value is one step outside them."""
+
+
+def ggml_rows(parts: PartReader, start: int, stop: int) -> Decoded:
+    """Return rows of a block type."""
+    kind = parts.dtype(CODES)
+    raw = parts.raw(CODES, start, stop)
+    blocks = raw.reshape(-1, _BLOCK_BYTES[kind])
+    decoded = _BLOCK_DECODERS[kind](blocks)
+    shape = (stop - start, -1)
+    step = np.broadcast_to(decoded.step, decoded.values.shape)
+    return Decoded(decoded.values.reshape(shape), step.reshape(shape), decoded.bound.reshape(shape))
+
+
+def _low_then_high(packed: Array) -> Array:
+    """Return the codes of a block: its first half in the low 4 bits, its second in the high."""
+    return np.concatenate([packed & 0xF, packed >> 4], axis=1).astype(np.int64)
+
+
+def _fifth_bits(raw: Array) -> Array:
+    return np.unpackbits(np.ascontiguousarray(raw), axis=1, bitorder="little").astype(np.int64) << 4
+
+
+def _q4_0(blocks: Array) -> Decoded:
+    codes = _low_then_high(blocks[:, 2:])
+    return uniform(codes, half(blocks[:, :2]), 8, ends=(0, 15), roundoff=_ROUNDOFF, edge=_ONE_SIDED_EDGE)
+
+
+def _q4_1(blocks: Array) -> Decoded:
+    return _with_minimum(_low_then_high(blocks[:, 4:]), blocks, 15)
+
+
+def _q5_0(blocks: Array) -> Decoded:
+    codes = _low_then_high(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return uniform(codes, half(blocks[:, :2]), 16, ends=(0, 31), roundoff=_ROUNDOFF, edge=_ONE_SIDED_EDGE)
+
+
+def _q5_1(blocks: Array) -> Decoded:
+    return _with_minimum(_low_then_high(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8]), blocks, 31)
+
+
+def _with_minimum(codes: Array, blocks: Array, largest: int) -> Decoded:
+    minimum = half(blocks[:, 2:4])
+    decoded = uniform(codes, half(blocks[:, :2]), 0, ends=(0, largest), roundoff=_ROUNDOFF)
+    return Decoded(decoded.values + minimum, decoded.step, decoded.bound + _ROUNDOFF * np.abs(minimum))
+
+
+def _q8_0(blocks: Array) -> Decoded:
+    codes = np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.int64)
+    return uniform(codes, half(blocks[:, :2]), 0, ends=(-127, 127), roundoff=_ROUNDOFF)
+
+
+def _iq4_nl(blocks: Array) -> Decoded:
+    return from_table(_low_then_high(blocks[:, 2:]), IQ4_CODES, half_gaps(IQ4_CODES), half(blocks[:, :2]), _ROUNDOFF)
+
+
+def _iq4_xs(blocks: Array) -> Decoded:
+    """Return blocks of 256 codes in eight groups, each with a scale of 6 bits."""
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2").astype(np.int64)
+    low = np.stack([blocks[:, 4:8] & 0xF, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8).astype(np.int64)
+    scales = (low | (high >> 2 * np.arange(8) & 3) << 4) - 32
+    packed = blocks[:, 8:].reshape(-1, 8, 16)
+    codes = np.concatenate([packed & 0xF, packed >> 4], axis=-1).astype(np.int64)
+    steps = (half(blocks[:, :2]) * scales)[:, :, None]
+    return from_table(codes, IQ4_CODES, half_gaps(IQ4_CODES), steps, _ROUNDOFF)
+
+
+def _mxfp4(blocks: Array) -> Decoded:
+    return from_table(_low_then_high(blocks[:, 1:]), E2M1, _MX_GAPS, POWERS[blocks[:, :1]], 0.0)
+
+
+def half(raw: Array) -> Array:
+    """Return pairs of bytes as float16 numbers, in float64."""
+    return np.ascontiguousarray(raw).view("<f2").astype(np.float64)
+
+
+def _shifted(raw: Array, run: int, shifts: tuple[int, ...], mask: int) -> Array:
+    """Return the codes of runs of bytes: the bits at the first shift of a whole run precede the others."""
+    runs = raw.reshape(raw.shape[0], -1, 1, run).astype(np.int64)
+    codes: Array = (runs >> np.array(shifts).reshape(1, 1, -1, 1) & mask).reshape(raw.shape[0], -1)
+    return codes
+
+
+def _grouped(codes: Array, scales: Array, offset: int, largest: int) -> Decoded:
+    """Return (codes − offset) · scales, with one scale for each group of the block."""
+    groups = codes.reshape(*scales.shape, -1)
+    return uniform(groups, scales[:, :, None], offset, ends=(0, largest), roundoff=_ROUNDOFF)
+
+
+def _with_minima(codes: Array, scales: Array, minima: Array, largest: int) -> Decoded:
+    decoded = _grouped(codes, scales, 0, largest)
+    moved = minima[:, :, None]
+    return Decoded(decoded.values - moved, decoded.step, decoded.bound + _ROUNDOFF * np.abs(moved))
+
+
+def _q2_k(blocks: Array) -> Decoded:
+    packed = blocks[:, :16].astype(np.int64)
+    codes = _shifted(blocks[:, 16:80], 32, (0, 2, 4, 6), 3)
+    return _with_minima(codes, half(blocks[:, 80:82]) * (packed & 0xF), half(blocks[:, 82:84]) * (packed >> 4), 3)
+
+
+def _q3_k(blocks: Array) -> Decoded:
+    high = _shifted(blocks[:, :32], 32, tuple(range(8)), 1)
+    codes = _shifted(blocks[:, 32:96], 32, (0, 2, 4, 6), 3) | high << 2
+    low = _shifted(blocks[:, 96:104], 8, (0, 4), 0xF)
+    scales = (low | _shifted(blocks[:, 104:108], 4, (0, 2, 4, 6), 3) << 4) - 32
+    return _grouped(codes, half(blocks[:, 108:110]) * scales, 4, 7)
+
+
+def _six_bit_pairs(raw: Array) -> tuple[Array, Array]:
+    """Return the eight scales and minima of 6 bits that 12 bytes hold."""
+    scales, minima, mixed = (part.astype(np.int64) for part in np.split(raw, 3, axis=1))
+    later_scales = mixed & 0xF | scales >> 2 & 0x30
+    later_minima = mixed >> 4 | minima >> 2 & 0x30
+    return (
+        np.concatenate([scales & 0x3F, later_scales], axis=1),
+        np.concatenate([minima & 0x3F, later_minima], axis=1),
+    )
+
+
+def _q4_k(blocks: Array) -> Decoded:
+    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    codes = _shifted(blocks[:, 16:], 32, (0, 4), 0xF)
+    return _with_minima(codes, half(blocks[:, :2]) * scales, half(blocks[:, 2:4]) * minima, 15)
+
+
+def _q5_k(blocks: Array) -> Decoded:
+    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    high = _shifted(blocks[:, 16:48], 32, tuple(range(8)), 1)
+    codes = _shifted(blocks[:, 48:], 32, (0, 4), 0xF) | high << 4
+    return _with_minima(codes, half(blocks[:, :2]) * scales, half(blocks[:, 2:4]) * minima, 31)
+
+
+def _q6_k(blocks: Array) -> Decoded:
+    codes = _shifted(blocks[:, :128], 64, (0, 4), 0xF) | _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6), 3) << 4
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float64)
+    return _grouped(codes, half(blocks[:, 208:210]) * scales, 32, 63)
+
+
+K_DECODERS: dict[str, Callable[[Array], Decoded]] = {
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+# Dequantise the modes of MLX.
+
+
+_AFFINE_EDGE = 1.0
+"""MLX moves a scale so that one end of the group is exact. The opposite end may be a whole step outside the codes."""
+_GAPS = half_gaps(E2M1)
+_MX8_GAPS = half_gaps(E4M3, edge=448 * POWER_OF_TWO_EDGE)
+
+
+def affine_rows(parts: PartReader, start: int, stop: int) -> Decoded:
+    """Return rows of affine codes: code · scale + bias."""
+    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
+    codes = unpack_words(parts.raw(CODES, start, stop), bits, columns)
+    scales, biases = parts.grid(SCALES, start, stop), parts.grid(BIASES, start, stop)
+    roundoff = parts.roundoff(SCALES)
+    decoded = uniform(codes, scales, 0.0, ends=(0, (1 << bits) - 1), roundoff=roundoff, edge=_AFFINE_EDGE)
+    return Decoded(decoded.values + biases, decoded.step, decoded.bound + roundoff * np.abs(biases))
+
+
+def nvfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
+    """Return rows of 4-bit floats times an 8-bit float."""
+    codes = nibbles(parts.raw(CODES, start, stop))
+    scales = parts.grid(SCALES, start, stop)
+    scales = scales if parts.dtype(SCALES) == "F8_E4M3" else E4M3[scales.astype(np.int64)]
+    return from_table(codes, E2M1, _GAPS, scales, 2.0**-4)
+
+
+def mxfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
+    """Return rows of 4-bit floats times a power of two."""
+    return from_table(nibbles(parts.raw(CODES, start, stop)), E2M1, _MX_GAPS, power_grid(parts, start, stop), 0.0)
+
+
+def mxfp8_rows(parts: PartReader, start: int, stop: int) -> Decoded:
+    """Return rows of 8-bit floats times a power of two."""
+    return from_table(parts.raw(CODES, start, stop), E4M3, _MX8_GAPS, power_grid(parts, start, stop), 0.0)
+
+
+def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
+    """Return rows of codes: (code − zero point) · scale.
+
+    The default zero point of bytes is the middle of the codes, and that of U4 and I4 is 0.
+    """
+    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
+    block = (parts.matrix.block or (1, columns))[1]
+    blocks = -(-columns // block)
+    groups = np.arange(columns) // block
+    codes = _codes(_unsigned(parts, CODES, parts.raw(CODES, start, stop)), bits)[:, :columns]
+    scales = _scales(parts, start, stop, blocks)[:, groups]
+    zero_points: Array | int = 0 if parts.dtype(CODES) == "U4" else 1 << (bits - 1)
+    if ZERO_POINTS in parts:
+        zero_points = _zero_points(parts, start, stop, blocks, bits)[:, groups]
+    return uniform(codes, scales, zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
+
+
+def _unsigned(parts: PartReader, role: str, raw: Array) -> Array:
+    """Return the bytes, with 8 added to each number of I4, which is signed."""
+    return raw ^ 0x88 if parts.dtype(role) == "I4" else raw
+
+
+def _codes(raw: Array, bits: int) -> Array:
+    """Return the codes of bytes, the lowest bits first."""
+    shifts = np.arange(0, 8, bits)
+    codes: Array = (raw[:, :, None].astype(np.int64) >> shifts & ((1 << bits) - 1)).reshape(len(raw), -1)
+    return codes
+
+
+def _scales(parts: PartReader, start: int, stop: int, blocks: int) -> Array:
+    """Return one scale for each block of the rows; the initializer may be flat."""
+    raw = _of_rows(parts, SCALES, start, stop)
+    numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(SCALES)).reshape(stop - start, -1)
+    if numbers.shape[1] != blocks:
+        raise ValueError("its scales do not fit the codes")
+    return numbers
+
+
+def _zero_points(parts: PartReader, start: int, stop: int, blocks: int, bits: int) -> Array:
+    """Return one zero point for each block: packed as the codes are, or numbers of the scales' type."""
+    raw = _of_rows(parts, ZERO_POINTS, start, stop)
+    if parts.dtype(ZERO_POINTS) in ("U8", "U4", "I4"):
+        numbers = _codes(_unsigned(parts, ZERO_POINTS, raw), bits)[:, :blocks]
+    else:
+        numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(ZERO_POINTS)).reshape(stop - start, -1)
+    if numbers.shape[1] != blocks:
+        raise ValueError("its zero points do not fit the codes")
+    return numbers
+
+
+def _of_rows(parts: PartReader, role: str, start: int, stop: int) -> Array:
+    """Return the bytes of rows of a part that may be flat."""
+    rows = (parts.matrix.shape or (1, 1))[0]
+    width, rest = divmod(parts.nbytes(role), rows)
+    if rest:
+        raise ValueError("its parts have no whole number of bytes for each row")
+    return parts.flat(role, start * width, stop * width).reshape(stop - start, width)
+
+
+_BLOCK_DECODERS: dict[str, Callable[[Array], Decoded]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    **K_DECODERS,
+}
+
+
+# Rows of every scheme: which function computes them, and of which parts.
 
 BLOCK_ELEMENTS = 1 << 14
 """Elements of a block of rows. Each array of it takes 128 KiB: from there on, the allocator maps memory each time."""
@@ -59,34 +343,34 @@ class Decoder:
 
 
 _DECODERS = {
-    module_schemes.PACKED: Decoder(module_values.packed_rows, _WORDS),
-    f"{module_schemes.PLAIN} int-quantized": Decoder(module_values.byte_rows, _BYTES),
-    f"{module_schemes.PLAIN} float-quantized": Decoder(module_values.byte_rows, _BYTES),
-    module_schemes.NVFP4: Decoder(module_values.nvfp4_rows, _BYTES, divisor=module_values.nvfp4_divisor),
-    module_schemes.FP8: Decoder(module_values.byte_rows, _BYTES),
+    module_schemes.PACKED: Decoder(part_reader.packed_rows, _WORDS),
+    f"{module_schemes.PLAIN} int-quantized": Decoder(part_reader.byte_rows, _BYTES),
+    f"{module_schemes.PLAIN} float-quantized": Decoder(part_reader.byte_rows, _BYTES),
+    module_schemes.NVFP4: Decoder(part_reader.nvfp4_rows, _BYTES, divisor=part_reader.nvfp4_divisor),
+    module_schemes.FP8: Decoder(part_reader.byte_rows, _BYTES),
     module_schemes.MODELOPT_NVFP4: Decoder(
-        module_values.nvfp4_rows,
+        part_reader.nvfp4_rows,
         _BYTES,
-        divisor=lambda parts: 1 / module_values.nvfp4_divisor(parts),
+        divisor=lambda parts: 1 / part_reader.nvfp4_divisor(parts),
     ),
-    module_schemes.MXFP4: Decoder(module_values.mxfp4_rows, _BYTES),
-    module_schemes.SCHEME: Decoder(module_values.byte_rows, _BYTES),
-    module_schemes.V1: Decoder(module_values.gptq_rows, _WORDS, module_values.TURNED),
-    module_schemes.V2: Decoder(module_values.gptq_rows, _WORDS, module_values.TURNED),
-    module_schemes.AWQ: Decoder(module_values.awq_rows, _WORDS, module_values.TURNED),
-    module_schemes.FOUR_BIT: Decoder(module_values.four_bit_rows, _ANY),
+    module_schemes.MXFP4: Decoder(part_reader.mxfp4_rows, _BYTES),
+    module_schemes.SCHEME: Decoder(part_reader.byte_rows, _BYTES),
+    module_schemes.V1: Decoder(part_reader.gptq_rows, _WORDS, part_reader.TURNED),
+    module_schemes.V2: Decoder(part_reader.gptq_rows, _WORDS, part_reader.TURNED),
+    module_schemes.AWQ: Decoder(part_reader.awq_rows, _WORDS, part_reader.TURNED),
+    module_schemes.FOUR_BIT: Decoder(part_reader.four_bit_rows, _ANY),
     module_schemes.EIGHT_BIT: Decoder(
-        module_values.eight_bit_rows, _BYTES, divisor=lambda parts: module_values.EIGHT_BIT_DIVISOR
+        part_reader.eight_bit_rows, _BYTES, divisor=lambda parts: part_reader.EIGHT_BIT_DIVISOR
     ),
-    "MLX affine": Decoder(block_values.affine_rows, _WORDS),
-    "MLX nvfp4": Decoder(block_values.nvfp4_rows, _WORDS),
-    "MLX mxfp4": Decoder(block_values.mxfp4_rows, _WORDS),
-    "MLX mxfp8": Decoder(block_values.mxfp8_rows, _WORDS),
-    block_schemes.SCHEME: Decoder(block_values.block_rows, frozenset({"U8", "U4", "I4"})),
-    module_schemes.TORCHAO: Decoder(module_values.subclass_rows, _BYTES),
-    module_schemes.QUANTO: Decoder(module_values.subclass_rows, _BYTES),
+    "MLX affine": Decoder(affine_rows, _WORDS),
+    "MLX nvfp4": Decoder(nvfp4_rows, _WORDS),
+    "MLX mxfp4": Decoder(mxfp4_rows, _WORDS),
+    "MLX mxfp8": Decoder(mxfp8_rows, _WORDS),
+    block_schemes.SCHEME: Decoder(block_rows, frozenset({"U8", "U4", "I4"})),
+    module_schemes.TORCHAO: Decoder(part_reader.subclass_rows, _BYTES),
+    module_schemes.QUANTO: Decoder(part_reader.subclass_rows, _BYTES),
 }
-_GGML = Decoder(block_values.ggml_rows, COMPUTED)
+_GGML = Decoder(ggml_rows, COMPUTED)
 
 
 class QuantisedRows:

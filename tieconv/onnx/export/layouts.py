@@ -15,7 +15,7 @@ from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.formats.directory import read_bytes
-from tieconv.formats.json.strict import loads
+from tieconv.formats.strict_json import loads
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
 from tieconv.onnx.quantise import Scheme

@@ -20,7 +20,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
-from tieconv.formats.onnx.model import check_readable, graph_names
+from tieconv.formats.onnx import check_readable, graph_names
 from tieconv.formats.onnx.tensor import External, needed_bytes
 from tieconv.formats.onnx.tensor import byte_range as range_in_file
 from tieconv.sources.local.files import FileSet

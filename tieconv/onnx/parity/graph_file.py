@@ -10,7 +10,7 @@ from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats.onnx.model import check_readable
+from tieconv.formats.onnx import check_readable
 from tieconv.formats.onnx.tensor import External, byte_range
 from tieconv.reference.packages import need
 from tieconv.sources.local.files import FileSet, open_files

@@ -18,7 +18,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Loss, Metrics, Parity, ProviderUse, Quantised, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
-from tieconv.formats.json.strict import parse_json
+from tieconv.formats.strict_json import parse_json
 from tieconv.onnx.parity.batches import SEEDS, Cell
 from tieconv.onnx.parity.bindings import Kind, bind
 from tieconv.onnx.parity.graph_file import DTYPES, read_graph

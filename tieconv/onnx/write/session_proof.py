@@ -17,7 +17,7 @@ from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
-from tieconv.formats.onnx.model import check_readable
+from tieconv.formats.onnx import check_readable
 from tieconv.install import install_command
 from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored, read_graph, tensors
 from tieconv.onnx.graph.packages import has_onnxruntime

@@ -30,7 +30,7 @@ from tieconv.execute.target import Target, check_place, destination, is_staging,
 from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Record, Syncer, Writer, created
-from tieconv.formats.onnx.model import SUFFIX, data_files, graph_names
+from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.write.data_placement import DATA, DataFile, Source, Store
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown

@@ -12,11 +12,11 @@ from tieconv.checkpoint.model_files import Caution, Checkpoint
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, OutputText, OutputWeights, Plan, Promises
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.formats.index import DIGITS, LIMIT
-from tieconv.formats.json import strict as spelled_json
-from tieconv.formats.json.strict import Number, loads
+from tieconv.formats import strict_json as spelled_json
+from tieconv.formats.directory import DIGITS, LIMIT
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
+from tieconv.formats.strict_json import Number, loads
 from tieconv.plans import build as named_format
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from tieconv.architectures import locate
-from tieconv.architectures.vocabulary import vocabulary_rows, vocabulary_sizes
+from tieconv.architectures.effective_flag import vocabulary_rows, vocabulary_sizes
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
 from tieconv.checkpoint.write_plan import OutputText, Plan, Promises, SetConfig
-from tieconv.formats.json.edit import set_values
+from tieconv.formats.json_text import set_values
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, inspect_hint, refuse

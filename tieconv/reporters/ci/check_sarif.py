@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.checks.interface import Rule
+from tieconv.checks.evidence import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.ci.check_view import path_of, relative, uri

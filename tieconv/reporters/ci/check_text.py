@@ -8,7 +8,7 @@ from tieconv.checkpoint.finding import REVIEW_FIRST, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.checkpoint.value_type import record
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain, wrapped
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.text import count, shown
 
 # The report of `tieconv check` as text for people.

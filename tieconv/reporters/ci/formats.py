@@ -7,14 +7,16 @@ job reads the weights once and still gets annotations, a summary and SARIF.
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from tieconv.checkpoint.results.checked import CheckReport
-from tieconv.reporters.text.columns import Paint, plain
+from tieconv.reporters.text import Paint, plain
 
 FORMATS = ("text", "json", "jsonl", "sarif", "github", "junit", "markdown")
-"""The formats. Each has a module named `check_` and the format; this list imports none of them."""
+"""The formats. Each but ``jsonl`` has a module named `check_` and the format; this list imports none of them."""
 
 
 def render(format_: str, report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
@@ -28,6 +30,9 @@ def render(format_: str, report: CheckReport, paint: Paint = plain, width: int |
         from tieconv.reporters.ci.check_text import render as text
 
         return text(report, paint, width)
+    if format_ == "jsonl":  # each line is a document with one model, escaped as `check_json` says
+        documents = (replace(report, models=(model,)).to_dict() for model in report.models)
+        return "\n".join(map(json.dumps, documents)).replace("##", "#\\u0023")
     module = importlib.import_module(f"tieconv.reporters.ci.check_{format_}")
     rendered: Callable[[CheckReport], str] = module.render
     return rendered(report)

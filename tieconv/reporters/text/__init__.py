@@ -1,1 +1,78 @@
 """Reports for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+# Wrap lines and align columns for a terminal or a pipe.
+
+
+Paint = Callable[[str, str], str]
+"""``paint(text, style)`` returns the text in a style: ``heading``, ``good``, ``warning``, ``error`` or ``quiet``."""
+
+LEVEL_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
+"""The style of each level of findings, the most severe first."""
+
+_ROOM = 24
+"""The fewest columns for text beside its lead. With fewer the text starts on the next line."""
+_STYLE = r"\x1b\[[0-9;]*m"
+
+
+def plain(text: str, style: str) -> str:
+    """Return the text without colour, for pipes, files and NO_COLOR."""
+    return text
+
+
+def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", width: int | None = None) -> list[str]:
+    """Return ``rows`` as lines with left-aligned columns. Rows may have different numbers of cells.
+
+    The last column is not padded, and is wrapped at ``width`` columns if it is given.
+    """
+    table = [list(row) for row in rows]
+    widths = [0] * max((len(row) for row in table), default=0)
+    for row in table:
+        for index, cell in enumerate(row[:-1]):
+            widths[index] = max(widths[index], _seen(cell))
+    leads = [
+        indent + "".join(cell + " " * (widths[i] - _seen(cell)) + gap for i, cell in enumerate(row[:-1]))
+        for row in table
+    ]
+    return [
+        line.rstrip() for lead, row in zip(leads, table, strict=True) if row for line in wrapped(row[-1], lead, width)
+    ]
+
+
+def wrapped(text: str, lead: str, width: int | None) -> list[str]:
+    """Return ``lead`` and ``text`` as lines of at most ``width`` columns, aligned at the start of the text.
+
+    With ``width`` ``None``, as for a pipe, the item is one line, which can be searched. Names and commands are never
+    broken. The text starts below the lead if fewer than 24 columns are left. Beside a lead of more than 24 columns it
+    also starts below if its longest word does not fit.
+    """
+    if width is None or _seen(lead) + _seen(text) <= width:
+        return [lead + text]
+    room = width - _seen(lead)
+    longest = max(map(len, text.split()), default=0)
+    if text and (room < _ROOM or (longest > room and _seen(lead.strip()) > _ROOM)):
+        shown = lead.rstrip()
+        below = " " * (len(lead) - len(lead.lstrip()) + 4 if shown else 6)
+        return [*filter(None, [shown]), *(below + line for line in _filled(text, width - len(below)))]
+    first, *rest = _filled(text, room) or [""]  # the lead is wider than the terminal, and the text is empty
+    return [lead + first, *(" " * _seen(lead) + line for line in rest)]
+
+
+def _filled(text: str, room: int) -> list[str]:
+    """Fill lines with words. `textwrap` would count colours as columns and break words at hyphens."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and _seen(lines[-1]) + 1 + _seen(word) <= max(room, _ROOM):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _seen(text: str) -> int:
+    """Return the number of columns of a text without its colours."""
+    return len(re.sub(_STYLE, "", text) if "\x1b" in text else text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.results.analysis import Analysis, Evolution, Measure, Section
-from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.text import count, shown
 
 

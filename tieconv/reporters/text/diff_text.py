@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from tieconv.checkpoint.phrases import measured
-from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical
 from tieconv.checkpoint.relation.proved import (
     Cast,
     Different,
@@ -34,8 +34,8 @@ from tieconv.checkpoint.results.comparison import (
     Values,
     Weight,
 )
-from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
-from tieconv.reporters.text.quantised_matrix_text import related
+from tieconv.reporters.text import Paint, columns, plain, wrapped
+from tieconv.reporters.text.inspect_text import related
 from tieconv.text import count, shown, size
 
 _SHOWN = 20

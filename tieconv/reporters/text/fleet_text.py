@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.fleet import FleetReport, Since
-from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain
 from tieconv.text import count, shown, size
 
 _MOST = 20

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
-from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised_matrix import PairState, parametrised_parts
+from tieconv.checkpoint.inspection import Inspection, LiveModel, State
+from tieconv.checkpoint.quantised_matrix import (
+    ErrorFigures,
+    PairRelation,
+    PairState,
+    QuantisedMatrix,
+    QuantisedTables,
+    Verdict,
+    parametrised_parts,
+)
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
-from tieconv.reporters.text.columns import LEVEL_STYLES, Paint, columns, plain, wrapped
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.text import count, listed, shown, size
 
 if TYPE_CHECKING:
@@ -29,8 +37,6 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
     blocks.append("\n".join(columns(_facts(inspection), width=width)))
     blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
     if inspection.quantised is not None:
-        from tieconv.reporters.text.quantised_matrix_text import quantised_rows  # most models are not quantised
-
         rows = quantised_rows(inspection.quantised)
         blocks.append("\n".join([paint("quantised", "heading"), *columns(rows, width=width)]))
     if inspection.duplicates:
@@ -85,8 +91,6 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _adapter(inspection)
     yield from _storage(inspection)
     if inspection.live is not None:
-        from tieconv.reporters.text.inspect_live import live_rows  # most models are files
-
         yield from live_rows(inspection.live)
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
@@ -383,3 +387,121 @@ def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
+
+
+# The rows of an inspection about a module in memory: shared parameters, and what `save_pretrained` does.
+
+
+_LISTED = 4
+
+
+def live_rows(live: LiveModel) -> Iterator[Row]:
+    """Yield the groups of one parameter, of one storage, the unread values, and the prediction of a save."""
+    yield from _groups("one parameter", live.one_object)
+    yield from _groups("one storage", live.one_storage, "several parameters")
+    reasons: dict[str, list[str]] = {}
+    for name, reason in live.unread:
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        yield "not read", count(len(names), "tensor"), shown(reason)
+    yield from _save(live)
+
+
+def _groups(label: str, groups: tuple[tuple[str, ...], ...], detail: str = "") -> Iterator[Row]:
+    for names in groups[:_LISTED]:
+        row = label, ", ".join(map(shown, names[:_LISTED])) + (", …" if len(names) > _LISTED else "")
+        yield (*row, detail) if detail else row
+    if len(groups) > _LISTED:
+        yield label, f"… and {count(len(groups) - _LISTED, 'more group')} (JSON lists them)"
+
+
+def _save(live: LiveModel) -> Iterator[Row]:
+    if not live.saves:
+        return
+    if live.refusal:
+        yield "save_pretrained", "fails", live.refusal
+        return
+    yield "save_pretrained", f"writes {count(len(live.written), 'tensor')}"
+    for name, kept_name in live.left_out[:_LISTED]:
+        yield "", f"leaves out {shown(name)}", f"one with {shown(kept_name)}" if kept_name else "never saved"
+    if len(live.left_out) > _LISTED:
+        names = listed([name for name, _ in live.left_out[_LISTED:]], 2)
+        yield "", f"leaves out {names}"
+
+
+# Render the quantised embedding and head of an inspection: each is one matrix in several parts.
+
+
+_STATES = {
+    PairState.EQUAL: "equal: the scheme and every byte of every part",
+    PairState.EQUAL_VALUES: "equal after dequantising: the parts differ, every value is equal",
+    PairState.COPY: "a quantised copy: every value rounds to its code",
+    PairState.CALIBRATED_COPY: "a calibrated copy: the error is small, but more than rounding leaves",
+    PairState.DIFFERENT: "different",
+    PairState.UNREAD: "not compared",
+}
+
+
+def quantised_rows(tables: QuantisedTables) -> Iterator[Row]:
+    """Yield the rows of both matrices, their parts, the config, and how the two relate."""
+    for matrix in tables.matrices:
+        label = "input embedding" if matrix.role == "embedding" else "output head"
+        yield label, shown(matrix.name), _described(matrix)
+        for part in matrix.parts:
+            shape = ", ".join(map(str, part.shape))
+            yield "", f"  {part.role.replace('_', ' ')}", f"{shown(part.name)} [{shape}] {shown(part.dtype)}"
+        if matrix.config.verdict is not Verdict.UNDECIDED:
+            verdict = str(matrix.config.verdict).replace("_", " ")
+            entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
+            yield "", "  config", f"{verdict}{entry}"
+        for fault in matrix.faults:
+            yield "", "  broken", fault.reason
+        if matrix.uncomputed:
+            yield "", "  not read", matrix.uncomputed
+    if tables.relation is not None:
+        yield "head and embedding", related(tables.relation)
+
+
+def _described(matrix: QuantisedMatrix) -> str:
+    shape = f"[{matrix.shape[0]}, {matrix.shape[1]}] " if matrix.shape else ""
+    bits = f", {matrix.bits} bits" if matrix.bits else ""
+    return f"{shape}{matrix.scheme or 'unknown scheme'}{bits}{_grouped(matrix)}, {size(matrix.nbytes)}"
+
+
+def _grouped(matrix: QuantisedMatrix) -> str:
+    """Say how many weights share a scale."""
+    if matrix.block is None:
+        return ""
+    if matrix.shape is not None and matrix.block == matrix.shape:
+        return ", one scale"
+    if matrix.block[0] > 1:
+        return f", blocks of {matrix.block[0]}×{matrix.block[1]}"
+    rows = matrix.shape is not None and matrix.block[1] == matrix.shape[1]
+    return ", one scale a row" if rows else f", groups of {matrix.block[1]}"
+
+
+def related(relation: PairRelation) -> str:
+    """Return the state of two matrices, the parts that differ, and the errors."""
+    parts = [_STATES[relation.state]]
+    if relation.reason:
+        parts.append(relation.reason)
+    if relation.differing:
+        parts.append(f"differing parts: {listed(name.replace('_', ' ') for name in relation.differing)}")
+    if relation.figures is not None and relation.state is not PairState.EQUAL_VALUES:
+        parts.append(_figures(relation.figures))
+    if relation.bytes_wasted:
+        parts.append(f"{size(relation.bytes_wasted)} stored twice")
+    return "; ".join(parts)
+
+
+def _figures(figures: ErrorFigures) -> str:
+    words = []
+    if figures.largest is not None:
+        words.append(f"largest error {figures.largest:.3g}")
+    if figures.of_bound is not None:
+        words.append(f"{figures.of_bound:.3g} of what rounding to nearest allows")
+    if figures.rms_steps is not None:
+        words.append(f"rms {figures.rms_steps:.3g} steps")
+    if figures.relative_rms is not None:
+        words.append(f"relative rms {figures.relative_rms:.3g}")
+    return ", ".join(words)

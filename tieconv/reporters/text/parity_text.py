@@ -18,7 +18,7 @@ from tieconv.checkpoint.results.parity import (
     Quantised,
     Verdict,
 )
-from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
 _SHOWN = 12

@@ -32,7 +32,7 @@ from tieconv.checkpoint.write_plan import (
     ShareTensor,
     TrimStorage,
 )
-from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 from tieconv.version import VERSION
 

@@ -1,1 +1,0 @@
-"""Read JSON strictly, and edit JSON text without changing its other characters."""
