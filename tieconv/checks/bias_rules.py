@@ -157,7 +157,9 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
                     f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
                     level=_level(tie, member),
-                    remedy=_unify(inspection, tie),
+                    remedy=remedies.bias(inspection, "unify", ("--from", "decoder"), safe=True)
+                    if tie.declared
+                    else None,
                 )
 
 
@@ -168,10 +170,6 @@ def _read(inspection: Inspection) -> str:
     if len(read) > 1:
         return "The version of transformers decides which one is loaded"
     return f"transformers loads {evidence.listed(filter(None, read))}"
-
-
-def _unify(inspection: Inspection, tie: Tie) -> Remedy | None:
-    return remedies.bias(inspection, "unify", ("--from", "decoder"), safe=True) if tie.declared else None
 
 
 def _level(tie: Tie, member: Member) -> Level:

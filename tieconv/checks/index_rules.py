@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tieconv.architectures.lookup import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layout
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import Rule
 from tieconv.loaders.transformers_files import opened, stops_at_index
@@ -398,16 +398,12 @@ def name_not_sought(inspection: Inspection) -> Iterator[Finding]:
             f"The config sets {WEIGHTS_KEY} to {shown(named)}, but the directory has no safetensors file or index "
             "with that name"
         )
-    elif checkpoint.entry and not _is_of_diffusers(checkpoint):
+    elif checkpoint.entry and not (bool(checkpoint.entry) and str(checkpoint.entry).startswith(_OF_DIFFUSERS)):
         yield NAME_NOT_SOUGHT.finding(
             f"transformers does not look for {shown(checkpoint.entry)}, so it finds no weights. Other loaders may "
             "find none either.",
             remedy=remedies.convert(inspection),
         )
-
-
-def _is_of_diffusers(checkpoint: Checkpoint) -> bool:
-    return bool(checkpoint.entry) and str(checkpoint.entry).startswith(_OF_DIFFUSERS)
 
 
 NAME_NOT_SOUGHT = Rule(

@@ -14,7 +14,6 @@ from tieconv.checkpoint.quantised_matrix import (
     LISTING_METHODS,
     FaultKind,
     MatrixFault,
-    PairRelation,
     PairState,
     QuantisedMatrix,
     QuantisedTables,
@@ -61,12 +60,6 @@ def names_of(inspection: Inspection) -> tuple[str, str]:
     family = inspection.family
     embedding = matrices.get(EMBEDDING) or family.input_embedding or ""
     return embedding, matrices.get(HEAD) or family.output_head or ""
-
-
-def relation_of(inspection: Inspection) -> PairRelation | None:
-    """Return the proved relation of the head to a quantised embedding."""
-    pair = tables_of(inspection)
-    return pair.relation if pair is not None and pair.of(EMBEDDING) is not None else None
 
 
 def remedy(inspection: Inspection, verb: str, *schemes: str) -> Remedy | None:
@@ -346,7 +339,9 @@ lose the values of the head.
 
 def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
     """Yield at most one finding."""
-    relation = relation_of(inspection)
+    # The proved relation of the head to a quantised embedding.
+    pair = tables_of(inspection)
+    relation = pair.relation if pair is not None and pair.of(EMBEDDING) is not None else None
     if relation is None or relation.state is not PairState.EQUAL or not relation.bytes_wasted:
         return
     embedding, head = names_of(inspection)

@@ -40,7 +40,12 @@ def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
     It refuses copies that differ, and a flag that also scales the logits.
     """
     if inspection.checkpoint.format == "gguf":
-        return _gguf_retie(inspection, safe=safe)
+        checkpoint = inspection.checkpoint
+        blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
+        ties = head_rule(inspection.family.architecture) == TIES and all(map(_is_equal, inspection.ties))
+        if blocked or not ties or checkpoint.layout is Layout.SHARDED:
+            return None
+        return _over_formats(checkpoint, "retie", checkpoint.source, safe=safe)
     merged = filter(is_merged, inspection.ties)
     flips = (
         not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
@@ -65,15 +70,6 @@ def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
     ):
         return None
     return _over_formats(checkpoint, verb, source, safe=False)
-
-
-def _gguf_retie(inspection: Inspection, *, safe: bool) -> Remedy | None:
-    checkpoint = inspection.checkpoint
-    blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
-    ties = head_rule(inspection.family.architecture) == TIES and all(map(_is_equal, inspection.ties))
-    if blocked or not ties or checkpoint.layout is Layout.SHARDED:
-        return None
-    return _over_formats(checkpoint, "retie", checkpoint.source, safe=safe)
 
 
 def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:

@@ -490,19 +490,15 @@ def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
             wrong = tie in tied or member.state is State.TRANSPOSED
             wrong = wrong and not evidence.in_parts(inspection, tie, member)
             if wrong and tie.role is not Role.OUTPUT_BIAS and evidence.shapes_differ(inspection, tie, member):
-                yield _report_shapes(inspection, tie, member)
-
-
-def _report_shapes(inspection: Inspection, tie: Tie, member: Member) -> Finding:
-    canonical = evidence.reference(tie)
-    tensors = inspection.checkpoint.tensors
-    return SHAPES_DIFFER.finding(
-        f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)}, but "
-        f"{evidence.listed([canonical])} has {list(tensors[canonical].shape)}{_rest(member)}. "
-        "The class needs one shape for both, so loaders refuse the model.",
-        (member.name, canonical),
-        level=evidence.certain(inspection, Level.ERROR),
-    )
+                canonical = evidence.reference(tie)
+                tensors = inspection.checkpoint.tensors
+                yield SHAPES_DIFFER.finding(
+                    f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)}, but "
+                    f"{evidence.listed([canonical])} has {list(tensors[canonical].shape)}{_rest(member)}. "
+                    "The class needs one shape for both, so loaders refuse the model.",
+                    (member.name, canonical),
+                    level=evidence.certain(inspection, Level.ERROR),
+                )
 
 
 def _rest(member: Member) -> str:

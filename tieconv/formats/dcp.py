@@ -27,7 +27,8 @@ from tieconv.text import command, shown
 
 def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoint:
     """Read the checkpoint that ``listing`` names. Raises `UnreadableError` with a stable code."""
-    if is_sharded_safetensors(listing):
+    # Whether MODEL has the files of this layout, judged by their names.
+    if not listing.named and any(DCP_SHARD.fullmatch(name) for name in listing.top):
         tensors, names = read_shards(listing, files)
         return _checkpoint(listing, files, format_name, tensors, names, "", True)
     if DCP_METADATA not in listing.entries:
@@ -228,11 +229,6 @@ def is_training_state(name: str, keys: Sequence[str]) -> bool:
 
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _LIMIT = 100_000_000
-
-
-def is_sharded_safetensors(listing: Listing) -> bool:
-    """Return whether MODEL has the files of this layout, judged by their names."""
-    return not listing.named and any(DCP_SHARD.fullmatch(name) for name in listing.top)
 
 
 def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...], tuple[str, ...]]:

@@ -95,7 +95,19 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
             _name_one(listing, indexes[0]),
             "layout.ambiguous",
         )
-    return _without_index(naming, listing, stored)
+    # Choose the weights of a directory with no file of the usual name and no index.
+    # A single file is the model, and so are numbered shards. Raises `UnreadableError` for anything else.
+    shards = [name for name in stored if re.search(naming.shard, name)]
+    if len(stored) == 1 and not shards:
+        return WeightSet(Layout.SINGLE, tuple(stored))
+    if shards and len(shards) == len(stored):
+        absent = f"the directory holds {count(len(shards), 'shard')} but no {naming.index}, which loaders need"
+        return WeightSet(Layout.SHARDED, tuple(shards), cautions=(Caution("index.absent", absent),))
+    raise UnreadableError(
+        f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, but no {naming.single} and no index",
+        _name_one(listing, stored[0]),
+        "layout.ambiguous",
+    )
 
 
 def not_alone(named: str) -> Caution:
@@ -124,25 +136,16 @@ def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -
 
 def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
 
-    return read_indexed(naming, listing, files, name)
-
-
-def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> WeightSet:
-    """Choose the weights of a directory with no file of the usual name and no index.
-
-    A single file is the model, and so are numbered shards. Raises `UnreadableError` for anything else.
-    """
-    shards = [name for name in stored if re.search(naming.shard, name)]
-    if len(stored) == 1 and not shards:
-        return WeightSet(Layout.SINGLE, tuple(stored))
-    if shards and len(shards) == len(stored):
-        absent = f"the directory holds {count(len(shards), 'shard')} but no {naming.index}, which loaders need"
-        return WeightSet(Layout.SHARDED, tuple(shards), cautions=(Caution("index.absent", absent),))
-    raise UnreadableError(
-        f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, but no {naming.single} and no index",
-        _name_one(listing, stored[0]),
-        "layout.ambiguous",
-    )
+    # The shards that the index ``name`` lists. Raises `UnreadableError` if a shard is missing.
+    data = read_bytes(files, name, LIMIT)
+    value, weight_map = _read_index(data, name, listing)
+    shards = tuple(sorted(set(weight_map.values())))
+    for shard in shards:
+        require_regular(listing, files, shard)
+        if shard not in listing.entries:
+            raise absent_shard(f"{shown(name)} lists the shard", shard, "index.absent-shard", _instead(listing, shard))
+    weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
+    return with_orphans(weight_set, filter(naming.is_weights, listing.top))
 
 
 def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
@@ -176,19 +179,6 @@ def _config(
 
 
 # Read a model of shards through its index, and compare the index with the headers of the shards.
-
-
-def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
-    """Return the shards that the index ``name`` lists. Raises `UnreadableError` if a shard is missing."""
-    data = read_bytes(files, name, LIMIT)
-    value, weight_map = _read_index(data, name, listing)
-    shards = tuple(sorted(set(weight_map.values())))
-    for shard in shards:
-        require_regular(listing, files, shard)
-        if shard not in listing.entries:
-            raise absent_shard(f"{shown(name)} lists the shard", shard, "index.absent-shard", _instead(listing, shard))
-    weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
-    return with_orphans(weight_set, filter(naming.is_weights, listing.top))
 
 
 def read_one_file_index(naming: Naming, files: Files) -> WeightSet | None:

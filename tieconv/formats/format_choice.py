@@ -57,10 +57,24 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     Raises `UnreadableError` if there is no checkpoint.
     """
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
-    if not claims and _is_torch(listing, files):
+    # Whether the file that the user gave is a zip archive or a pickle, whatever its suffix.
+    if not claims and (
+        listing.named is not None and files.pread(listing.named, WINDOW, 0).startswith((b"PK", b"\x80"))
+    ):
         claims = [TORCH]
     if not listing.named and not shards.holds_model(TORCH, listing) and set(claims) <= {TORCH}:
-        _check_trainer(listing)
+        # Raise the error of a directory in which a trainer keeps the model in parts, or below another directory.
+        kind = by_directory(listing.entries)
+        if kind is not None:
+            raise UnreadableError(f"{shown(listing.source)} {kind.sentence_end}", kind.hint, "format.unsupported")
+        folders = _distributed_below(listing)
+        if folders:
+            folder = folders[0]
+            raise UnreadableError(
+                f"{shown(listing.source)} holds a distributed checkpoint in {shown(folder)}",
+                f"give its directory: {path_word(os.path.join(listing.source, folder))}",
+                "format.below",
+            )
     if not claims or (listing.named and is_trainer_state(listing.named)):
         raise _unclaimed(listing, files)
     chosen = shards.preferred(claims, listing)
@@ -90,29 +104,9 @@ def _distributed_below(listing: Listing) -> list[str]:
     return [name for name in folders if not os.path.basename(name).startswith("optim")] or folders
 
 
-def _check_trainer(listing: Listing) -> None:
-    """Raise the error of a directory in which a trainer keeps the model in parts, or below another directory."""
-    kind = by_directory(listing.entries)
-    if kind is not None:
-        raise UnreadableError(f"{shown(listing.source)} {kind.sentence_end}", kind.hint, "format.unsupported")
-    folders = _distributed_below(listing)
-    if folders:
-        folder = folders[0]
-        raise UnreadableError(
-            f"{shown(listing.source)} holds a distributed checkpoint in {shown(folder)}",
-            f"give its directory: {path_word(os.path.join(listing.source, folder))}",
-            "format.below",
-        )
-
-
 def holds_weights(listing: Listing) -> bool:
     """Return whether a directory holds weights that loaders look for by name. A stray `.pt` file is not a model."""
     return any(candidate.claims(listing) and shards.holds_model(candidate, listing) for candidate in FORMATS)
-
-
-def _is_torch(listing: Listing, files: Files) -> bool:
-    """Return whether the file that the user gave is a zip archive or a pickle, whatever its suffix."""
-    return listing.named is not None and files.pread(listing.named, WINDOW, 0).startswith((b"PK", b"\x80"))
 
 
 def _unclaimed(listing: Listing, files: Files) -> UnreadableError:

@@ -150,7 +150,12 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     entries = ByteRange(name, start, cursor.position)
     names = NameCount()
     infos = [_counted(_info(cursor), names, cursor) for _ in range(tensors)]
-    alignment = alignment_of(metadata, cursor)
+    # The alignment of tensors in bytes. Refuses a number that is not a power of two.
+    text = metadata.get("general.alignment", "32")
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not number or number & (number - 1):
+        cursor.refuse(f"declares the alignment {shown(text)}, which is not a power of two", "alignment")
+    alignment = number
     data_start = -(-cursor.position // alignment) * alignment
     # Popping each info frees memory for its record.
     infos.reverse()
@@ -389,15 +394,6 @@ def _skip_array(cursor: HeaderCursor, depth: int) -> None:
             cursor.skip(cursor.natural("<Q"))
         else:
             _skip_array(cursor, depth + 1)
-
-
-def alignment_of(metadata: dict[str, str], cursor: HeaderCursor) -> int:
-    """Return the alignment of tensors in bytes. Refuses a number that is not a power of two."""
-    text = metadata.get("general.alignment", "32")
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not number or number & (number - 1):
-        cursor.refuse(f"declares the alignment {shown(text)}, which is not a power of two", "alignment")
-    return number
 
 
 # The element types of ggml by their numbers. Source: gguf 0.19.

@@ -215,7 +215,11 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
     if entries and not named & set(numbered.shards.values()):  # the index lists an stale set
         stale = {name for shards in sets if shards is not numbered for name in shards.shards.values()}
     else:
-        _check_complete(listing, numbered, entries, document)
+        # Refuse a set with missing shards. An index that parses may omit a shard, because a re-tie can empty it.
+        for missing in numbered.missing:
+            if missing in entries or not weight_map(document):
+                who = f"{shown(listing.source)} needs the shard"
+                raise directory.absent_shard(who, missing, "reindex.absent-shard")
     beside = re.compile(rf"{re.escape(numbered.prefix)}-head(-\d+)?\.\w+")
     members = named - stale | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)}
     return sorted(members), sorted(stale)
@@ -251,14 +255,6 @@ def _refuse_two_sets(listing: Listing) -> NoReturn:
         "move the shards of the other model to another directory",
         "reindex.two-sets",
     )
-
-
-def _check_complete(listing: Listing, numbered: _Set, entries: set[str], document: Document | None) -> None:
-    """Refuse a set with missing shards. An index that parses may omit a shard, because a re-tie can empty it."""
-    for missing in numbered.missing:
-        if missing in entries or not weight_map(document):
-            who = f"{shown(listing.source)} needs the shard"
-            raise directory.absent_shard(who, missing, "reindex.absent-shard")
 
 
 def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:

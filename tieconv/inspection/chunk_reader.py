@@ -99,7 +99,10 @@ class ChunkReader:
         def read(position: int, buffer: memoryview) -> None:
             read_item(self._files.read_into, item, position, buffer)
 
-        copy_chunk(placed.runs, read, first, target)
+        # Copy what the chunk holds of the dense bytes from ``first`` on into ``target``.
+        end = first + len(target)
+        for start, number, count, step in _series(placed.runs, first, end):
+            _copy_series(placed.runs.length, read, (start, number, count, step), first, target)
 
     def _chunks(self, record: TensorRecord) -> list[_Placed]:
         placed = self._placed.get(record.name)
@@ -259,13 +262,6 @@ def chunk_runs(chunk: Chunk, shape: tuple[int, ...], width: int) -> ChunkRuns:
     sides = [(side, step) for side, step in zip(chunk.shape[:cut], steps, strict=False) if side > 1]
     end = start + length + sum((side - 1) * step for side, step in sides)
     return ChunkRuns(start, end, length, tuple(side for side, _ in sides), tuple(step for _, step in sides))
-
-
-def copy_chunk(runs: ChunkRuns, read: ReadStored, first: int, target: memoryview) -> None:
-    """Copy what the chunk holds of the dense bytes from ``first`` on into ``target``."""
-    end = first + len(target)
-    for start, number, count, step in _series(runs, first, end):
-        _copy_series(runs.length, read, (start, number, count, step), first, target)
 
 
 _Series = tuple[int, int, int, int]

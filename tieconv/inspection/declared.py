@@ -188,17 +188,13 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
         if tied
         else f"Untied: llama.cpp uses {_HEAD} as the head."
     )
-    return _gguf_family(architecture, tied, _BIAS in names), ConfigView(architecture, (), (), tied, why)
-
-
-def _gguf_family(architecture: str, tied: bool, biased: bool) -> Family:
     return replace(
         _without_groups(architecture, Tying.ALWAYS if tied else Tying.CAN),
         input_embedding=_EMBEDDING,
         output_head=_HEAD,
-        output_biases=(_BIAS,) if biased else (),
+        output_biases=(_BIAS,) if (_BIAS in names) else (),
         groups=(TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),),
-    )
+    ), ConfigView(architecture, (), (), tied, why)
 
 
 def _without_groups(architecture: str, tying: Tying) -> Family:

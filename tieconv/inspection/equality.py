@@ -66,7 +66,9 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
         return known
     reader, (canonical, compared) = readable(reader, (canonical, compared))
     watch = NanWatch(reader, canonical)
-    if _same_form(canonical, compared) and equal(reader, canonical.range, compared.range, watch):
+    if ((canonical.dtype, canonical.shape) == (compared.dtype, compared.shape)) and equal(
+        reader, canonical.range, compared.range, watch
+    ):
         watch.keep()
         return Identical()
     if transposed(reader, canonical, compared):
@@ -76,7 +78,18 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
     reason = _incomparable(canonical, compared)
     if reason:
         return OtherBytes(reason)
-    return _relate_values(reader, canonical, compared)
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.rows import difference
+
+    cast = relate_cast(reader, canonical, compared)
+    if cast:
+        return cast
+    scaled = _scaled(reader, canonical, compared)
+    if scaled:
+        return scaled
+    differences = difference(Pair(reader, canonical, compared))
+    figures = _figures(differences, same_dtype=canonical.dtype == compared.dtype)
+    return Near(figures) if _is_near(differences) else Different(figures, differences.cosine)
 
 
 def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> Cast | None:
@@ -95,45 +108,22 @@ def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
     return Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
 
 
-def _relate_values(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
-    from tieconv.inspection.numeric.bits import Pair
-    from tieconv.inspection.numeric.rows import difference
-
-    cast = relate_cast(reader, canonical, compared)
-    if cast:
-        return cast
-    scaled = _scaled(reader, canonical, compared)
-    if scaled:
-        return scaled
-    differences = difference(Pair(reader, canonical, compared))
-    figures = _figures(differences, same_dtype=canonical.dtype == compared.dtype)
-    return Near(figures) if _is_near(differences) else Different(figures, differences.cosine)
-
-
-def _same_form(canonical: TensorRecord, compared: TensorRecord) -> bool:
-    return (canonical.dtype, canonical.shape) == (compared.dtype, compared.shape)
-
-
 def _other_shape(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape:
     if canonical.elements and not compared.elements:
         return Empty()
-    if not _same_rows(canonical, compared):
-        return OtherShape(compared.shape, canonical.shape)
-    rows, canonical_rows = compared.shape[0], canonical.shape[0]
-    row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
-    prefix = common_prefix(reader, canonical.range, compared.range)
-    return OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
-
-
-def _same_rows(canonical: TensorRecord, compared: TensorRecord) -> bool:
-    """Return whether both are stacks of rows of the same type and of whole bytes."""
-    return (
+    # Whether both are stacks of rows of the same type and of whole bytes.
+    if not (
         bool(canonical.shape and compared.shape)
         and canonical.dtype == compared.dtype
         and canonical.shape[1:] == compared.shape[1:]
         and canonical.nbytes * compared.shape[0] == compared.nbytes * canonical.shape[0]
         and bool(nbytes(canonical.dtype, canonical.shape[1:]))
-    )
+    ):
+        return OtherShape(compared.shape, canonical.shape)
+    rows, canonical_rows = compared.shape[0], canonical.shape[0]
+    row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
+    prefix = common_prefix(reader, canonical.range, compared.range)
+    return OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
 
 
 def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
@@ -252,7 +242,13 @@ def relate_sampled(
     sample of tensors that may be transposed or cast. Raises what the reader raises.
     """
     if (canonical.dtype, canonical.shape) != (compared.dtype, compared.shape):
-        return _other_form(canonical, compared)
+        if canonical.elements and not compared.elements:
+            return Empty()
+        if canonical.shape == compared.shape:
+            return Unread(reason=f"the types differ: {HINT}")
+        if canonical.shape == compared.shape[::-1]:
+            return Unread(reason=f"one may be the other transposed: {HINT}")
+        return OtherShape(compared.shape, canonical.shape)
     if same_file_range(reader, canonical.range, compared.range):
         return Identical(by="file hash")
     if canonical.stride is not None or compared.stride is not None or not canonical.nbytes:
@@ -264,16 +260,6 @@ def relate_sampled(
     if left != right:
         return OtherSample(ranges)
     return Unread(sampled=True, ranges_equal=ranges, reason=f"the sampled bytes are equal: {HINT}")
-
-
-def _other_form(canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape | Unread:
-    if canonical.elements and not compared.elements:
-        return Empty()
-    if canonical.shape == compared.shape:
-        return Unread(reason=f"the types differ: {HINT}")
-    if canonical.shape == compared.shape[::-1]:
-        return Unread(reason=f"one may be the other transposed: {HINT}")
-    return OtherShape(compared.shape, canonical.shape)
 
 
 # Prove byte equality of stored tensors over every byte, with only the standard library.
@@ -426,7 +412,14 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     largest = max((_largest(block, layout) for block in stream(reader, record.range, holes=False)), default=0)
     if largest >= layout.infinity:
         return BiasState.NONZERO, None
-    return (BiasState.NONZERO if largest else BiasState.ZERO), _decode(largest, record.dtype)
+    # The value of a finite magnitude.
+    magnitude = largest
+    dtype = record.dtype
+    if dtype == "BF16":
+        magnitude, dtype = magnitude << 16, "F32"
+    packing, value_code = {"F16": ("<H", "<e"), "F32": ("<I", "<f"), "F64": ("<Q", "<d")}[dtype]
+    value: float = struct.unpack(value_code, struct.pack(packing, magnitude))[0]
+    return (BiasState.NONZERO if largest else BiasState.ZERO), value
 
 
 def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
@@ -489,12 +482,3 @@ def _integers(block: bytearray, code: str) -> array[int]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
-
-
-def _decode(magnitude: int, dtype: str) -> float:
-    """Return the value of a finite magnitude."""
-    if dtype == "BF16":
-        magnitude, dtype = magnitude << 16, "F32"
-    packing, value_code = {"F16": ("<H", "<e"), "F32": ("<I", "<f"), "F64": ("<Q", "<d")}[dtype]
-    value: float = struct.unpack(value_code, struct.pack(packing, magnitude))[0]
-    return value

@@ -164,7 +164,12 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
     if depth is Depth.HEADER:
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
-        return _sampled(reader, left, right, turned=embedding.turned != head.turned)
+        # What samples prove; nothing for a head that reads the transpose of its matrix.
+        from tieconv.inspection.equality import HINT, relate_sampled  # only for graphs on the Hub
+
+        if embedding.turned != head.turned:
+            return Unread(transposed=True, reason=f"samples cannot compare a transposed matrix: {HINT}")
+        return relate_sampled(reader, left, right)
     from tieconv.inspection.equality import relate  # a graph that shares its matrix compares nothing
     from tieconv.inspection.view_reader import one_way
 
@@ -178,15 +183,6 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
         if not isinstance(relation, Aliased):
             relation = replace(relation, transposed=True)
     return _with_nan(relation, left, reader)
-
-
-def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, turned: bool) -> Relation:
-    """Return what samples prove; nothing for a head that reads the transpose of its matrix."""
-    from tieconv.inspection.equality import HINT, relate_sampled  # only for graphs on the Hub
-
-    if turned:
-        return Unread(transposed=True, reason=f"samples cannot compare a transposed matrix: {HINT}")
-    return relate_sampled(reader, left, right)
 
 
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:

@@ -293,17 +293,13 @@ def _named(prefix: str) -> str:
 def _check_outside(checkpoint: Checkpoint, prefix: str, outside: Mapping[str, TensorRecord]) -> None:
     """Refuse to leave out a tensor that may belong to the model. A counter has one element."""
     left = next((record for record in outside.values() if record.elements > 1), None)
-    if left is not None and not _is_model_of_its_own(checkpoint, left.name):
+    # Whether another state dict of the checkpoint, such as averaged weights, holds the tensor.
+    if left is not None and left.name not in checkpoint.table.starts:
         raise RefusedError(
             f"{shown(checkpoint.source)}: {shown(left.name)} is not below {shown(prefix)}, where the model is",
             "save the model's state dict alone, then convert that checkpoint",
             "dcp.outside-model",
         )
-
-
-def _is_model_of_its_own(checkpoint: Checkpoint, name: str) -> bool:
-    """Return whether another state dict of the checkpoint, such as averaged weights, holds the tensor."""
-    return name in checkpoint.table.starts
 
 
 def _renamed(record: TensorRecord, bare: Mapping[str, str]) -> TensorRecord:

@@ -483,7 +483,9 @@ def unclear_class(inspection: Inspection, *, codes: bool = False) -> Refusal | N
         return unknown(f"{shown(names[0])} may be part of the head or embedding, and tieconv does not know its form")
     if family.pieces:
         return unknown("the file stores the input embedding as several tensors")
-    if _halves_separate(inspection):
+    # Whether the config gives the encoder and the decoder separate tables, as Marian's can.
+    shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
+    if not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart"):
         return unknown("share_encoder_decoder_embeddings is false, and tieconv has no measurement of that")
     tables = () if codes else (name for name in (family.input_embedding, family.output_head) if name)
     quantised = next((name for name in tables if _is_quantised(inspection, name)), None)
@@ -534,12 +536,6 @@ def unmeasured(inspection: Inspection, loader: str) -> Refusal:
 def _class_name(family: Family) -> str:
     kind = f" with model_type {shown(family.model_type)}" if family.since and family.model_type else ""
     return f"{shown(family.architecture)}{kind}" if family.architecture else "a config without a class"
-
-
-def _halves_separate(inspection: Inspection) -> bool:
-    """Return whether the config gives the encoder and the decoder separate tables, as Marian's can."""
-    shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
-    return not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart")
 
 
 def _is_quantised(inspection: Inspection, name: str) -> bool:

@@ -56,7 +56,18 @@ def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
         return _refused(loaded)
     read = without_tensors(inspection, loaded.unread)
     answer = _of_parameters(read, loaded) if loaded.undecided is None else _of_alternatives(read, loaded)
-    return _with_unread(inspection, loaded, answer)
+    # ``answer`` with the stored names that the loader does not know.
+    names = sorted(loaded.unread)
+    if not names or answer.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
+        return answer
+    words = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
+    differ = any(member.name in names and not same(member) for member in words)
+    ungrouped = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in words}
+    loses = differ or any(in_file(inspection, name) in names for name in ungrouped if name)
+    outcome = Outcome.DISCARDED if loses and answer.outcome is not Outcome.RANDOM else answer.outcome
+    unread = f"{loaded.loader} does not know the {'name' if len(names) == 1 else 'names'} {in_words(names)}"
+    dropped = tuple(name for name in names if name in class_bias(inspection))
+    return Verdict(outcome, f"{answer.detail}; {unread}", (*answer.tensors, *names), (*answer.dropped, *dropped))
 
 
 def _refused(loaded: Loaded) -> Verdict:
@@ -171,21 +182,6 @@ def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
         return ()
     unused = (member.name for member in stored if member.name != used)
     return tuple(name for name in unused if used is not None or not is_zero(inspection, name))
-
-
-def _with_unread(inspection: Inspection, loaded: Loaded, answer: Verdict) -> Verdict:
-    """Return ``answer`` with the stored names that the loader does not know."""
-    names = sorted(loaded.unread)
-    if not names or answer.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
-        return answer
-    words = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
-    differ = any(member.name in names and not same(member) for member in words)
-    ungrouped = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in words}
-    loses = differ or any(in_file(inspection, name) in names for name in ungrouped if name)
-    outcome = Outcome.DISCARDED if loses and answer.outcome is not Outcome.RANDOM else answer.outcome
-    unread = f"{loaded.loader} does not know the {'name' if len(names) == 1 else 'names'} {in_words(names)}"
-    dropped = tuple(name for name in names if name in class_bias(inspection))
-    return Verdict(outcome, f"{answer.detail}; {unread}", (*answer.tensors, *names), (*answer.dropped, *dropped))
 
 
 def _are(names: Sequence[str]) -> str:

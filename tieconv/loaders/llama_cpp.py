@@ -46,7 +46,10 @@ def load(inspection: Inspection) -> Loaded:
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     treatment, pair = known
-    embeddings = embeddings_in_file(inspection, pair)
+    # The stored tensors that the converter knows as the embedding. It writes the first and skips the others.
+    more = release_tables.by_type(_RELEASE, "embedding names").get(converted_class(inspection), ())
+    names = {pair.embedding, *(in_file(inspection, name) for name in more)}
+    embeddings = tuple(name for name in inspection.checkpoint.tensors if name in names)
     dropped = _dropped(inspection, treatment, pair)
     refusal = names_refused(inspection, treatment, pair, stored=bool(embeddings), dropped=dropped)
     if refusal is not None:
@@ -149,13 +152,6 @@ def converted_class(inspection: Inspection) -> str:
         return name
     classes = nested.get("architectures")
     return str(classes[0]) if isinstance(classes, list) and classes else name
-
-
-def embeddings_in_file(inspection: Inspection, pair: Pair) -> tuple[str, ...]:
-    """Return the stored tensors that the converter knows as the embedding. It writes the first and skips the others."""
-    more = release_tables.by_type(_RELEASE, "embedding names").get(converted_class(inspection), ())
-    names = {pair.embedding, *(in_file(inspection, name) for name in more)}
-    return tuple(name for name in inspection.checkpoint.tensors if name in names)
 
 
 def names_refused(

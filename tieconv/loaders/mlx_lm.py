@@ -48,7 +48,8 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     text = text_model(read, release)
     if isinstance(text, Refusal):
         return stopped(_LOADER, text)
-    refusal = config_refused(text) or names_refused(read, text)
+    # The refusal of a config with which mlx-lm's class cannot be built, or ``None``.
+    refusal = next(_refused(text), None) or names_refused(read, text)
     known = refusal or known_pair(read, f"{_LOADER} {release}", text.tables, text.name)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
@@ -178,11 +179,6 @@ def _text_config(whole: Mapping[str, object], nested: str | None) -> Mapping[str
     return config if nested is not None and isinstance(config, Mapping) else whole
 
 
-def config_refused(text: TextModel) -> Refusal | None:
-    """Return the refusal of a config with which mlx-lm's class cannot be built, or ``None``."""
-    return next(_refused(text), None)
-
-
 def _refused(text: TextModel) -> Iterator[Refusal]:
     required = set(release_tables.by_type(text.tables, "required keys").get(text.name, ()))
     # A config without any size is a fragment: no loader builds a model from it.
@@ -276,22 +272,7 @@ def shapes_refused(inspection: Inspection, text: TextModel, pair: Pair, *, tied:
     if misfit is not None:
         sentence = f"{shown(misfit)} has {row_count(inspection, misfit)} rows, and mlx-lm's model has {rows}"
         return Refusal(Cause.SHAPES, sentence, (misfit,))
-    return _heads_refused(inspection, text)
-
-
-def _vocabulary(text: TextModel) -> int | None:
-    """Return the rows of the tables in mlx-lm's model; ``None`` if the config does not say."""
-    defaults = release_tables.by_type(text.tables, "default vocabulary")
-    # A composite with a default overwrites the size in the text config.
-    outer = text.config is not text.whole and text.file in defaults
-    rows = text.whole.get("vocab_size", defaults[text.file]) if outer else text.config.get("vocab_size")
-    inner = text.config.get("text_config")
-    rows = inner.get("vocab_size") if rows is None and isinstance(inner, Mapping) else rows
-    return rows if isinstance(rows, int) else None
-
-
-def _heads_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
-    """Return the refusal of a query projection if the config has no head size and the class has another default."""
+    # The refusal of a query projection if the config has no head size and the class has another default.
     defaults = release_tables.by_type(text.tables, "default head size").get(text.name, {})
     heads, layers = text.config.get("num_attention_heads"), text.config.get("layer_types")
     if not isinstance(heads, int):
@@ -306,3 +287,14 @@ def _heads_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
             sentence = f"the config has no {key}, and {shown(name)} does not fit mlx-lm's default of {defaults[key]}"
             return Refusal(Cause.SHAPES, sentence, (name,))
     return None
+
+
+def _vocabulary(text: TextModel) -> int | None:
+    """Return the rows of the tables in mlx-lm's model; ``None`` if the config does not say."""
+    defaults = release_tables.by_type(text.tables, "default vocabulary")
+    # A composite with a default overwrites the size in the text config.
+    outer = text.config is not text.whole and text.file in defaults
+    rows = text.whole.get("vocab_size", defaults[text.file]) if outer else text.config.get("vocab_size")
+    inner = text.config.get("text_config")
+    rows = inner.get("vocab_size") if rows is None and isinstance(inner, Mapping) else rows
+    return rows if isinstance(rows, int) else None

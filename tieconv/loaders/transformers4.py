@@ -164,21 +164,27 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
         yield files
     yield from _metadata(inspection)
     yield from unclear_model(read, version)
-    yield from _corrupt_names(inspection, version)
-    yield from unclear_vocabularies(read)
+    family = inspection.family
+    name = corrupt(family, inspection.checkpoint.tensors, version)
+    if name is not None:
+        stored = f"it has {shown(name)}, and none of its names starts with {shown(f'{family.prefix}.')}"
+        yield Refusal(Cause.NAMES, f"transformers 4 treats the file as corrupted: {stored}", (name,))
+    # A refusal for tied tables of two vocabularies, which were not measured.
+    if reading_v4(read) and two_vocabularies(read):
+        yield unknown("encoder and decoder have separate vocabularies, and tieconv has no measurement of tying them")
     yield from _config_and_shapes(inspection, read, version)
-    yield from unclear_tables(read, version)
+    # Why the answer depends on tensors that were not compared, or on a case that was not measured.
+    if ties_alone(read, version) or (reading_v4(read) and cannot_build(read)):
+        yield unknown("only transformers 4 ties the head, and tieconv did not compare it with the embedding")
+    if version == "4.48" and _lacks_tables(read):
+        yield unknown("tieconv cannot explain how transformers 4.48 loads these tables if one is missing")
     if version == "4.48" and copies_in_place(read) is None and reading_v4(read):
-        yield from _unclear_dtypes(read)
-
-
-def _unclear_dtypes(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield the refusal of a copy that is rounded, if the copy that stays is unknown."""
-    members = [member for tie in inspection.ties for member in tie.stored_members]
-    copy = next((member for member in members if member.state is State.CAST), None)
-    if copy is not None:
-        sentence = f"{shown(copy.name)} is a rounded copy, and tieconv has no measurement of which copy 4.48 uses"
-        yield unknown(sentence)
+        # The refusal of a copy that is rounded, if the copy that stays is unknown.
+        members = [member for tie in read.ties for member in tie.stored_members]
+        copy = next((member for member in members if member.state is State.CAST), None)
+        if copy is not None:
+            sentence = f"{shown(copy.name)} is a rounded copy, and tieconv has no measurement of which copy 4.48 uses"
+            yield unknown(sentence)
 
 
 def _metadata(inspection: Inspection) -> Iterator[Refusal]:
@@ -187,14 +193,6 @@ def _metadata(inspection: Inspection) -> Iterator[Refusal]:
             entry = f"the format {shown(file.refused_format)}" if file.refused_format else 'no "format" entry'
             sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
             yield Refusal(Cause.METADATA, sentence)
-
-
-def _corrupt_names(inspection: Inspection, version: str) -> Iterator[Refusal]:
-    family = inspection.family
-    name = corrupt(family, inspection.checkpoint.tensors, version)
-    if name is not None:
-        stored = f"it has {shown(name)}, and none of its names starts with {shown(f'{family.prefix}.')}"
-        yield Refusal(Cause.NAMES, f"transformers 4 treats the file as corrupted: {stored}", (name,))
 
 
 def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:
@@ -243,20 +241,6 @@ def unclear_model(inspection: Inspection, version: str) -> Iterator[Refusal]:
         yield unknown("the architecture table does not name both the embedding and the head")
     if _listed(family.model_type, version, "not understood"):
         yield unknown(f"tieconv cannot explain how transformers {version} loads {shown(family.architecture)}")
-
-
-def unclear_vocabularies(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield a refusal for tied tables of two vocabularies, which were not measured."""
-    if reading_v4(inspection) and two_vocabularies(inspection):
-        yield unknown("encoder and decoder have separate vocabularies, and tieconv has no measurement of tying them")
-
-
-def unclear_tables(inspection: Inspection, version: str) -> Iterator[Refusal]:
-    """Yield why the answer depends on tensors that were not compared, or on a case that was not measured."""
-    if ties_alone(inspection, version) or (reading_v4(inspection) and cannot_build(inspection)):
-        yield unknown("only transformers 4 ties the head, and tieconv did not compare it with the embedding")
-    if version == "4.48" and _lacks_tables(inspection):
-        yield unknown("tieconv cannot explain how transformers 4.48 loads these tables if one is missing")
 
 
 def _without_class(inspection: Inspection, version: str) -> Refusal:
@@ -329,7 +313,12 @@ def sources(
     own = _own(family, names, stored, version, last_table)
     tied = (tied or _of_type(family, version, "always tied")) and not _of_type(family, version, "never tied")
     if not tied and _of_type(family, version, "head is decoder's table"):
-        return _decoder_is_head(names, own, version)
+        # The sources if the decoder's table and the head are one parameter, with the head's values.
+        decoder = [index for index, name in enumerate(names) if "decoder" in name.split(".")]
+        head = next(own[index] for index in decoder if names[index].endswith("output_projection.weight"))
+        if head is None and version == "4.57" and any(own[index] is not None for index in decoder):
+            head = NO_VALUES
+        return tuple(head if index in decoder else own[index] for index in range(len(names)))
     if not tied or not any(stored):
         # This class ignores the flag and takes only missing names from the shared table.
         alone = not _gives_its_table(family, version)
@@ -379,15 +368,6 @@ def _base(family: Family, names: Sequence[str], own: list[int | None], version: 
     if head is not None and not {family.architecture, family.text_class} & random:
         return head
     return body[0] if body else None
-
-
-def _decoder_is_head(names: Sequence[str], own: list[int | None], version: str) -> tuple[int | None, ...]:
-    """Return the sources if the decoder's table and the head are one parameter, with the head's values."""
-    decoder = [index for index, name in enumerate(names) if "decoder" in name.split(".")]
-    head = next(own[index] for index in decoder if names[index].endswith("output_projection.weight"))
-    if head is None and version == "4.57" and any(own[index] is not None for index in decoder):
-        head = NO_VALUES
-    return tuple(head if index in decoder else own[index] for index in range(len(names)))
 
 
 # Predict whether transformers 4.48 copies stored tensors into the parameters, or makes them the parameters.

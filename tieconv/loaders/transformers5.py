@@ -165,7 +165,15 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
         yield files
     yield from config_refusals(inspection)
     yield from flag_refusals(inspection, null=compares)
-    yield from unclear_names(inspection)
+    # Why tieconv cannot tell which parameter gets a stored tensor.
+    family, stored = inspection.family, inspection.checkpoint.tensors
+    doubled = twice(family, stored)
+    if doubled:
+        yield unknown(f"{in_words(doubled)} are names of one parameter, and transformers 5 reads only one of them")
+    mistaken = mistakable(family, stored)
+    if mistaken is not None:
+        missing, name = map(shown, mistaken)
+        yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
     misfit = None if read.family.misfit else misshapen(read)
     if misfit is not None:
         yield Refusal(
@@ -211,18 +219,6 @@ def flag_refusals(inspection: Inspection, *, null: bool = True) -> Iterator[Refu
             yield Refusal(Cause.FLAG, sentence)
         elif family.tying is Tying.CAN:
             yield unknown(f"{shown(entry.path)} in the config is neither true nor false")
-
-
-def unclear_names(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield why tieconv cannot tell which parameter gets a stored tensor."""
-    family, stored = inspection.family, inspection.checkpoint.tensors
-    doubled = twice(family, stored)
-    if doubled:
-        yield unknown(f"{in_words(doubled)} are names of one parameter, and transformers 5 reads only one of them")
-    mistaken = mistakable(family, stored)
-    if mistaken is not None:
-        missing, name = map(shown, mistaken)
-        yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
 
 
 def remark(inspection: Inspection, *, compares: bool) -> str:

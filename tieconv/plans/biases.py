@@ -113,7 +113,10 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         member.name for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS for member in tie.stored_members
     }
     for name in sorted(names & tensors.keys() | edits.additions.keys() & names):
-        _drop_zero(edits, name)
+        edits.additions.pop(name, None)
+        edits.operations[:] = [operation for operation in edits.operations if getattr(operation, "name", "") != name]
+        if name in edits.checkpoint.tensors:
+            edits.drop_zero(name, "all zero")
     if not inspection.family.output_biases:
         return ()
     return (
@@ -128,10 +131,3 @@ def _differing_copy(inspection: Inspection, name: str) -> str | None:
     pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
     differing = (tie for tie in pairs if any(member.state not in equal for member in tie.members))
     return next((member.name for tie in differing for member in tie.members if member.name != name), None)
-
-
-def _drop_zero(edits: Edits, name: str) -> None:
-    edits.additions.pop(name, None)
-    edits.operations[:] = [operation for operation in edits.operations if getattr(operation, "name", "") != name]
-    if name in edits.checkpoint.tensors:
-        edits.drop_zero(name, "all zero")

@@ -313,7 +313,10 @@ def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str
                 after[record.name] = (file.name, record.nbytes, record.elements)
     for output in written.values():
         for tensor in output.tensors:
-            after[tensor.name] = (output.name, tensor.nbytes, _elements(tensor))
+            product = 1
+            for side in tensor.shape:
+                product *= side
+            after[tensor.name] = (output.name, tensor.nbytes, product)
     before = {record.name: record.range.file for record in edits.checkpoint.tensors.values()}
     drop = {name: shard for name, shard in before.items() if name not in after}
     add = {name: home for name, (home, _, _) in after.items() if before.get(name) != home}
@@ -335,13 +338,6 @@ def _total(edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[st
         for tensor in output.tensors:
             seen[(output.name, tensor.content, tensor.stride) if tensor.storage else tensor] = after[tensor.name][1]
     return sum(seen.values())
-
-
-def _elements(tensor: OutputTensor) -> int:
-    product = 1
-    for side in tensor.shape:
-        product *= side
-    return product
 
 
 # Update the metadata of weight files: no entry may be wrong after the edits.

@@ -43,7 +43,9 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
             hint,
             "flag.forward",
         )
-    if _derived_disagrees(inspection, verb):
+    # Whether the config has the key that transformers 5 derives from the flag, with the opposite value.
+    config = text_config(inspection)
+    if DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie"):
         refuse(
             f"{DERIVED_KEY} (for transformers 5) contradicts the tie flag (for transformers 4), "
             "so the two already compute different logits",
@@ -110,12 +112,6 @@ def _instead(inspection: Inspection, verb: str) -> str:
     if inspection.family.misfit:
         return "keep the model tied: loaders refuse the embedding under the head's name"
     return f"store the head and keep the flag: {again(inspection, 'untie', '--keep-flag')}"
-
-
-def _derived_disagrees(inspection: Inspection, verb: str) -> bool:
-    """Return whether the config has the key that transformers 5 derives from the flag, with the opposite value."""
-    config = text_config(inspection)
-    return DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie")
 
 
 def _half_log2(width: int) -> int | None:

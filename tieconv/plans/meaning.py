@@ -379,7 +379,9 @@ class KnownValues:
         bias = before.head.output_bias
         zero = bias.name if bias is not None and bias.state is BiasState.ZERO else None
         self.zero = self.first.get(zero, zero) if zero is not None else None
-        self.exact = {_shape_of(tensor): tensor.name for tensor in self._sources()}
+        self.exact = {
+            ((tensor.range, tensor.stride, tensor.dtype, tensor.shape)): tensor.name for tensor in self._sources()
+        }
         self.starts = {_start(tensor.range): tensor.name for tensor in self._sources() if tensor.range.size}
 
     def _sources(self) -> Iterator[TensorRecord]:
@@ -449,10 +451,6 @@ class KnownValues:
         stride = content.stride if isinstance(content, Gathered) else tensor.stride
         exact = self.exact.get((span, stride, tensor.dtype, tensor.shape))
         return exact or self.starts.get(_start(span))
-
-
-def _shape_of(tensor: TensorRecord) -> Values:
-    return (tensor.range, tensor.stride, tensor.dtype, tensor.shape)
 
 
 def _start(span: ByteRange) -> tuple[str, int]:

@@ -43,7 +43,14 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     _guard_groups(inspection)
     embedding = tables.of(EMBEDDING)
     if embedding is None:
-        _refuse_float(inspection, tables)
+        head = tables.of(HEAD)
+        assert head is not None  # one of the two matrices is quantised
+        refuse(
+            f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices "
+            f"({unequal_clause(tables)})",
+            separate_hint(inspection),
+            "tie.quantised",
+        )
     return embedding
 
 
@@ -101,17 +108,6 @@ def separate_hint(inspection: Inspection) -> str:
 def _scheme(matrix: QuantisedMatrix) -> str:
     groups = f", groups of {matrix.block[1]}" if matrix.block else ""
     return f"{shown(matrix.scheme)} with {count(matrix.bits, 'bit') if matrix.bits else 'unknown bits'}{groups}"
-
-
-def _refuse_float(inspection: Inspection, tables: QuantisedTables) -> NoReturn:
-    head = tables.of(HEAD)
-    assert head is not None  # one of the two matrices is quantised
-    refuse(
-        f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices "
-        f"({unequal_clause(tables)})",
-        separate_hint(inspection),
-        "tie.quantised",
-    )
 
 
 def _guard_matrices(inspection: Inspection, tables: QuantisedTables) -> None:

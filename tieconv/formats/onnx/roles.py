@@ -273,7 +273,20 @@ def _is_scale(scope: Scope, name: str) -> bool:
 def _product(scope: Scope, node: Node) -> Role | None:
     """Return the matrix that a node multiplies by, with its rows or columns as tokens."""
     if node.standard == "Einsum":
-        return _einsum(scope, node)
+        # The matrix of an Einsum such as ``bsh,vh->bsv``. One of its axes is summed, the other one is kept.
+        operands, _, result = node.equation.replace(" ", "").partition("->")
+        terms = operands.split(",")
+        if len(terms) != len(node.inputs) != _MATRIX:
+            return None
+        for position, term in enumerate(terms):
+            others = terms[1 - position] if len(terms) == _MATRIX else ""
+            tokens = [axis for axis in term if axis in result and axis not in others]
+            summed = [axis for axis in term if axis in others and axis not in result]
+            if len(term) == _MATRIX and len(tokens) == len(summed) == 1:
+                role = _matrix(scope, node.inputs[position], turned=term[1] == tokens[0])
+                if role is not None:
+                    return role
+        return None
     if node.standard in _QUANTISED_PRODUCTS:
         whole = node.standard == _BLOCKS_PRODUCT and not any(node.inputs[4:5])  # with g_idx the columns are permuted
         return _blocks(scope, node, node.inputs[1:], node.inputs[1:4] if whole else [])
@@ -281,23 +294,6 @@ def _product(scope: Scope, node: Node) -> Role | None:
         return None
     right = _matrix(scope, node.inputs[1], turned=not integer(node, "transB", 0))
     return right or _matrix(scope, node.inputs[0], turned=bool(integer(node, "transA", 0)))
-
-
-def _einsum(scope: Scope, node: Node) -> Role | None:
-    """Return the matrix of an Einsum such as ``bsh,vh->bsv``. One of its axes is summed, the other one is kept."""
-    operands, _, result = node.equation.replace(" ", "").partition("->")
-    terms = operands.split(",")
-    if len(terms) != len(node.inputs) != _MATRIX:
-        return None
-    for position, term in enumerate(terms):
-        others = terms[1 - position] if len(terms) == _MATRIX else ""
-        tokens = [axis for axis in term if axis in result and axis not in others]
-        summed = [axis for axis in term if axis in others and axis not in result]
-        if len(term) == _MATRIX and len(tokens) == len(summed) == 1:
-            role = _matrix(scope, node.inputs[position], turned=term[1] == tokens[0])
-            if role is not None:
-                return role
-    return None
 
 
 def _vector(scope: Scope, names: list[str]) -> Tensor | None:
@@ -365,7 +361,10 @@ def _is_computed(scope: Scope, name: str) -> bool:
             continue
         if producer[0].standard not in _SAME_IDS | _ARITHMETIC or len(seen) > _STEPS:
             return False
-        for source in _all_data(producer[0]):
+        # The node's inputs that carry numbers, without conditions and shapes.
+        node = producer[0]
+        several = node.standard in _ARITHMETIC or node.standard in ("Where", "Concat", "Max", "Min")
+        for source in node.inputs[node.standard == "Where" :] if several else node.inputs[:1]:
             if (id(scope), source) not in seen:
                 seen.add((id(scope), source))
                 pending.append((scope, source))
@@ -375,9 +374,3 @@ def _is_computed(scope: Scope, name: str) -> bool:
 def _data(node: Node) -> list[str]:
     """Return the node's inputs that carry token ids."""
     return node.inputs[1:] if node.standard == "Where" else node.inputs[:1]
-
-
-def _all_data(node: Node) -> list[str]:
-    """Return the node's inputs that carry numbers, without conditions and shapes."""
-    several = node.standard in _ARITHMETIC or node.standard in ("Where", "Concat", "Max", "Min")
-    return node.inputs[node.standard == "Where" :] if several else node.inputs[:1]

@@ -333,7 +333,15 @@ def cautions(model: Model, file: str, *, is_utf8: bool) -> tuple[Caution, ...]:
 def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
     if not is_utf8:
         yield SESSION, "one of its names is not UTF-8"
-    yield from _of_model(model)
+    if model.ir_version < 1:
+        yield CHECKER, "it has no IR version"
+    elif model.ir_version > NEWEST_IR:
+        yield SESSION, f"its IR version is {model.ir_version}, newer than {NEWEST_IR}"
+    if model.ir_version >= _NO_OPSETS and not model.opsets:
+        yield CHECKER, "it imports no opset"
+    for domain, version in model.opsets.items():
+        if version < 1 or (version > NEWEST_OPSET and domain in STANDARD):
+            yield SESSION, f"it imports the unsupported opset {version} of {shown(domain) or 'ai.onnx'}"
     for tensor in model.tensors:
         yield from _of_tensor(tensor)
     yield from _of_main(model.graph, model)
@@ -344,7 +352,11 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
         yield CHECKER, f"two functions have the name {shown(name)}"
     for function in model.functions:
         yield from _of_graph(function, [], _Imports(function.opsets, names, typed))
-        yield from _of_function(function, model)
+        # Each node of a function whose operator has another definition in the opset of the model.
+        for index, node in enumerate(function.nodes):
+            own, outer = _since(node, function.opsets), _since(node, model.opsets)
+            if own != outer and None not in (own, outer):
+                yield CHECKER, f"{label(node, index)} of a function has another definition in the opset of the model"
 
 
 @record
@@ -357,18 +369,6 @@ class _Imports:
     opsets: Mapping[str, int]
     functions: frozenset[str]
     typed: bool
-
-
-def _of_model(model: Model) -> Iterator[Fault]:
-    if model.ir_version < 1:
-        yield CHECKER, "it has no IR version"
-    elif model.ir_version > NEWEST_IR:
-        yield SESSION, f"its IR version is {model.ir_version}, newer than {NEWEST_IR}"
-    if model.ir_version >= _NO_OPSETS and not model.opsets:
-        yield CHECKER, "it imports no opset"
-    for domain, version in model.opsets.items():
-        if version < 1 or (version > NEWEST_OPSET and domain in STANDARD):
-            yield SESSION, f"it imports the unsupported opset {version} of {shown(domain) or 'ai.onnx'}"
 
 
 def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
@@ -467,14 +467,6 @@ def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
     if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
         for why in _of_operator(node, domain, opset):
             yield SESSION, f"{label(node, index)} {why}"
-
-
-def _of_function(function: Graph, model: Model) -> Iterator[Fault]:
-    """Yield each node of a function whose operator has another definition in the opset of the model."""
-    for index, node in enumerate(function.nodes):
-        own, outer = _since(node, function.opsets), _since(node, model.opsets)
-        if own != outer and None not in (own, outer):
-            yield CHECKER, f"{label(node, index)} of a function has another definition in the opset of the model"
 
 
 def _since(node: Node, opsets: Mapping[str, int]) -> int | None:

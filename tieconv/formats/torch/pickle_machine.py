@@ -61,16 +61,12 @@ def _find(machine: Machine, module: str, name: str) -> Global:
     """Return the allowed replacement of a global. Refuses a dotted ``name``, which is a chain of attributes."""
     entry = machine.allowed.get(f"{module}.{name}") if "." not in name else None
     if entry is None:
-        _refuse_global(module, name)
+        # The message shows both names unchanged, because Python may map names of Python 2 to other modules.
+        global_name = f"{shown(module, 100)}.{shown(name, 100)}"
+        refuse(f"asks to import {global_name}: tieconv refuses the file and runs nothing", "pickle.global", HINT)
     if not entry.weights_only:
         machine.unsupported[f"the global {entry.name}"] = None
     return entry
-
-
-def _refuse_global(module: str, name: str) -> NoReturn:
-    # The message shows both names unchanged, because Python may map names of Python 2 to other modules.
-    global_name = f"{shown(module, 100)}.{shown(name, 100)}"
-    refuse(f"asks to import {global_name}: tieconv refuses the file and runs nothing", "pickle.global", HINT)
 
 
 def _instance(machine: Machine) -> NoReturn:

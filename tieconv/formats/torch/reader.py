@@ -126,20 +126,16 @@ def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Pe
         storage = storages.get(reference.key)
         if storage is None:
             refuse(f"refers to storage {reference.key}, which it does not hold", "torch.absent-storage")
-        _check_size(reference, storage)
+        if storage.range.size != reference.nbytes:
+            refuse(
+                f"declares {reference.nbytes:,} bytes for storage {reference.key}, which has {storage.range.size:,}",
+                "torch.storage-size",
+            )
         if isinstance(pid, tuple) and len(pid) == 6:
             unsupported["a storage with the field of its view"] = None
         return reference
 
     return persistent
-
-
-def _check_size(reference: StorageRef, storage: Storage) -> None:
-    if storage.range.size != reference.nbytes:
-        refuse(
-            f"declares {reference.nbytes:,} bytes for storage {reference.key}, which has {storage.range.size:,}",
-            "torch.storage-size",
-        )
 
 
 def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
@@ -158,24 +154,21 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
         )
     for name in ("byteorder", ".storage_alignment", ".data/serialization_id"):
         if name in entries:
-            _check_text(name, archive.content(pread, entries[name], 64))
-
-
-def _check_text(name: str, data: bytes) -> None:
-    """Refuse a record that `torch.load` cannot parse. It strips no white space from a byte order."""
-    words = shown(data.decode("latin-1")) or "empty"
-    if name == "byteorder" and data != b"little":
-        refuse(f"is not little-endian: its record byteorder is {words}", "torch.byte-order")
-    try:
-        if name == ".storage_alignment":
-            int(data)
-        data.decode("utf-8")
-    except ValueError:
-        parsed = False
-    else:
-        parsed = True
-    if not parsed:
-        refuse(f"has the record {name}, which torch.load cannot parse: {words}", "torch.record")
+            # Refuse a record that `torch.load` cannot parse. It strips no white space from a byte order.
+            data = archive.content(pread, entries[name], 64)
+            words = shown(data.decode("latin-1")) or "empty"
+            if name == "byteorder" and data != b"little":
+                refuse(f"is not little-endian: its record byteorder is {words}", "torch.byte-order")
+            try:
+                if name == ".storage_alignment":
+                    int(data)
+                data.decode("utf-8")
+            except ValueError:
+                parsed = False
+            else:
+                parsed = True
+            if not parsed:
+                refuse(f"has the record {name}, which torch.load cannot parse: {words}", "torch.record")
 
 
 def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:

@@ -456,17 +456,13 @@ def _likely(interval: Interval, shape: tuple[int, ...]) -> Iterator[float]:
     sign = -1.0 if interval.high < 0 else 1.0
     low, high = sorted((abs(interval.low), abs(interval.high)))
     inside = Interval(low, high)
-    named = [_power_of_two(low), *_roots(shape[-1] if shape else 1)]
+    # The least power of two that is at least ``low`` (positive).
+    mantissa, exponent = frexp(low)
+    named = [ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024)), *_roots(shape[-1] if shape else 1)]
     plain = sorted((_shortest_decimal(inside), _shortest_binary(inside)))
     yield from (sign * factor for factor in named if factor in inside)
     yield from (sign * factor for _, factor in plain)
     yield sign * _middle(inside)
-
-
-def _power_of_two(low: float) -> float:
-    """Return the least power of two that is at least ``low`` (positive)."""
-    mantissa, exponent = frexp(low)
-    return ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024))
 
 
 def _roots(width: int) -> list[float]:

@@ -204,7 +204,11 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
     if shape is not None and bits is not None:
         _check_words(faults, packed, shape[1], bits)
     block = _check_scales(module, faults, shape) if scaled and shape else None
-    _check_shape(module, faults, shape)
+    stated = stated_shape(module)
+    if "weight_shape" in module.tensors and module.shape("weight_shape") != (2,):
+        faults.misfit("weight_shape", "the shape of a matrix has two numbers")
+    elif stated is not None and shape is not None and stated != shape:
+        faults.misfit("weight_packed", f"weight_shape says {stated[0]} rows")
     symmetric = _check_zero_points(module, faults, shape, block, bits)
     uncomputed = _packing_unknown(module, bits, shape, packed)
     return described(
@@ -272,14 +276,6 @@ def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) 
     if block is None:
         faults.misfit("weight_scale", f"the matrix is {shape[0]}×{shape[1]}")
     return block
-
-
-def _check_shape(module: StoredModule, faults: Faults, shape: tuple[int, int] | None) -> None:
-    stated = stated_shape(module)
-    if "weight_shape" in module.tensors and module.shape("weight_shape") != (2,):
-        faults.misfit("weight_shape", "the shape of a matrix has two numbers")
-    elif stated is not None and shape is not None and stated != shape:
-        faults.misfit("weight_packed", f"weight_shape says {stated[0]} rows")
 
 
 def _check_zero_points(
@@ -612,7 +608,18 @@ def recognise_tensor_subclasses(module: StoredModule) -> QuantisedMatrix | None:
     if "weight._data" in module.tensors or "weight._data._data" in module.tensors:
         return _quanto(module)
     if "W_q" in module.tensors:
-        return _hqq(module)
+        faults = faults_of(module)
+        require_scales(module, faults, "W_q", "scale")
+        return described(
+            module,
+            HQQ,
+            _HQQ,
+            faults,
+            bits=module.choice.bits,
+            block=None,
+            shape=None,
+            uncomputed="tieconv does not read the codes of HQQ",
+        )
     return None
 
 
@@ -665,19 +672,4 @@ def _quanto(module: StoredModule) -> QuantisedMatrix:
         shape=shape,
         symmetric=not packed,
         uncomputed="" if whole else "tieconv does not read packed codes of quanto",
-    )
-
-
-def _hqq(module: StoredModule) -> QuantisedMatrix:
-    faults = faults_of(module)
-    require_scales(module, faults, "W_q", "scale")
-    return described(
-        module,
-        HQQ,
-        _HQQ,
-        faults,
-        bits=module.choice.bits,
-        block=None,
-        shape=None,
-        uncomputed="tieconv does not read the codes of HQQ",
     )

@@ -534,15 +534,11 @@ def _judged(sums: _Sums, rows: int, copies: bool) -> PairRelation:
         return PairRelation(PairState.EQUAL_VALUES, figures=figures)
     if copies and figures.of_bound is not None and figures.of_bound <= 1:
         return PairRelation(PairState.COPY, figures=figures)
-    if copies and _calibrated(figures):
-        return PairRelation(PairState.CALIBRATED_COPY, figures=figures)
-    return PairRelation(PairState.DIFFERENT, figures=figures)
-
-
-def _calibrated(figures: ErrorFigures) -> bool:
-    return (
+    if copies and (
         figures.rms_steps is not None
         and figures.relative_rms is not None
         and figures.rms_steps <= CALIBRATED_STEPS
         and figures.relative_rms <= CALIBRATED_RMS
-    )
+    ):
+        return PairRelation(PairState.CALIBRATED_COPY, figures=figures)
+    return PairRelation(PairState.DIFFERENT, figures=figures)

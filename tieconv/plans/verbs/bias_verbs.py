@@ -146,7 +146,11 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
     `RefusedError` if the bias is absent, has more than one row, or would lose a nonzero value.
     """
     guard_head(inspection, "bias resize")
-    stored = _stored_biases(inspection)
+    tensors, bias = inspection.checkpoint.tensors, inspection.head.output_bias
+    names = {locate(inspection.family, name, tensors) for name in inspection.family.output_biases}
+    if bias is not None and bias.state is not BiasState.ABSENT:
+        names.add(bias.name)
+    stored = [tensors[name] for name in sorted(name for name in names if name is not None)]
     if not stored:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores no head bias",
@@ -176,14 +180,6 @@ def head_rows(inspection: Inspection) -> int | None:
         if part is not None and part.shape:
             return part.shape[0]
     return None
-
-
-def _stored_biases(inspection: Inspection) -> list[TensorRecord]:
-    tensors, bias = inspection.checkpoint.tensors, inspection.head.output_bias
-    names = {locate(inspection.family, name, tensors) for name in inspection.family.output_biases}
-    if bias is not None and bias.state is not BiasState.ABSENT:
-        names.add(bias.name)
-    return [tensors[name] for name in sorted(name for name in names if name is not None)]
 
 
 def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, command: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from tieconv.architectures.effective_flag import reading_v4
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
-from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.write_plan import OutputStorage, Plan, Promises
@@ -48,7 +48,13 @@ def plan_dedup(inspection: Inspection) -> Plan:
     edits = Edits(inspection.checkpoint)
     notes: list[str] = []
     settle = _share if inspection.checkpoint.format == "torch" else _drop
-    _trim(edits)
+    # Free the bytes of torch storages that no tensor views.
+    for file in edits.checkpoint.files:
+        for storage in file.storages:
+            views = [record for record in file.tensors if record.storage == storage.key]
+            output = trimmed(storage, views)
+            if views and output.range != storage.range:
+                edits.trim(views[0], output, storage.range.size - output.range.size)
     for group in shared_groups(inspection):
         notes += settle(edits, group)
     notes += _placeholders(edits, inspection)
@@ -84,16 +90,6 @@ def _share(edits: Edits, group: SharedGroup) -> list[str]:
             else:
                 notes.append(f"kept: {shown(name)}, {reasons[name]}, and two files cannot share a storage")
     return notes
-
-
-def _trim(edits: Edits) -> None:
-    """Free the bytes of torch storages that no tensor views."""
-    for file in edits.checkpoint.files:
-        for storage in file.storages:
-            views = [record for record in file.tensors if record.storage == storage.key]
-            output = trimmed(storage, views)
-            if views and output.range != storage.range:
-                edits.trim(views[0], output, storage.range.size - output.range.size)
 
 
 def trimmed(storage: Storage, views: Sequence[TensorRecord]) -> OutputStorage:
@@ -171,7 +167,7 @@ def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
     notes = []
     for tie in inspection.ties:
         for member in tie.stored_members:
-            if not _is_empty(inspection, member):
+            if not (member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements):
                 continue
             why = _not_restored(inspection, tie, {member.name})
             if why:
@@ -179,7 +175,3 @@ def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
             else:
                 edits.drop(member.name, "it is empty")
     return notes
-
-
-def _is_empty(inspection: Inspection, member: Member) -> bool:
-    return member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements

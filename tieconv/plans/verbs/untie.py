@@ -81,10 +81,23 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
         is_head = head is not None and member.name == head.name
         empty = member.relation.is_empty
         if member.state not in ALIKE and not empty:
-            notes += _already_apart(inspection, tie, member)
+            if member.state is State.TRANSPOSED or member.relation.shape_differs:
+                refuse(
+                    f"loaders cannot read the stored {shown(member.name)}: {difference_clause(member)}",
+                    "store it in the shape of the embedding first",
+                    "untie.shape",
+                )
+            notes += apart_note(inspection, tie, member)
         origin = _origin(inspection, tie, member, source)
         if is_head and exponent:
-            _write_scaled(edits, inspection, member, origin, exponent)
+            # Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag.
+            if member.stored and member.state not in (State.IDENTICAL, State.ALIASED):
+                refuse(
+                    f"{shown(member.name)} differs from the embedding, and the flag also scales the logits",
+                    "edit the flag by hand once you know which head is correct",
+                    "flag.forward",
+                )
+            edits.scale(member.name, origin, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
             _guard_rows(inspection, member, origin)
             edits.copy(member.name, origin)
@@ -131,27 +144,6 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
             inspect_hint(inspection),
             "untie.shape",
         )
-
-
-def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
-    if member.state is State.TRANSPOSED or member.relation.shape_differs:
-        refuse(
-            f"loaders cannot read the stored {shown(member.name)}: {difference_clause(member)}",
-            "store it in the shape of the embedding first",
-            "untie.shape",
-        )
-    return apart_note(inspection, tie, member)
-
-
-def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
-    """Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag."""
-    if member.stored and member.state not in (State.IDENTICAL, State.ALIASED):
-        refuse(
-            f"{shown(member.name)} differs from the embedding, and the flag also scales the logits",
-            "edit the flag by hand once you know which head is correct",
-            "flag.forward",
-        )
-    edits.scale(member.name, source, exponent)
 
 
 def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:

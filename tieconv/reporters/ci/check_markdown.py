@@ -132,16 +132,10 @@ def _name(text: str) -> str:
     if not text:
         return ""
     if re.search(r"[`|\\]", text) or text != text.strip():
-        return _entities(text)
+        # Replace each character that Markdown, HTML or GitHub may interpret with an entity.
+        # GitHub decodes entities before it looks for mentions, so ``@`` becomes ``\x40``, as in `shown`.
+        return re.sub(r"[^A-Za-z0-9 ,;()\"'…-]", _entity, text)
     return f"`{text}`"
-
-
-def _entities(text: str) -> str:
-    """Replace each character that Markdown, HTML or GitHub may interpret with an entity.
-
-    GitHub decodes entities before it looks for mentions, so ``@`` becomes ``\\x40``, as in `shown`.
-    """
-    return re.sub(r"[^A-Za-z0-9 ,;()\"'…-]", _entity, text)
 
 
 def _entity(match: re.Match[str]) -> str:

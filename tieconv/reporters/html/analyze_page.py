@@ -17,7 +17,6 @@ from tieconv.reporters.html.svg import (
     Point,
     Recognised,
     Series,
-    Shade,
     bars,
     escape,
     figure,
@@ -179,7 +178,16 @@ def _norms(series: Series) -> Recognised:
     frame = Frame("row norms", (0, 1), span([0.0, quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS)
     legend = tuple(_styled(names, "_norm"))
     for name, (style, _) in zip(names, legend, strict=True):
-        low, middle, high = _binned(series[name], frame.y[1])
+        # The 10 %, 50 % and 90 % quantiles of the values in each of `_BINS` stretches, at most ``most``.
+        values = series[name]
+        most = frame.y[1]
+        count = min(_BINS, len(values))
+        lines: tuple[list[Point], list[Point], list[Point]] = ([], [], [])
+        for number in range(count):
+            part = sorted(values[number * len(values) // count : (number + 1) * len(values) // count])
+            for line, share in zip(lines, (0.1, 0.5, 0.9), strict=True):
+                line.append((number / max(1, count - 1), min(most, part[round(share * (len(part) - 1))])))
+        low, middle, high = lines
         frame.band(low, high, style)
         frame.line(middle, style)
     says = (
@@ -278,17 +286,6 @@ def _finite(points: Sequence[float]) -> list[float]:
 
 def _by_row(values: Sequence[float]) -> list[Point]:
     return [(index / max(1, len(values) - 1), value) for index, value in enumerate(values)]
-
-
-def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Point], list[Point]]:
-    """Return the 10 %, 50 % and 90 % quantiles of the values in each of `_BINS` stretches, at most ``most``."""
-    count = min(_BINS, len(values))
-    lines: tuple[list[Point], list[Point], list[Point]] = ([], [], [])
-    for number in range(count):
-        part = sorted(values[number * len(values) // count : (number + 1) * len(values) // count])
-        for line, share in zip(lines, (0.1, 0.5, 0.9), strict=True):
-            line.append((number / max(1, count - 1), min(most, part[round(share * (len(part) - 1))])))
-    return lines
 
 
 _EVOLUTION_LEGEND = (
@@ -393,10 +390,12 @@ def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
     heights = [height for values, floors in lines.values() for _, height in (*values, *floors)]
     named = any(revision.step is None for revision in evolution.revisions)
     ticks = _names(evolution) if named else None
+    # The range of the values with some room, so that no curve lies on the axis.
+    low, high = span(heights)
     frame = Frame(
         group.heading,
         (min(steps), max(steps)),
-        _roomy(heights),
+        (low - 0.04 * (high - low), high + 0.04 * (high - low)),
         "revisions in their order" if named else "training step",
         group.unit,
         ticks,
@@ -410,12 +409,6 @@ def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
     legend = tuple(group.measures[name] for name in lines)
     marks = _FLOORS if any(floors for _, floors in lines.values()) else ()
     yield Plot(group.heading, frame.svg(), group.says, legend, marks=marks)
-
-
-def _roomy(heights: Sequence[float]) -> Point:
-    """Return the range of the values with some room, so that no curve lies on the axis."""
-    low, high = span(heights)
-    return low - 0.04 * (high - low), high + 0.04 * (high - low)
 
 
 def _places(evolution: Evolution) -> Sequence[tuple[float, int]]:
@@ -488,25 +481,21 @@ def drawn_figure(plot: Plot, key: str) -> Iterator[str]:
         yield from (f'<li><i class="mark {kind}"></i>{escape(name)}</li>' for kind, name in plot.marks)
         yield "</ul>"
     if plot.shades:
-        yield from _switch(plot.shades, key)
+        # A radio button for each drawing. The style sheet alone switches; the first is shown at the start.
+        yield '<div class="switch" role="group" aria-label="coloured by">'
+        for index, shade in enumerate(plot.shades):
+            checked = " checked" if index == 0 else ""
+            yield f'<input type="radio" name="{key}" id="{key}c{index}" class="k{index}"{checked}>'
+            yield f'<label for="{key}c{index}">{escape(shade.name)}</label>'
+        for index, shade in enumerate(plot.shades):
+            yield f'<div class="shade k{index}">'
+            yield from _ramp(shade.ramp)
+            yield f"{shade.drawing}</div>"
+        yield "</div>"
     else:
         yield from _ramp(plot.ramp) if plot.ramp else ()
         yield plot.drawing
     yield f"<figcaption>{escape(plot.says, LIMIT)}</figcaption></figure>"
-
-
-def _switch(shades: Sequence[Shade], key: str) -> Iterator[str]:
-    """Yield a radio button for each drawing. The style sheet alone switches; the first is shown at the start."""
-    yield '<div class="switch" role="group" aria-label="coloured by">'
-    for index, shade in enumerate(shades):
-        checked = " checked" if index == 0 else ""
-        yield f'<input type="radio" name="{key}" id="{key}c{index}" class="k{index}"{checked}>'
-        yield f'<label for="{key}c{index}">{escape(shade.name)}</label>'
-    for index, shade in enumerate(shades):
-        yield f'<div class="shade k{index}">'
-        yield from _ramp(shade.ramp)
-        yield f"{shade.drawing}</div>"
-    yield "</div>"
 
 
 def _ramp(ends: tuple[str, str]) -> Iterator[str]:

@@ -91,7 +91,15 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _adapter(inspection)
     yield from _storage(inspection)
     if inspection.live is not None:
-        yield from live_rows(inspection.live)
+        # The groups of one parameter, of one storage, the unread values, and the prediction of a save.
+        yield from _groups("one parameter", inspection.live.one_object)
+        yield from _groups("one storage", inspection.live.one_storage, "several parameters")
+        reasons: dict[str, list[str]] = {}
+        for name, reason in inspection.live.unread:
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            yield "not read", count(len(names), "tensor"), shown(reason)
+        yield from _save(inspection.live)
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         label = "commit" if inspection.checkpoint.source.startswith("hf://") else "listing"
@@ -393,18 +401,6 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _LISTED = 4
-
-
-def live_rows(live: LiveModel) -> Iterator[Row]:
-    """Yield the groups of one parameter, of one storage, the unread values, and the prediction of a save."""
-    yield from _groups("one parameter", live.one_object)
-    yield from _groups("one storage", live.one_storage, "several parameters")
-    reasons: dict[str, list[str]] = {}
-    for name, reason in live.unread:
-        reasons.setdefault(reason, []).append(name)
-    for reason, names in reasons.items():
-        yield "not read", count(len(names), "tensor"), shown(reason)
-    yield from _save(live)
 
 
 def _groups(label: str, groups: tuple[tuple[str, ...], ...], detail: str = "") -> Iterator[Row]:

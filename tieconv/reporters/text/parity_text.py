@@ -206,7 +206,14 @@ def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = pl
     several = len(outcome.proofs) > 1
     lines += [_session(proof, paint, f" of {shown(proof.graph)}" if several else "") for proof in outcome.proofs]
     if outcome.parity is not None:
-        lines.append(_parity(outcome.parity, paint))
+        style = {"passed": "good", "failed": "error"}.get(outcome.parity.verdict, "warning")
+        failed = [gate.sentence for gate in outcome.parity.gates if not gate.passed]
+        values = {gate.name: gate.value for gate in outcome.parity.gates}
+        ratio = values.get("rms_ratio")
+        text = shown(failed[0], 300) if failed else shown(outcome.parity.reason, 300)
+        if outcome.parity.verdict == "passed" and ratio is not None:
+            text = f"the error is {ratio:.2f} times torch's in the same precision, {outcome.parity.provider.active}"
+        lines.append(f"  parity {paint(str(outcome.parity.verdict), style)}: {text}")
     new = tuple(note for note in outcome.plan.notes if note not in before.notes)
     return "\n".join([*lines, *_notes(new, paint, width)])
 
@@ -256,14 +263,3 @@ def _session(proof: SessionProof, paint: Paint, of: str) -> str:
         return f"  {paint('not proved', 'warning')} in a session{of}: {shown(proof.why_not, 300)}"
     held = ", ".join(f"{shown(name)} {'once' if n == 1 else f'{n} times'}" for name, n in proof.copies)
     return f"  {paint('proved', 'good')}: a session{of} {f'holds {held}' if held else 'can load the graph'}"
-
-
-def _parity(report: Parity, paint: Paint) -> str:
-    style = {"passed": "good", "failed": "error"}.get(report.verdict, "warning")
-    failed = [gate.sentence for gate in report.gates if not gate.passed]
-    values = {gate.name: gate.value for gate in report.gates}
-    ratio = values.get("rms_ratio")
-    text = shown(failed[0], 300) if failed else shown(report.reason, 300)
-    if report.verdict == "passed" and ratio is not None:
-        text = f"the error is {ratio:.2f} times torch's in the same precision, {report.provider.active}"
-    return f"  parity {paint(str(report.verdict), style)}: {text}"

@@ -298,11 +298,9 @@ def render_push(push: Push, paint: Paint = plain) -> str:
         ]
         if len(push.left_out) > _LISTED:
             lines.append(f"    and {count(len(push.left_out) - _LISTED, 'more file')}")
-    return "\n".join([head, *lines, "", f"  {push.title}", "", *_indented(push.description)])
-
-
-def _indented(text: str) -> Iterator[str]:
-    return (f"  {line}".rstrip() for line in text.splitlines())
+    return "\n".join(
+        [head, *lines, "", f"  {push.title}", "", *(f"  {line}".rstrip() for line in push.description.splitlines())]
+    )
 
 
 def title(changes: Iterable[FileChange]) -> str:
