@@ -8,7 +8,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.checkpoint.value_type import Printed, record
+from tieconv.checkpoint.value_type import Listed, Printed, record
 from tieconv.checkpoint.write_plan import PLAN_SCHEMA, plan_facts, plan_rows
 from tieconv.version import VERSION
 
@@ -61,7 +61,7 @@ class SharedMatrix:
 
 
 @record
-class SessionRuns:
+class SessionRuns(Listed):
     """Runs of the source and of the written graph with the same inputs. ``equal`` of them gave the same bits.
 
     ``differing`` are those that gave other bits, by how much. ``not_run`` are cases that the source does not run.
@@ -71,15 +71,6 @@ class SessionRuns:
     cases: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``runs``."""
-        return {
-            "equal": self.equal,
-            "cases": list(self.cases),
-            "differing": list(self.differing),
-            "not_run": list(self.not_run),
-        }
 
 
 @record

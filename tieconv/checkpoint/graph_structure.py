@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import ClassVar
 
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Listed, record
 
 OLDEST_OPSET = 11
 """The first opset whose graphs `dedup` rewrites."""
@@ -77,28 +78,28 @@ class MatrixUse:
 
 
 @record
-class Latent:
+class Latent(Listed):
     """A form of an initializer that a session computes once and keeps: its Transpose, its Cast, or both.
 
     ``extra`` if a node also reads another form, so that the session holds the matrix more than once.
     """
+
+    KEYS: ClassVar = {"name": "tensor", "nbytes": "bytes"}
 
     name: str
     operators: tuple[str, ...]
     nbytes: int
     extra: bool
 
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``latent``."""
-        return {"tensor": self.name, "operators": list(self.operators), "bytes": self.nbytes, "extra": self.extra}
-
 
 @record
-class QuantisedRead:
+class QuantisedRead(Listed):
     """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it.
 
     ``parts`` are its codes, scales and zero points if they can be compared with those of the other role.
     """
+
+    KEYS: ClassVar = {"name": "tensor", "parts": None, "bits": None, "block": None}
 
     role: str
     name: str
@@ -106,10 +107,6 @@ class QuantisedRead:
     parts: tuple[str, ...] = ()
     bits: int = 0
     block: int = 0
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``quantised``."""
-        return {"role": self.role, "tensor": self.name, "operator": self.operator}
 
 
 @record

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from enum import StrEnum
+from typing import ClassVar
 
-from tieconv.checkpoint.value_type import plain, record
+from tieconv.checkpoint.value_type import Listed, plain, record
 
 EMBEDDING, HEAD = "embedding", "head"
 """The roles of a matrix."""
@@ -20,12 +21,14 @@ class Verdict(StrEnum):
 
 
 @record
-class ConfigChoice:
+class ConfigChoice(Listed):
     """What the config says about one module, and the ``entry`` that says it; ``None`` for a number that it lacks.
 
     ``layout`` is its word for how codes are stored: a format of compressed-tensors, ``gptq_v2``, a mode of MLX.
     ``block`` are the rows and columns that share a scale.
     """
+
+    KEYS: ClassVar = {"group": "group_size", "block": None}
 
     verdict: Verdict
     entry: str = ""
@@ -35,50 +38,29 @@ class ConfigChoice:
     layout: str = ""
     block: tuple[int, int] | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``config``."""
-        return {
-            "verdict": str(self.verdict),
-            "entry": self.entry,
-            "bits": self.bits,
-            "group_size": self.group,
-            "symmetric": self.symmetric,
-            "layout": self.layout,
-        }
-
 
 @record
-class DeclaredQuantisation:
+class DeclaredQuantisation(Listed):
     """The quantisation that the config describes: its method, its path, and what it says about the output head."""
+
+    KEYS: ClassVar = {"path": "config"}
 
     method: str
     path: str
     head: ConfigChoice
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``quantisation``."""
-        return {"method": self.method, "config": self.path, "head": self.head.to_dict()}
-
 
 @record
-class QuantisedPart:
+class QuantisedPart(Listed):
     """One stored tensor of a matrix and its purpose: ``codes``, ``scales``, ``zero_points`` and others."""
+
+    KEYS: ClassVar = {"role": "part", "nbytes": "bytes"}
 
     role: str
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``parts``."""
-        return {
-            "part": self.role,
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "bytes": self.nbytes,
-        }
 
 
 class FaultKind(StrEnum):
@@ -91,7 +73,7 @@ class FaultKind(StrEnum):
 
 
 @record
-class MatrixFault:
+class MatrixFault(Listed):
     """Why a matrix cannot be read, as a clause, and the tensors that it is about."""
 
     kind: FaultKind
@@ -146,12 +128,9 @@ class QuantisedMatrix:
             "symmetric": self.symmetric,
             "shape": list(self.shape) if self.shape else None,
             "bytes": self.nbytes,
-            "parts": [part.to_dict() for part in self.parts],
+            "parts": plain(self.parts),
             "config": self.config.to_dict(),
-            "faults": [
-                {"kind": str(fault.kind), "reason": fault.reason, "tensors": list(fault.tensors)}
-                for fault in self.faults
-            ],
+            "faults": plain(self.faults),
             "uncomputed": self.uncomputed,
         }
 
@@ -168,13 +147,15 @@ class PairState(StrEnum):
 
 
 @record
-class ErrorFigures:
+class ErrorFigures(Listed):
     """By how much the values of two matrices differ.
 
     ``largest`` is the largest difference. ``of_bound`` is the largest difference as a share of what rounding to nearest
     allows at that element. ``rms_steps`` is the rms of the difference in steps of the code. ``relative_rms`` =
     rms(difference) / rms(values). ``None`` if a figure is undefined or not finite.
     """
+
+    KEYS: ClassVar = {"largest": "max_abs"}
 
     largest: float | None
     of_bound: float | None
@@ -183,21 +164,12 @@ class ErrorFigures:
     rows_differing: int
     rows: int
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``figures``."""
-        return {
-            "max_abs": plain(self.largest),
-            "of_bound": plain(self.of_bound),
-            "rms_steps": plain(self.rms_steps),
-            "relative_rms": plain(self.relative_rms),
-            "rows_differing": self.rows_differing,
-            "rows": self.rows,
-        }
-
 
 @record
-class PairRelation:
+class PairRelation(Listed):
     """The proved relation, or the ``reason`` why nothing is proved. ``differing`` are the parts that differ."""
+
+    KEYS: ClassVar = {"differing": "parts_differing"}
 
     state: PairState
     reason: str = ""
@@ -205,24 +177,16 @@ class PairRelation:
     figures: ErrorFigures | None = None
     bytes_wasted: int = 0
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``relation``."""
-        return {
-            "state": str(self.state),
-            "reason": self.reason,
-            "parts_differing": list(self.differing),
-            "figures": self.figures.to_dict() if self.figures else None,
-            "bytes_wasted": self.bytes_wasted,
-        }
-
 
 @record
-class QuantisedTables:
+class QuantisedTables(Listed):
     """The quantised embedding and head of a model, and the config that describes them.
 
     ``method`` is the quantisation method that the config names, ``path`` the place in the config; both may be empty.
     ``relation`` is ``None`` if only one of the two matrices is stored.
     """
+
+    KEYS: ClassVar = {"path": "config"}
 
     method: str
     path: str
@@ -237,15 +201,6 @@ class QuantisedTables:
         """Yield the faults of this kind, with their matrices."""
         for matrix in self.matrices:
             yield from ((matrix, fault) for fault in matrix.faults if fault.kind is kind)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``quantised``."""
-        return {
-            "method": self.method,
-            "config": self.path,
-            "matrices": [matrix.to_dict() for matrix in self.matrices],
-            "relation": self.relation.to_dict() if self.relation else None,
-        }
 
 
 # Names under which quantisers store a matrix as codes and scales.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.relation import State as State
-from tieconv.checkpoint.value_type import plain, record
+from tieconv.checkpoint.value_type import Listed, plain, record
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.relation.proved import Relation
@@ -39,12 +39,14 @@ class Member:
 
 
 @record
-class Tie:
+class Tie(Listed):
     """Names that the architecture makes one parameter.
 
     ``declared`` is whether the config makes this group tied. ``consistent`` is whether the stored tensors agree with
     that, ``None`` if a needed comparison was not made. ``canonical`` is the name that is, or should be, stored.
     """
+
+    KEYS: ClassVar = {"canonical_stored": None, "gated": None}
 
     role: Role
     canonical: str
@@ -59,29 +61,14 @@ class Tie:
     def stored_members(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.stored)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``ties``."""
-        return {
-            "role": str(self.role),
-            "canonical": self.canonical,
-            "declared": self.declared,
-            "consistent": self.consistent,
-            "bytes_wasted": self.bytes_wasted,
-            "members": [member.to_dict() for member in self.members],
-        }
-
 
 @record
-class Duplicate:
+class Duplicate(Listed):
     """Tensors outside the tied groups that hold the same values; ``kind`` is a `State` value."""
 
     kind: State
     tensors: tuple[str, ...]
     bytes_wasted: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``duplicates``."""
-        return {"kind": str(self.kind), "tensors": list(self.tensors), "bytes_wasted": self.bytes_wasted}
 
 
 # The input embedding, the output embedding and the bias of a model, by their names in the file.

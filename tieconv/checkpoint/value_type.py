@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 from tieconv.text import shown
 
@@ -114,7 +114,12 @@ _SOURCE = 60
 
 
 def plain(value: object) -> object:
-    """Return a JSON-ready value: tuples as lists, non-finite numbers (which JSON lacks) as text."""
+    """Return a JSON-ready value: records by their `to_dict`, tuples as lists, non-finite numbers (no JSON) as text."""
+    if hasattr(value, "to_dict"):
+        document: object = value.to_dict()
+        return document
+    if isinstance(value, str):
+        return str(value)  # the value of an enum
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
     if isinstance(value, dict):
@@ -122,6 +127,19 @@ def plain(value: object) -> object:
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return value
+
+
+class Listed:
+    """A record whose JSON is its fields in order. ``KEYS`` has those with another key; ``None`` leaves one out."""
+
+    __slots__ = ()
+    KEYS: ClassVar[Mapping[str, str | None]] = {}
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON object of the record."""
+        names = [entry.name for entry in fields(self)]  # type: ignore[arg-type]  # a record is a dataclass
+        keys = ((self.KEYS.get(name, name), name) for name in names)
+        return {key: plain(getattr(self, name)) for key, name in keys if key is not None}
 
 
 def stated_fields(value: DataclassInstance) -> dict[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, field
 from enum import StrEnum
 
-from tieconv.checkpoint.value_type import Printed, plain, quoted, record, stated_fields
+from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record, stated_fields
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -41,7 +41,7 @@ POINTS = 4096
 
 
 @record
-class Measure:
+class Measure(Listed):
     """One figure with the values to compare it with.
 
     ``value`` is ``None`` if the figure was refused or is undefined (``says`` gives the reason). ``floor`` is the value
@@ -61,18 +61,6 @@ class Measure:
     def units(self) -> str:
         """The unit for people: singular if the value is 1."""
         return self.unit.removesuffix("s") if self.value == 1 else self.unit
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of a section's ``measures``."""
-        return {
-            "name": self.name,
-            "value": plain(self.value),
-            "floor": plain(self.floor),
-            "ceiling": plain(self.ceiling),
-            "n": self.n,
-            "unit": self.unit,
-            "says": self.says,
-        }
 
 
 @record

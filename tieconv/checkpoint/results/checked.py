@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from tieconv.checkpoint.finding import Action, Finding, Level
-from tieconv.checkpoint.value_type import Printed, record
+from tieconv.checkpoint.value_type import Listed, Printed, record
 from tieconv.text import count, tally
 from tieconv.version import VERSION
 
@@ -61,16 +61,12 @@ class Failure:
 
 
 @record
-class Fix:
+class Fix(Listed):
     """A remedy that was applied, or (``refusal``) why not; ``rules`` are those that asked for it."""
 
     command: str
     rules: tuple[str, ...]
     refusal: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return an entry of `fixes`."""
-        return {"command": self.command, "rules": list(self.rules), "refusal": self.refusal}
 
 
 @record

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.quantised_matrix import PairRelation
 from tieconv.checkpoint.relation.proved import Relation
-from tieconv.checkpoint.value_type import Printed, plain, quoted, record
+from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -47,39 +47,27 @@ class Side:
 
 
 @record
-class OnlyHere:
+class OnlyHere(Listed):
     """A tensor that only one of the models stores."""
 
     shape: tuple[int, ...]
     dtype: str
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``detail``."""
-        return {"shape": list(self.shape), "dtype": self.dtype}
-
 
 @record
-class Shapes:
+class Shapes(Listed):
     """The two shapes of tensors whose shapes differ."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``detail``."""
-        return {"a": list(self.a), "b": list(self.b)}
-
 
 @record
-class ForwardScale:
+class ForwardScale(Listed):
     """Equal bytes, but the forward pass of one model multiplies the logits by ``forward_factor``."""
 
     forward_factor: float
     reason: str = "equal bytes, but one forward pass scales the logits"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``detail``."""
-        return {"forward_factor": plain(self.forward_factor), "reason": self.reason}
 
 
 @record
@@ -220,20 +208,16 @@ def _config(difference: ConfigDifference) -> dict[str, object]:
 
 
 @record
-class MatrixSide:
+class MatrixSide(Listed):
     """A quantised matrix by its scheme, or a float matrix by its type. ``shape`` is [V, H] if it is known."""
 
     scheme: str
     bits: int | None
     shape: tuple[int, int] | None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``a`` or ``b``."""
-        return {"scheme": self.scheme, "bits": self.bits, "shape": list(self.shape) if self.shape else None}
-
 
 @record
-class MatrixDifference:
+class MatrixDifference(Listed):
     """An embedding or head that is quantised in a model, and of which stored ``parts`` differ.
 
     ``relation`` is how B's matrix relates to A's; ``None`` if only one model stores it.
@@ -244,13 +228,3 @@ class MatrixDifference:
     b: MatrixSide | None
     parts: tuple[str, ...]
     relation: PairRelation | None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``quantised``."""
-        return {
-            "name": self.name,
-            "a": self.a.to_dict() if self.a else None,
-            "b": self.b.to_dict() if self.b else None,
-            "parts": list(self.parts),
-            "relation": self.relation.to_dict() if self.relation else None,
-        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
-from tieconv.checkpoint.value_type import Printed, record
+from tieconv.checkpoint.value_type import Listed, Printed, record
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -15,7 +15,7 @@ UNREAD = "unread"
 
 
 @record
-class Change:
+class Change(Listed):
     """A finding of this run or the earlier one: ``state`` is ``new``, ``fixed`` or ``still``."""
 
     state: str
@@ -23,16 +23,6 @@ class Change:
     rule: str
     level: str
     message: str
-
-    def to_dict(self) -> dict[str, object]:
-        """Return an entry of `changes`."""
-        return {
-            "state": self.state,
-            "source": self.source,
-            "rule": self.rule,
-            "level": self.level,
-            "message": self.message,
-        }
 
 
 @record
