@@ -12,12 +12,36 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Adapter
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.text import count, shown
 
 
+@rule("PEF001", "adapter-targets-tie", Level.ERROR)
 def targets_tie(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """An adapter changes one of two matrices that its base model ties.
+
+    ## What it does
+    Reports a PEFT adapter with low-rank parts for the tied embedding or head of a base model. It is a warning if tieconv
+    cannot read the base model, which may be untied. The rule skips adapters that were trained with `ensure_weight_tying`,
+    because they keep the pair equal.
+
+    ## Why it matters
+    While the adapter is loaded, the head and the embedding have different parts. A merge adds both parts to the one matrix.
+    The merged model generates garbage, and nothing can recover the training from the merged file. PEFT only prints a
+    warning when it creates the adapter.
+
+    ## Example
+    An adapter that targets `lm_head` of a tied Llama:
+
+        error PEF001: The adapter changes lm_head, but its base model ties
+        lm_head.weight to model.embed_tokens.weight. A merge adds the change to the
+        matrix that both use. Merge the adapter into the untied model instead.
+
+    ## How to fix
+    Untie the base model first. Then load and merge the adapter there: `PeftModel.from_pretrained(untied, ADAPTER)`. The
+    config of the adapter still contains the tied model, so the finding stays. The logits stay the same except for rounding
+    (measured with peft 0.21: a difference of at most 5e-7).
+    """
     adapter = inspection.checkpoint.adapter
     if adapter is None or adapter.tied:
         return
@@ -27,10 +51,10 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
     start = f"The adapter changes {evidence.listed(modules)}, but its base model"
     tie = tied_pair(inspection.base)
     if tie is None or inspection.base is None:
-        yield TARGETS_TIE.finding(f"{start} {_absent(adapter)}", level=Level.WARNING)
+        yield targets_tie.finding(f"{start} {_absent(adapter)}", level=Level.WARNING)
         return
     others = evidence.listed(member.name for member in tie.members if member.name != tie.canonical)
-    yield TARGETS_TIE.finding(
+    yield targets_tie.finding(
         f"{start} ties {others} to {evidence.listed([tie.canonical])}. A merge adds the change to the matrix that "
         "both use. Merge the adapter into the untied model instead.",
         remedy=remedies.untie(inspection.base, safe=True),
@@ -43,40 +67,28 @@ def _absent(adapter: Adapter) -> str:
     return f"{where}{kind}. If the base model is tied, untie it before the merge."
 
 
-TARGETS_TIE = Rule(
-    "PEF001",
-    "adapter-targets-tie",
-    Level.ERROR,
-    """An adapter changes one of two matrices that its base model ties.
-
-## What it does
-Reports a PEFT adapter with low-rank parts for the tied embedding or head of a base model. It is a warning if tieconv
-cannot read the base model, which may be untied. The rule skips adapters that were trained with `ensure_weight_tying`,
-because they keep the pair equal.
-
-## Why it matters
-While the adapter is loaded, the head and the embedding have different parts. A merge adds both parts to the one matrix.
-The merged model generates garbage, and nothing can recover the training from the merged file. PEFT only prints a
-warning when it creates the adapter.
-
-## Example
-An adapter that targets `lm_head` of a tied Llama:
-
-    error PEF001: The adapter changes lm_head, but its base model ties
-    lm_head.weight to model.embed_tokens.weight. A merge adds the change to the
-    matrix that both use. Merge the adapter into the untied model instead.
-
-## How to fix
-Untie the base model first. Then load and merge the adapter there: `PeftModel.from_pretrained(untied, ADAPTER)`. The
-config of the adapter still contains the tied model, so the finding stays. The logits stay the same except for rounding
-(measured with peft 0.21: a difference of at most 5e-7).
-""",
-    targets_tie,
-)
-
-
+@rule("PEF002", "adapter-replaces-tied", Level.NOTE)
 def replaces_tied(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """An adapter stores a whole copy of one of two matrices that its base model ties.
+
+    ## What it does
+    Notes a PEFT adapter whose `modules_to_save` contain the embedding or the head of a base model. The base model ties
+    them, or tieconv cannot read it.
+
+    ## Why it matters
+    The copy was trained separately, so the merged model is untied. peft 0.21 sets the flag to false when it merges. Another
+    tool may leave the flag true. Then the model loses one of the two on reload and repeats one token.
+
+    ## Example
+    An adapter of a tied Llama with `"modules_to_save": ["lm_head"]`:
+
+        note PEF002: The adapter stores a whole lm_head, but its base model ties it.
+        The merged model must store both matrices, and its config must say untied.
+
+    ## How to fix
+    After the merge, run `tieconv inspect` on the result. If the flag is still true, it reports TIE001, and
+    `tieconv set-tie false` corrects the flag.
+    """
     adapter = inspection.checkpoint.adapter
     if adapter is None or adapter.tied:
         return
@@ -84,49 +96,44 @@ def replaces_tied(inspection: Inspection) -> Iterator[Finding]:
     if modules:
         which = "its base model ties it" if inspection.base else "its base model, which was not read, may tie it"
         which = which if len(modules) == 1 else f"{which.removesuffix('it')}them"
-        yield REPLACES_TIED.finding(
+        yield replaces_tied.finding(
             f"The adapter stores a whole {evidence.listed(modules)}, but {which}. The merged model must store both "
             "matrices, and its config must say untied."
         )
 
 
-REPLACES_TIED = Rule(
-    "PEF002",
-    "adapter-replaces-tied",
-    Level.NOTE,
-    """An adapter stores a whole copy of one of two matrices that its base model ties.
-
-## What it does
-Notes a PEFT adapter whose `modules_to_save` contain the embedding or the head of a base model. The base model ties
-them, or tieconv cannot read it.
-
-## Why it matters
-The copy was trained separately, so the merged model is untied. peft 0.21 sets the flag to false when it merges. Another
-tool may leave the flag true. Then the model loses one of the two on reload and repeats one token.
-
-## Example
-An adapter of a tied Llama with `"modules_to_save": ["lm_head"]`:
-
-    note PEF002: The adapter stores a whole lm_head, but its base model ties it.
-    The merged model must store both matrices, and its config must say untied.
-
-## How to fix
-After the merge, run `tieconv inspect` on the result. If the flag is still true, it reports TIE001, and
-`tieconv set-tie false` corrects the flag.
-""",
-    replaces_tied,
-)
-
-
+@rule("PEF003", "unmerged-adapter", Level.ERROR)
 def unmerged(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """A model's weights still hold the parts of an adapter.
+
+    ## What it does
+    Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is not an adapter.
+
+    ## Why it matters
+    The file was saved from a wrapped model, and the parts were never added to the weights. Loaders report them as
+    unexpected and ignore them, so the fine-tune is lost without an error. Loaders do not find names that start with
+    `base_model.model.`.
+
+    ## Example
+    A Llama saved with its adapter inside:
+
+        error PEF003: model.layers.0.q_proj.lora_A.weight and
+        model.layers.0.q_proj.lora_B.weight are parts of an adapter that was not
+        merged. Loaders ignore them.
+
+    The rule skips parts with the name of an adapter in the config, which belong to the architecture. For example,
+    Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`.
+
+    ## How to fix
+    Load the wrapped model again and save the result of `merge_and_unload()`, or save only the adapter.
+    """
     if inspection.checkpoint.adapter is not None:
         return
     config = inspection.checkpoint.config_values
     own = {key.removesuffix("_lora") for key, value in config.items() if key.endswith("_lora") and value}
     parts = [name for name in inspection.checkpoint.tensors if _is_part(name) and own.isdisjoint(name.split("."))]
     if parts:
-        yield UNMERGED.finding(
+        yield unmerged.finding(
             f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
             f"ignore {evidence.verb(parts, 'it', 'them')}.",
             parts[:4],
@@ -140,39 +147,30 @@ def _is_part(name: str) -> bool:
     return "lora_" in name and not _LORA_PARTS.isdisjoint(name.split("."))
 
 
-UNMERGED = Rule(
-    "PEF003",
-    "unmerged-adapter",
-    Level.ERROR,
-    """A model's weights still hold the parts of an adapter.
-
-## What it does
-Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is not an adapter.
-
-## Why it matters
-The file was saved from a wrapped model, and the parts were never added to the weights. Loaders report them as
-unexpected and ignore them, so the fine-tune is lost without an error. Loaders do not find names that start with
-`base_model.model.`.
-
-## Example
-A Llama saved with its adapter inside:
-
-    error PEF003: model.layers.0.q_proj.lora_A.weight and
-    model.layers.0.q_proj.lora_B.weight are parts of an adapter that was not
-    merged. Loaders ignore them.
-
-The rule skips parts with the name of an adapter in the config, which belong to the architecture. For example,
-Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`.
-
-## How to fix
-Load the wrapped model again and save the result of `merge_and_unload()`, or save only the adapter.
-""",
-    unmerged,
-)
-
-
+@rule("PEF004", "adapter-rows", Level.ERROR)
 def rows_differ(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding: the vocabulary of the adapter beside that of its base model."""
+    """The adapter was trained with another vocabulary size than its base model has.
+
+    ## What it does
+    Compares the rows of an adapter's embedding and head with those of its base model. It skips an adapter whose base model
+    tieconv cannot read.
+
+    ## Why it matters
+    Tokens were added before the training, and the base model was not saved with them. peft fails to load the adapter: "size
+    mismatch". Tools that skip the check give the new tokens other rows.
+
+    ## Example
+    An adapter with a whole `lm_head` of 10 rows, and a base model of 8:
+
+        error PEF004: The adapter stores lm_head for 10 rows, and the base model has
+        8. peft fails to load the adapter: size mismatch. Resize the base model
+        first.
+
+    ## How to fix
+    Run `tieconv resize BASE --to N` with the rows of the adapter, and load the adapter on the result. The new rows of the
+    base model are zeros. A whole copy in the adapter replaces them.
+    """
+    # Yield at most one finding: the vocabulary of the adapter beside that of its base model.
     base = inspection.base
     embedding = base.head.input_embedding if base is not None else None
     if base is None or embedding is None or len(embedding.shape) != 2:
@@ -185,7 +183,7 @@ def rows_differ(inspection: Inspection) -> Iterator[Finding]:
     if not rows:
         return
     stored = next(iter(rows.values()))
-    yield ROWS_DIFFER.finding(
+    yield rows_differ.finding(
         f"The adapter stores {evidence.listed(rows)} for {count(stored, 'row')}, and the base model has "
         f"{embedding.shape[0]}. peft fails to load the adapter: size mismatch. Resize the base model first.",
         remedy=remedies.resize(base, ("--to", str(stored)), safe=False) if len({*rows.values()}) == 1 else None,
@@ -219,37 +217,29 @@ def in_vocabulary(module: str, base: Inspection) -> bool:
     return _leaf(module) in {_leaf(name.removesuffix(".weight")) for name in names if name}
 
 
-ROWS_DIFFER = Rule(
-    "PEF004",
-    "adapter-rows",
-    Level.ERROR,
-    """The adapter was trained with another vocabulary size than its base model has.
-
-## What it does
-Compares the rows of an adapter's embedding and head with those of its base model. It skips an adapter whose base model
-tieconv cannot read.
-
-## Why it matters
-Tokens were added before the training, and the base model was not saved with them. peft fails to load the adapter: "size
-mismatch". Tools that skip the check give the new tokens other rows.
-
-## Example
-An adapter with a whole `lm_head` of 10 rows, and a base model of 8:
-
-    error PEF004: The adapter stores lm_head for 10 rows, and the base model has
-    8. peft fails to load the adapter: size mismatch. Resize the base model
-    first.
-
-## How to fix
-Run `tieconv resize BASE --to N` with the rows of the adapter, and load the adapter on the result. The new rows of the
-base model are zeros. A whole copy in the adapter replaces them.
-""",
-    rows_differ,
-)
-
-
+@rule("PEF005", "adapter-token-rows", Level.NOTE)
 def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding: the rows of an embedding that an adapter replaces."""
+    """An adapter replaces rows of the embedding.
+
+    ## What it does
+    Notes an adapter with `trainable_token_indices`, which stores new rows for some tokens. It lists the rows.
+
+    ## Why it matters
+    A merge writes the rows into the embedding. In a tied model the head gets them too, with and without
+    `ensure_weight_tying` (measured with peft 0.21.2). vLLM loads only low-rank parts, and refuses the adapter because of
+    the name `trainable_tokens_delta`.
+
+    ## Example
+    An adapter that trains three tokens of a tied Llama:
+
+        note PEF005: The adapter replaces rows: 3 of embed_tokens (3-5). The base
+        model is tied, so a merge changes the same rows of the head. vLLM refuses
+        the adapter.
+
+    ## How to fix
+    Nothing is wrong. For vLLM, merge the adapter with `merge_and_unload()`, and run `tieconv check` on the merged model.
+    """
+    # Yield at most one finding: the rows of an embedding that an adapter replaces.
     adapter = inspection.checkpoint.adapter
     if adapter is None or not any(_ROWS_PART in name for name in inspection.checkpoint.tensors):
         return
@@ -263,7 +253,7 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
         effect = "The base model is untied, so a merge leaves the head as it is."
     else:
         effect = "If the base model is tied, a merge changes the same rows of the head."
-    yield REPLACED_TOKENS.finding(
+    yield replaced_tokens.finding(
         f"The adapter replaces rows: {rows or 'its config does not say which'}. {effect} vLLM refuses the adapter."
     )
 
@@ -282,33 +272,6 @@ def _ranges(ids: Iterable[int]) -> str:
 
 _ROWS_PART = "trainable_tokens_delta"
 _SPANS = 6
-
-REPLACED_TOKENS = Rule(
-    "PEF005",
-    "adapter-token-rows",
-    Level.NOTE,
-    """An adapter replaces rows of the embedding.
-
-## What it does
-Notes an adapter with `trainable_token_indices`, which stores new rows for some tokens. It lists the rows.
-
-## Why it matters
-A merge writes the rows into the embedding. In a tied model the head gets them too, with and without
-`ensure_weight_tying` (measured with peft 0.21.2). vLLM loads only low-rank parts, and refuses the adapter because of
-the name `trainable_tokens_delta`.
-
-## Example
-An adapter that trains three tokens of a tied Llama:
-
-    note PEF005: The adapter replaces rows: 3 of embed_tokens (3-5). The base
-    model is tied, so a merge changes the same rows of the head. vLLM refuses
-    the adapter.
-
-## How to fix
-Nothing is wrong. For vLLM, merge the adapter with `merge_and_unload()`, and run `tieconv check` on the merged model.
-""",
-    replaced_tokens,
-)
 
 
 WRAPPER = "base_model.model."

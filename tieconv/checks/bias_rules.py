@@ -10,18 +10,39 @@ from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState, Member, OutputBias, Tie
 from tieconv.checks import evidence, remedies
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.text import count
 
 
+@rule("BIA001", "unknown-bias", Level.ERROR)
 def unknown_bias(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """A bias is stored for a head that has none.
+
+    ## What it does
+    Reports a bias for the head of a class that has no head bias. It is an error if the bias is not zero. It is a note if
+    the bias is all zero or if tieconv did not read it.
+
+    ## Why it matters
+    transformers reports the tensor as unexpected and ignores it. So a trained bias is lost without an error, and the most
+    likely token changes. vLLM, mlx-lm and the converter of llama.cpp refuse the extra name. An all-zero bias changes
+    nothing, and some tools need one.
+
+    ## Example
+    A Llama with a trained `lm_head.bias`:
+
+        error BIA001: lm_head.bias holds values up to 1.39, but LlamaForCausalLM has
+        no head bias. transformers ignores the tensor. Other loaders may refuse it.
+
+    ## How to fix
+    `--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero needs a class
+    that reads it. tieconv removes no trained values.
+    """
     bias = inspection.head.output_bias
     if bias is None or bias.state is BiasState.ABSENT:
         return
     if inspection.family.output_biases or inspection.family.knowledge is not Knowledge.TABLE:
         return
-    yield UNKNOWN_BIAS.finding(
+    yield unknown_bias.finding(
         f"{evidence.listed([bias.name])} {_content(bias)}, but {evidence.label(inspection)} has no head bias. "
         "transformers ignores the tensor. Other loaders may refuse it.",
         (bias.name,),
@@ -52,37 +73,31 @@ def _remedy(inspection: Inspection) -> Remedy | None:
     return verb(inspection, ("--bias", "strip"), safe=True)
 
 
-UNKNOWN_BIAS = Rule(
-    "BIA001",
-    "unknown-bias",
-    Level.ERROR,
-    """A bias is stored for a head that has none.
-
-## What it does
-Reports a bias for the head of a class that has no head bias. It is an error if the bias is not zero. It is a note if
-the bias is all zero or if tieconv did not read it.
-
-## Why it matters
-transformers reports the tensor as unexpected and ignores it. So a trained bias is lost without an error, and the most
-likely token changes. vLLM, mlx-lm and the converter of llama.cpp refuse the extra name. An all-zero bias changes
-nothing, and some tools need one.
-
-## Example
-A Llama with a trained `lm_head.bias`:
-
-    error BIA001: lm_head.bias holds values up to 1.39, but LlamaForCausalLM has
-    no head bias. transformers ignores the tensor. Other loaders may refuse it.
-
-## How to fix
-`--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero needs a class
-that reads it. tieconv removes no trained values.
-""",
-    unknown_bias,
-)
-
-
+@rule("BIA002", "half-a-bias-pair", Level.ERROR)
 def half_a_bias_pair(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each bias pair with a missing name."""
+    """An untied model stores its head bias under one of two names.
+
+    ## What it does
+    Some classes have two names for the head bias: `cls.predictions.bias` and `cls.predictions.decoder.bias`, or
+    `lm_head.bias` and `lm_head.decoder.bias`. The rule reports an untied model that stores only one of them. It is an error
+    if the values are not zero, else a note.
+
+    ## Why it matters
+    The two names are one parameter only if the flag is true. In an untied model transformers 5 reads the inner name, and
+    fills it with zeros if it is missing. transformers 4 writes the outer name, so its trained bias is lost. transformers 4
+    needs the outer name. If the bias is all zero, nothing is lost, but transformers prints a warning.
+
+    ## Example
+    A BERT with `"tie_word_embeddings": false` that transformers 4 saved:
+
+        error BIA002: cls.predictions.decoder.bias is missing, but the model is
+        untied. The stored cls.predictions.bias is not zero. transformers 5 fills
+        cls.predictions.decoder.bias with zeros.
+
+    ## How to fix
+    `tieconv bias unify` stores the bias under both names.
+    """
+    # Yield one finding for each bias pair with a missing name.
     for tie in evidence.declared_untied(inspection):
         absent = [member.name for member in tie.members if not member.stored]
         if tie.role is Role.OUTPUT_BIAS and absent:
@@ -95,7 +110,7 @@ def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
     state = "is not zero" if trained else "is all zero" if bias and bias.state is BiasState.ZERO else "was not read"
     word_tie = inspection.word_tie
     whole = word_tie is None or word_tie.consistent is True
-    return HALF_A_BIAS_PAIR.finding(
+    return half_a_bias_pair.finding(
         f"{evidence.clause(absent, 'is', 'are')} missing, but the model is untied. The stored "
         f"{evidence.listed([stored])} {state}. {_outcome(inspection, absent, stored)}.",
         (*absent, stored),
@@ -117,43 +132,36 @@ def _outcome(inspection: Inspection, absent: list[str], stored: str) -> str:
     return ". ".join(clauses) or f"transformers reads {evidence.listed([stored])}"
 
 
-HALF_A_BIAS_PAIR = Rule(
-    "BIA002",
-    "half-a-bias-pair",
-    Level.ERROR,
-    """An untied model stores its head bias under one of two names.
-
-## What it does
-Some classes have two names for the head bias: `cls.predictions.bias` and `cls.predictions.decoder.bias`, or
-`lm_head.bias` and `lm_head.decoder.bias`. The rule reports an untied model that stores only one of them. It is an error
-if the values are not zero, else a note.
-
-## Why it matters
-The two names are one parameter only if the flag is true. In an untied model transformers 5 reads the inner name, and
-fills it with zeros if it is missing. transformers 4 writes the outer name, so its trained bias is lost. transformers 4
-needs the outer name. If the bias is all zero, nothing is lost, but transformers prints a warning.
-
-## Example
-A BERT with `"tie_word_embeddings": false` that transformers 4 saved:
-
-    error BIA002: cls.predictions.decoder.bias is missing, but the model is
-    untied. The stored cls.predictions.bias is not zero. transformers 5 fills
-    cls.predictions.decoder.bias with zeros.
-
-## How to fix
-`tieconv bias unify` stores the bias under both names.
-""",
-    half_a_bias_pair,
-)
-
-
+@rule("BIA003", "bias-copies-differ", Level.ERROR)
 def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each stored bias that differs; BIA004 reports different lengths."""
+    """The two names of a head bias hold different values.
+
+    ## What it does
+    Reports a head bias that is stored under both of its names, with different values. It is an error in a tied model. It is
+    a note in an untied model, in which transformers 5 has two parameters and reads the inner one.
+
+    ## Why it matters
+    transformers 4 reads the outer name (`cls.predictions.bias`) and prints nothing. transformers 5 reads the inner name
+    (`cls.predictions.decoder.bias`). So one file gives two different models.
+
+    ## Example
+    A BERT whose two biases differ in one value:
+
+        error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias
+        (in value 5 of 8, by at most 0.25). Both are the head bias. The version of
+        transformers decides which one is loaded.
+
+    ## How to fix
+    Decide which of the two was trained. Usually it is the one that the training framework reads. Then overwrite the other
+    one. `tieconv bias unify --from decoder` keeps the bias that transformers 5 reads, and `--from bias` keeps the one that
+    transformers 4 reads. In an untied model nothing needs a fix.
+    """
+    # Yield one finding for each stored bias that differs; BIA004 reports different lengths.
     for tie in inspection.ties:
         for member in tie.members if tie.role is Role.OUTPUT_BIAS else ():
             if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
                 first = evidence.reference(tie)
-                yield BIAS_COPIES_DIFFER.finding(
+                yield bias_copies_differ.finding(
                     f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
                     level=_level(tie, member),
@@ -177,38 +185,29 @@ def _level(tie: Tie, member: Member) -> Level:
     return Level.NOTE if harmless else Level.ERROR
 
 
-BIAS_COPIES_DIFFER = Rule(
-    "BIA003",
-    "bias-copies-differ",
-    Level.ERROR,
-    """The two names of a head bias hold different values.
-
-## What it does
-Reports a head bias that is stored under both of its names, with different values. It is an error in a tied model. It is
-a note in an untied model, in which transformers 5 has two parameters and reads the inner one.
-
-## Why it matters
-transformers 4 reads the outer name (`cls.predictions.bias`) and prints nothing. transformers 5 reads the inner name
-(`cls.predictions.decoder.bias`). So one file gives two different models.
-
-## Example
-A BERT whose two biases differ in one value:
-
-    error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias
-    (in value 5 of 8, by at most 0.25). Both are the head bias. The version of
-    transformers decides which one is loaded.
-
-## How to fix
-Decide which of the two was trained. Usually it is the one that the training framework reads. Then overwrite the other
-one. `tieconv bias unify --from decoder` keeps the bias that transformers 5 reads, and `--from bias` keeps the one that
-transformers 4 reads. In an untied model nothing needs a fix.
-""",
-    bias_copies_differ,
-)
-
-
+@rule("BIA004", "bias-length", Level.ERROR)
 def bias_length(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each stored bias with a wrong length."""
+    """The head bias is longer or shorter than the head.
+
+    ## What it does
+    Reports a head bias that has more or fewer values than the output head has rows. If the head is tied, the rule compares
+    the bias with the embedding.
+
+    ## Why it matters
+    transformers fails: "The size of tensor a (32003) must match the size of tensor b (32000)". The cause is a resize of the
+    vocabulary that left the bias as it was.
+
+    ## Example
+    A BERT that got one more token:
+
+        error BIA004: cls.predictions.bias has 7 values, but
+        bert.embeddings.word_embeddings.weight has 8 rows. Loaders refuse the model.
+
+    ## How to fix
+    `tieconv bias resize` adds zeros, as `resize_token_embeddings` of transformers does, or removes zeros at the end. It
+    does not shorten a bias whose last values are not zero.
+    """
+    # Yield one finding for each stored bias with a wrong length.
     tensors = inspection.checkpoint.tensors
     matrix = _matrix(inspection)
     if matrix is None or len(tensors[matrix].shape) != 2 or not tensors[matrix].elements:
@@ -217,7 +216,7 @@ def bias_length(inspection: Inspection) -> Iterator[Finding]:
     for name in _biases(inspection):
         length = tensors[name].elements
         if length != rows:
-            yield BIAS_LENGTH.finding(
+            yield bias_length.finding(
                 f"{evidence.listed([name])} has {count(length, 'value')}, but {evidence.listed([matrix])} has "
                 f"{count(rows, 'row')}. Loaders refuse the model.",
                 (name, matrix),
@@ -240,31 +239,3 @@ def _biases(inspection: Inspection) -> list[str]:
     if bias and bias.name in inspection.checkpoint.tensors:
         names.append(bias.name)
     return list(dict.fromkeys(names))
-
-
-BIAS_LENGTH = Rule(
-    "BIA004",
-    "bias-length",
-    Level.ERROR,
-    """The head bias is longer or shorter than the head.
-
-## What it does
-Reports a head bias that has more or fewer values than the output head has rows. If the head is tied, the rule compares
-the bias with the embedding.
-
-## Why it matters
-transformers fails: "The size of tensor a (32003) must match the size of tensor b (32000)". The cause is a resize of the
-vocabulary that left the bias as it was.
-
-## Example
-A BERT that got one more token:
-
-    error BIA004: cls.predictions.bias has 7 values, but
-    bert.embeddings.word_embeddings.weight has 8 rows. Loaders refuse the model.
-
-## How to fix
-`tieconv bias resize` adds zeros, as `resize_token_embeddings` of transformers does, or removes zeros at the end. It
-does not shorten a bias whose last values are not zero.
-""",
-    bias_length,
-)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import cleandoc
 
 from tieconv.architectures.effective_flag import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
@@ -23,7 +24,7 @@ from tieconv.text import in_words, shown
 class Rule:
     """One kind of fault that tieconv reports.
 
-    ``documentation`` is the docstring of the rule's module. ``level`` is the level of most of its findings.
+    ``documentation`` is Markdown. ``level`` is the level of most of its findings.
     """
 
     code: str
@@ -47,6 +48,15 @@ class Rule:
     ) -> Finding:
         """Return a finding of this rule, at the rule's level unless ``level`` is given."""
         return Finding(self.code, level or self.level, message, tuple(tensors), remedy)
+
+
+def rule(code: str, name: str, level: Level) -> Callable[[Callable[[Inspection], Iterable[Finding]]], Rule]:
+    """Return a decorator that makes a rule of a function, which yields findings; its docstring documents the rule."""
+
+    def decorated(find: Callable[[Inspection], Iterable[Finding]]) -> Rule:
+        return Rule(code, name, level, f"{cleandoc(find.__doc__ or '')}\n", find)
+
+    return decorated
 
 
 # Facts of an inspection that several rules need, and the phrases of their messages.

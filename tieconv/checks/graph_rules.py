@@ -22,7 +22,7 @@ from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import BITS, TensorRecord
 from tieconv.checks import evidence
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.text import shown, size
 
 LARGE = 16 * MIN_ELEMENTS
@@ -104,11 +104,34 @@ _WORDS = {
 _SHOWN = 3
 
 
+@rule("ONX001", "graph-stores-twice", Level.WARNING)
 def stored_twice(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each tied pair, and one for all other copies of a graph.
+    """A graph stores one matrix twice.
 
-    Pairs with a NaN are reported by ONX004.
+    ## What it does
+    Reports initializers of one ONNX graph that hold the same matrix. Copies may be byte-identical, transposed, or cast to
+    another type without loss. It also reports initializers on one region of an external file: a session reads it for
+    each of them. The rule covers heads and embeddings from 1,024 elements, and other matrices from 16,384. If
+    the config declares the model untied, the level for the head is note. The default depth compares matrices with the
+    embedding's shape; `--depth full` compares all.
+
+    ## Why it matters
+    Exporters keep a tie only if both names are one Python object. Otherwise the head becomes a transposed copy, on disk and
+    in every session. Optimizers do not merge it, because the bytes differ.
+
+    ## Example
+    `Gather(W)` and `MatMul(x, Wᵀ)`, both stored:
+
+        warning ONX001: onnx::MatMul_447 is a transposed copy of
+        model.embed_tokens.weight. The copy wastes 12.3 kB on disk and in each
+        session.
+
+    ## How to fix
+    `tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see [ONNX
+    graphs](onnx.md). If `dedup` keeps both copies, the message says why and has no command.
     """
+    # Yield one finding for each tied pair, and one for all other copies of a graph.
+    # Pairs with a NaN are reported by ONX004.
     tensors = inspection.checkpoint.tensors
     for tie, member in heads(inspection):
         counts = tensors[tie.canonical].elements >= MIN_ELEMENTS
@@ -131,7 +154,7 @@ def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
         message += (
             f"Each session holds it twice, which wastes {size(inspection.checkpoint.tensors[member.name].nbytes)}."
         )
-    return STORED_TWICE.finding(
+    return stored_twice.finding(
         f"{message}{answer.message_end}",
         (tie.canonical, member.name),
         level=_level(inspection),
@@ -168,47 +191,38 @@ def _others(inspection: Inspection, copies: list[Duplicate], answer: Answer) -> 
     held = sum(min(tensors[n].nbytes for n in each.tensors) * (len(each.tensors) - 1) for each in copies)
     waste = f"{size(wasted)} on disk and " if wasted else ""
     waste += "in each session" if held == wasted else f"{size(held)} in each session"
-    return STORED_TWICE.finding(
+    return stored_twice.finding(
         f"The graph stores a matrix under several names: {groups}{more}. The copies waste {waste}.{answer.message_end}",
         dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
         remedy=answer.remedy,
     )
 
 
-STORED_TWICE = Rule(
-    "ONX001",
-    "graph-stores-twice",
-    Level.WARNING,
-    """A graph stores one matrix twice.
-
-## What it does
-Reports initializers of one ONNX graph that hold the same matrix. Copies may be byte-identical, transposed, or cast to
-another type without loss. It also reports initializers on one region of an external file: a session reads it for
-each of them. The rule covers heads and embeddings from 1,024 elements, and other matrices from 16,384. If
-the config declares the model untied, the level for the head is note. The default depth compares matrices with the
-embedding's shape; `--depth full` compares all.
-
-## Why it matters
-Exporters keep a tie only if both names are one Python object. Otherwise the head becomes a transposed copy, on disk and
-in every session. Optimizers do not merge it, because the bytes differ.
-
-## Example
-`Gather(W)` and `MatMul(x, Wᵀ)`, both stored:
-
-    warning ONX001: onnx::MatMul_447 is a transposed copy of
-    model.embed_tokens.weight. The copy wastes 12.3 kB on disk and in each
-    session.
-
-## How to fix
-`tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see [ONNX
-graphs](onnx.md). If `dedup` keeps both copies, the message says why and has no command.
-""",
-    stored_twice,
-)
-
-
+@rule("ONX002", "latent-copy", Level.WARNING)
 def latent_copy(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each folded form beside another form."""
+    """A session makes a second copy of a stored matrix.
+
+    ## What it does
+    Reports initializers of at least 16,384 elements that a graph reads in two forms. One form is the stored matrix, or the
+    output of a Transpose, Cast or Reshape. The other form is the output of another such node.
+
+    ## Why it matters
+    When a session starts, the runtime computes all nodes that depend only on initializers (constant folding). So the
+    Transpose in front of a tied head becomes a second matrix, on the CPU and on CUDA. The file shares the matrix, but the
+    session does not. Optimizers that write the folded graph store both.
+
+    ## Example
+    `Gather(W)` and `MatMul(x, Transpose(W))`, as torch and transformers export a tied model:
+
+        warning ONX002: ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of
+        model.embed_tokens.weight. So each session holds a second copy of 131 kB.
+
+    ## How to fix
+    `tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the matrix
+    in the type that the nodes compute in. In an int4 graph of onnxruntime-genai, it replaces the Reshape by a lookup of the
+    same rows.
+    """
+    # Yield one finding for each folded form beside another form.
     for graph in inspection.checkpoint.graphs:
         for latent in graph.latent:
             if latent.extra and inspection.checkpoint.tensors[latent.name].elements >= LARGE:
@@ -219,7 +233,7 @@ def _report(inspection: Inspection, latent: Latent) -> Finding:
     codes = {read.name for graph in inspection.checkpoint.graphs for read in graph.quantised if read.parts}
     shareable = latent.operators == ("Transpose",) or (latent.operators == ("Reshape",) and latent.name in codes)
     operators = " and the ".join(dict.fromkeys(latent.operators))
-    return LATENT_COPY.finding(
+    return latent_copy.finding(
         f"{RUNTIMES} folds the {operators} of {shown(latent.name)}. "
         f"So each session holds a second copy of {size(latent.nbytes)}.",
         (latent.name,),
@@ -227,121 +241,75 @@ def _report(inspection: Inspection, latent: Latent) -> Finding:
     )
 
 
-LATENT_COPY = Rule(
-    "ONX002",
-    "latent-copy",
-    Level.WARNING,
-    """A session makes a second copy of a stored matrix.
-
-## What it does
-Reports initializers of at least 16,384 elements that a graph reads in two forms. One form is the stored matrix, or the
-output of a Transpose, Cast or Reshape. The other form is the output of another such node.
-
-## Why it matters
-When a session starts, the runtime computes all nodes that depend only on initializers (constant folding). So the
-Transpose in front of a tied head becomes a second matrix, on the CPU and on CUDA. The file shares the matrix, but the
-session does not. Optimizers that write the folded graph store both.
-
-## Example
-`Gather(W)` and `MatMul(x, Transpose(W))`, as torch and transformers export a tied model:
-
-    warning ONX002: ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of
-    model.embed_tokens.weight. So each session holds a second copy of 131 kB.
-
-## How to fix
-`tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the matrix
-in the type that the nodes compute in. In an int4 graph of onnxruntime-genai, it replaces the Reshape by a lookup of the
-same rows.
-""",
-    latent_copy,
-)
-
-
 _UNEQUAL = frozenset({State.SCALED, State.NEAR, State.DISTINCT})
 
 
+@rule("ONX003", "graph-tie-broken", Level.ERROR)
 def tie_broken(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each pair.
+    """The config ties a graph's head and embedding, and their values differ.
 
-    A head that is a multiple of the embedding is a warning: it may include a factor of the logits.
+    ## What it does
+    Reports an ONNX graph whose head and embedding hold different values, although `config.json` declares the model tied.
+    The rule finds both from the nodes, not from their names. It transposes a transposed head before it compares.
+
+    ## Why it matters
+    A tied model has one matrix, so one of the two is wrong. Perhaps the exporter read a head that training did not update.
+    Or one of them was changed later: quantized and dequantized, or pruned. The graph runs, but its logits are wrong.
+
+    ## Example
+    `"tie_word_embeddings": true`, an embedding and another head:
+
+        error ONX003: lm_head.weight differs from model.embed_tokens.weight (in 96
+        of 96 rows, by at most 0.972). However, the config says tied.
+
+    ## How to fix
+    Export the graph again from the checkpoint, and compare the two: `tieconv parity`. If the head should differ from the
+    embedding, correct the config.
     """
+    # Yield one finding for each pair.
+    # A head that is a multiple of the embedding is a warning: it may include a factor of the logits.
     for tie, member in heads(inspection):
         if member.state not in _UNEQUAL or inspection.checkpoint.config is None or not tie.declared:
             continue
         level = Level.WARNING if member.state is State.SCALED else evidence.certain(inspection, Level.ERROR)
-        yield TIE_BROKEN.finding(
+        yield tie_broken.finding(
             f"{evidence.difference(member, tie.canonical)}. However, {evidence.says(inspection, True)}.",
             (tie.canonical, member.name),
             level=level,
         )
 
 
-TIE_BROKEN = Rule(
-    "ONX003",
-    "graph-tie-broken",
-    Level.ERROR,
-    """The config ties a graph's head and embedding, and their values differ.
-
-## What it does
-Reports an ONNX graph whose head and embedding hold different values, although `config.json` declares the model tied.
-The rule finds both from the nodes, not from their names. It transposes a transposed head before it compares.
-
-## Why it matters
-A tied model has one matrix, so one of the two is wrong. Perhaps the exporter read a head that training did not update.
-Or one of them was changed later: quantized and dequantized, or pruned. The graph runs, but its logits are wrong.
-
-## Example
-`"tie_word_embeddings": true`, an embedding and another head:
-
-    error ONX003: lm_head.weight differs from model.embed_tokens.weight (in 96
-    of 96 rows, by at most 0.972). However, the config says tied.
-
-## How to fix
-Export the graph again from the checkpoint, and compare the two: `tieconv parity`. If the head should differ from the
-embedding, correct the config.
-""",
-    tie_broken,
-)
-
-
+@rule("ONX004", "nan-in-graph-head", Level.ERROR)
 def nan_in_head(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each pair of equal copies with a NaN."""
+    """Head and embedding of a graph are equal and hold a NaN.
+
+    ## What it does
+    Reports an ONNX graph that stores a tied matrix twice, with at least one NaN in it. The copies are equal bit for bit,
+    except for a transpose or a cast.
+
+    ## Why it matters
+    Every logit of that token is NaN, so the softmax over all tokens is NaN. A NaN in an embedding is a sign of a broken
+    training run or of a cast that overflowed.
+
+    ## Example
+    A NaN in the embedding, and in the transposed copy for the head:
+
+        error ONX004: model.embed_tokens.weight and onnx::MatMul_447 are one matrix,
+        which holds a NaN. Every logit of that token is NaN.
+
+    ## How to fix
+    Find the row in the checkpoint that the graph was exported from. `tieconv dedup` stores the matrix once, NaN included.
+    """
+    # Yield one finding for each pair of equal copies with a NaN.
     for tie, member in heads(inspection):
         if member.relation.holds_nan:
             answer = answer_of(inspection, pair(tie, member))
-            yield NAN_IN_HEAD.finding(
+            yield nan_in_head.finding(
                 f"{shown(tie.canonical)} and {shown(member.name)} are one matrix, which holds a NaN. "
                 "Every logit of that token is NaN.",
                 (tie.canonical, member.name),
                 remedy=None if member.state is State.CAST else answer.remedy,
             )
-
-
-NAN_IN_HEAD = Rule(
-    "ONX004",
-    "nan-in-graph-head",
-    Level.ERROR,
-    """Head and embedding of a graph are equal and hold a NaN.
-
-## What it does
-Reports an ONNX graph that stores a tied matrix twice, with at least one NaN in it. The copies are equal bit for bit,
-except for a transpose or a cast.
-
-## Why it matters
-Every logit of that token is NaN, so the softmax over all tokens is NaN. A NaN in an embedding is a sign of a broken
-training run or of a cast that overflowed.
-
-## Example
-A NaN in the embedding, and in the transposed copy for the head:
-
-    error ONX004: model.embed_tokens.weight and onnx::MatMul_447 are one matrix,
-    which holds a NaN. Every logit of that token is NaN.
-
-## How to fix
-Find the row in the checkpoint that the graph was exported from. `tieconv dedup` stores the matrix once, NaN included.
-""",
-    nan_in_head,
-)
 
 
 # The matrices that nodes of a graph share.

@@ -15,17 +15,43 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence, quantised, remedies
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers5 import mistakable
 from tieconv.text import count, shown
 
 
+@rule("TIE003", "missing-head", Level.ERROR)
 def missing_head(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie."""
+    """An untied model stores no output head.
+
+    ## What it does
+    Reports a missing output head if the config, or the default of the class, says untied. A head that is stored as
+    quantised codes counts as stored.
+
+    It is a note in a directory of sentence-transformers (`modules.json`), whose programs use no head.
+
+    ## Why it matters
+    transformers fills the head with random values and only prints a load report. The model then generates noise. Other
+    loaders fail, or tie without a message. The rule also reports T5 and similar classes with the flag false. transformers 5
+    ties them anyway, but transformers 4 does not.
+
+    ## Example
+    `"tie_word_embeddings": false`, only the embedding stored:
+
+        error TIE003: lm_head.weight is missing, but the config says untied.
+        transformers fills it with random values. Run retie if the model is tied to
+        model.embed_tokens.weight, or untie to store a copy of it.
+
+    ## How to fix
+    Only you know whether the flag or the file is wrong. Usually a tool lost the flag, and the head is the embedding. Then
+    `tieconv retie` sets the flag to true, or `tieconv untie` stores the head as a copy. If the head was trained separately,
+    this checkpoint does not contain it. Look in the checkpoint that the training saved.
+    """
+    # Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie.
     names = unexplained(inspection)
     if names and inspection.family.mlx_names and inspection.family.output_head:
         head_name = inspection.family.output_head
-        yield MISSING_HEAD.finding(
+        yield missing_head.finding(
             f"{evidence.clause(names, 'is', 'are')} stored, but {evidence.listed([head_name])} is missing. "
             "mlx-vlm fails to load it: its class has its head under that name.",
             (head_name, *names),
@@ -58,10 +84,10 @@ def _beside_codes(inspection: Inspection) -> Iterator[Finding]:
 
 def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> Finding:
     if inspection.checkpoint.is_embedder:
-        return MISSING_HEAD.finding(evidence.without_head(head), (head,), level=Level.NOTE)
+        return missing_head.finding(evidence.without_head(head), (head,), level=Level.NOTE)
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
-    return MISSING_HEAD.finding(
+    return missing_head.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}. Run retie if the "
         f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",
         (head, embedding),
@@ -74,41 +100,30 @@ def _remedy(inspection: Inspection) -> Remedy | None:
     return remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False)
 
 
-MISSING_HEAD = Rule(
-    "TIE003",
-    "missing-head",
-    Level.ERROR,
-    """An untied model stores no output head.
-
-## What it does
-Reports a missing output head if the config, or the default of the class, says untied. A head that is stored as
-quantised codes counts as stored.
-
-It is a note in a directory of sentence-transformers (`modules.json`), whose programs use no head.
-
-## Why it matters
-transformers fills the head with random values and only prints a load report. The model then generates noise. Other
-loaders fail, or tie without a message. The rule also reports T5 and similar classes with the flag false. transformers 5
-ties them anyway, but transformers 4 does not.
-
-## Example
-`"tie_word_embeddings": false`, only the embedding stored:
-
-    error TIE003: lm_head.weight is missing, but the config says untied.
-    transformers fills it with random values. Run retie if the model is tied to
-    model.embed_tokens.weight, or untie to store a copy of it.
-
-## How to fix
-Only you know whether the flag or the file is wrong. Usually a tool lost the flag, and the head is the embedding. Then
-`tieconv retie` sets the flag to true, or `tieconv untie` stores the head as a copy. If the head was trained separately,
-this checkpoint does not contain it. Look in the checkpoint that the training saved.
-""",
-    missing_head,
-)
-
-
+@rule("TIE006", "missing-pair", Level.ERROR)
 def missing_pair(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """Neither the input embedding nor the output head is stored.
+
+    ## What it does
+    Reports a file with neither the token embedding nor the head that the class needs. The message lists tensors that have
+    one of the names after another prefix.
+
+    ## Why it matters
+    transformers prints that the checkpoint seems corrupted and fills both with random values. Usually the names have a
+    prefix of a wrapper (`_orig_mod.`, `module.`, `base_model.model.`). Or some files of the weights are missing.
+
+    ## Example
+    A checkpoint of a compiled model:
+
+        error TIE006: model.embed_tokens.weight and lm_head.weight are missing.
+        transformers fills both with random values. torch.compile left its prefix in
+        all 3 tensor names.
+
+    ## How to fix
+    Known training wrappers are DistributedDataParallel, FullyShardedDataParallel, torch.compile and PEFT. For their
+    prefixes, `tieconv reindex --strip-prefix` removes them from the weights and the index. It changes no tensor's bytes.
+    For another prefix, save the unwrapped model again or rename the tensors. If files are missing, fetch them.
+    """
     family, head = inspection.family, inspection.head
     names = [name for name in (family.input_embedding, family.output_head) if name]
     if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
@@ -119,20 +134,20 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     renamed = mistakable(family, inspection.checkpoint.tensors)
     if renamed is not None:
         message = f"{evidence.listed(names)} are missing. tieconv does not know whether transformers 5 renames"
-        yield MISSING_PAIR.finding(
+        yield missing_pair.finding(
             f"{message} {evidence.listed(renamed[1:])}.", (*names, renamed[1]), level=Level.WARNING
         )
         return
     message = f"{evidence.listed(names)} are missing. transformers fills both with random values."
     changed = unwrapping(inspection.checkpoint.tensors) if inspection.wrapped_ties else {}
     if not changed:
-        yield MISSING_PAIR.finding(f"{message}{_elsewhere(inspection, names)}", names)
+        yield missing_pair.finding(f"{message}{_elsewhere(inspection, names)}", names)
         return
     total = len(inspection.checkpoint.tensors)
     share = f"all {count(total, 'tensor name')}" if len(changed) == total else f"{len(changed):,} of {total:,} names"
     wrappers = wrappers_of(changed)
     left = f"{' and '.join(wrappers)} left {'its prefix' if len(wrappers) == 1 else 'their prefixes'} in {share}"
-    yield MISSING_PAIR.finding(f"{message} {left}.", names, remedy=remedies.strip_prefix(inspection))
+    yield missing_pair.finding(f"{message} {left}.", names, remedy=remedies.strip_prefix(inspection))
 
 
 def _elsewhere(inspection: Inspection, names: list[str]) -> str:
@@ -141,38 +156,29 @@ def _elsewhere(inspection: Inspection, names: list[str]) -> str:
     return f" {evidence.clause(elsewhere, 'has', 'have')} another prefix." if elsewhere else ""
 
 
-MISSING_PAIR = Rule(
-    "TIE006",
-    "missing-pair",
-    Level.ERROR,
-    """Neither the input embedding nor the output head is stored.
-
-## What it does
-Reports a file with neither the token embedding nor the head that the class needs. The message lists tensors that have
-one of the names after another prefix.
-
-## Why it matters
-transformers prints that the checkpoint seems corrupted and fills both with random values. Usually the names have a
-prefix of a wrapper (`_orig_mod.`, `module.`, `base_model.model.`). Or some files of the weights are missing.
-
-## Example
-A checkpoint of a compiled model:
-
-    error TIE006: model.embed_tokens.weight and lm_head.weight are missing.
-    transformers fills both with random values. torch.compile left its prefix in
-    all 3 tensor names.
-
-## How to fix
-Known training wrappers are DistributedDataParallel, FullyShardedDataParallel, torch.compile and PEFT. For their
-prefixes, `tieconv reindex --strip-prefix` removes them from the weights and the index. It changes no tensor's bytes.
-For another prefix, save the unwrapped model again or rename the tensors. If files are missing, fetch them.
-""",
-    missing_pair,
-)
-
-
+@rule("TIE009", "never-tied", Level.ERROR)
 def never_tied(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding. TIE006 reports a model that also lacks the embedding."""
+    """A class that never ties stores no output head.
+
+    ## What it does
+    Reports a missing output head in classes that never tie it. Examples are `KimiLinearForCausalLM`,
+    `MllamaForConditionalGeneration`, `ReformerModelWithLMHead` and `LukeForMaskedLM`.
+
+    ## Why it matters
+    The flag may be true, and for some of these classes it is true by default. But the class does not read it. transformers
+    fills the head with random values, whatever the config says. A tool that drops the head of "tied" models damages these.
+
+    ## Example
+    `KimiLinearForCausalLM` with `"tie_word_embeddings": true` and only the embedding stored:
+
+        error TIE009: lm_head.weight is missing, but KimiLinearForCausalLM never
+        ties it. transformers fills it with random values, whatever the config says.
+
+    ## How to fix
+    Get the head from the checkpoint that still has it. tieconv does not write one, because nothing shows that it would
+    equal the embedding.
+    """
+    # Yield at most one finding. TIE006 reports a model that also lacks the embedding.
     head = inspection.head.output_head
     if inspection.family.tying is not Tying.NEVER or head is None or head.stored:
         return
@@ -181,52 +187,49 @@ def never_tied(inspection: Inspection) -> Iterator[Finding]:
     if unexplained(inspection):
         return  # TIE012 says that the head may be stored
     if inspection.checkpoint.is_embedder:
-        yield NEVER_TIED.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
+        yield never_tied.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
         return
-    yield NEVER_TIED.finding(
+    yield never_tied.finding(
         f"{evidence.listed([head.name])} is missing, but {evidence.label(inspection)} never ties it. "
         "transformers fills it with random values, whatever the config says.",
         (head.name,),
     )
 
 
-NEVER_TIED = Rule(
-    "TIE009",
-    "never-tied",
-    Level.ERROR,
-    """A class that never ties stores no output head.
-
-## What it does
-Reports a missing output head in classes that never tie it. Examples are `KimiLinearForCausalLM`,
-`MllamaForConditionalGeneration`, `ReformerModelWithLMHead` and `LukeForMaskedLM`.
-
-## Why it matters
-The flag may be true, and for some of these classes it is true by default. But the class does not read it. transformers
-fills the head with random values, whatever the config says. A tool that drops the head of "tied" models damages these.
-
-## Example
-`KimiLinearForCausalLM` with `"tie_word_embeddings": true` and only the embedding stored:
-
-    error TIE009: lm_head.weight is missing, but KimiLinearForCausalLM never
-    ties it. transformers fills it with random values, whatever the config says.
-
-## How to fix
-Get the head from the checkpoint that still has it. tieconv does not write one, because nothing shows that it would
-equal the embedding.
-""",
-    never_tied,
-)
-
-
+@rule("TIE011", "missing-copies", Level.ERROR)
 def missing_copies(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each untied group with missing names."""
+    """An untied model lacks other tensors than its head.
+
+    ## What it does
+    Reports names of an untied group, other than the head, that are not stored. These are the embeddings of the encoder and
+    the decoder of BART and similar classes, or the input embedding.
+
+    ## Why it matters
+    In a tied sequence-to-sequence model one matrix fills all four names. If the flag is false, each name needs a tensor,
+    and transformers fills missing ones with random values. To write only the head is not enough.
+
+    An FSMT that transformers 4 saved lacks the table of the decoder, which was the head there. transformers 5 has two
+    tensors, and one of them is random.
+
+    ## Example
+    A BART with `"tie_word_embeddings": false` that stores the shared matrix and the head:
+
+        error TIE011: model.encoder.embed_tokens.weight and
+        model.decoder.embed_tokens.weight are missing beside model.shared.weight,
+        but the config says untied. transformers fills them with random values.
+
+    ## How to fix
+    `tieconv untie` writes every missing name as a copy of the stored one. If all stored tensors are equal, `tieconv retie`
+    sets the flag to true instead (review first: changes the model's outputs).
+    """
+    # Yield one finding for each untied group with missing names.
     for tie in evidence.declared_untied(inspection) if not unexplained(inspection) else ():
         absent = [member.name for member in tie.members if _is_needed(inspection, tie, member)]
         if absent and tie.role is not Role.OUTPUT_BIAS:
             from tieconv.loaders.load import TRANSFORMERS_4, load  # few models lack such names
 
             stored = load(inspection, TRANSFORMERS_4).source(absent[0]) or evidence.reference(tie)
-            yield MISSING_COPIES.finding(
+            yield missing_copies.finding(
                 f"{evidence.clause(absent, 'is', 'are')} missing beside {evidence.listed([stored])}, but "
                 f"{evidence.says(inspection, False)}. transformers fills "
                 f"{evidence.verb(absent, 'it', 'them')} with random values.",
@@ -240,44 +243,33 @@ def _is_needed(inspection: Inspection, tie: Tie, member: Member) -> bool:
     return evidence.is_missing(inspection, member) and evidence.head_member(inspection, tie) is not member
 
 
-MISSING_COPIES = Rule(
-    "TIE011",
-    "missing-copies",
-    Level.ERROR,
-    """An untied model lacks other tensors than its head.
-
-## What it does
-Reports names of an untied group, other than the head, that are not stored. These are the embeddings of the encoder and
-the decoder of BART and similar classes, or the input embedding.
-
-## Why it matters
-In a tied sequence-to-sequence model one matrix fills all four names. If the flag is false, each name needs a tensor,
-and transformers fills missing ones with random values. To write only the head is not enough.
-
-An FSMT that transformers 4 saved lacks the table of the decoder, which was the head there. transformers 5 has two
-tensors, and one of them is random.
-
-## Example
-A BART with `"tie_word_embeddings": false` that stores the shared matrix and the head:
-
-    error TIE011: model.encoder.embed_tokens.weight and
-    model.decoder.embed_tokens.weight are missing beside model.shared.weight,
-    but the config says untied. transformers fills them with random values.
-
-## How to fix
-`tieconv untie` writes every missing name as a copy of the stored one. If all stored tensors are equal, `tieconv retie`
-sets the flag to true instead (review first: changes the model's outputs).
-""",
-    missing_copies,
-)
-
-
 _HEADS = {True: "cls.predictions.", False: "lm_predictions.lm_head."}
 _TYPES = frozenset({"deberta", "deberta-v2"})
 
 
+@rule("HED001", "other-head", Level.ERROR)
 def other_head(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """The config of a DeBERTa selects another prediction head than the stored one.
+
+    ## What it does
+    Reports a DeBERTa for masked language modelling whose only head is not the selected one. With `legacy` true or absent,
+    transformers reads `cls.predictions.*`. With `legacy` false, it reads `lm_predictions.lm_head.*`.
+
+    ## Why it matters
+    transformers has two heads for these models and selects one with `legacy`, which is true by default. It reports the
+    tensors of the other head as unexpected and fills the head with random values. So the model predicts nonsense. The
+    weights that Microsoft published have the newer names.
+
+    ## Example
+    A DeBERTa v2 as Microsoft published it:
+
+        error HED001: The prediction head is stored as
+        lm_predictions.lm_head.dense.weight, which transformers reads only with
+        "legacy": false. Without it, transformers fills the head with random values.
+
+    ## How to fix
+    Set `legacy` in config.json to the value in the message. The tensors keep their names.
+    """
     config = inspection.checkpoint.config_values
     if str(config.get("model_type")) not in _TYPES or not inspection.family.architecture.endswith("ForMaskedLM"):
         return
@@ -286,7 +278,7 @@ def other_head(inspection: Inspection) -> Iterator[Finding]:
     unread_head = stored[not legacy]
     if unread_head and not stored[legacy]:
         value = str(not legacy).lower()
-        yield OTHER_HEAD.finding(
+        yield other_head.finding(
             f"The prediction head is stored as {evidence.listed([unread_head])}, which transformers reads only with "
             f'"legacy": {value}. Without it, transformers fills the head with random values.',
             (unread_head,),
@@ -297,42 +289,37 @@ def _first(inspection: Inspection, start: str) -> str | None:
     return next((name for name in inspection.checkpoint.tensors if name.startswith(start)), None)
 
 
-OTHER_HEAD = Rule(
-    "HED001",
-    "other-head",
-    Level.ERROR,
-    """The config of a DeBERTa selects another prediction head than the stored one.
-
-## What it does
-Reports a DeBERTa for masked language modelling whose only head is not the selected one. With `legacy` true or absent,
-transformers reads `cls.predictions.*`. With `legacy` false, it reads `lm_predictions.lm_head.*`.
-
-## Why it matters
-transformers has two heads for these models and selects one with `legacy`, which is true by default. It reports the
-tensors of the other head as unexpected and fills the head with random values. So the model predicts nonsense. The
-weights that Microsoft published have the newer names.
-
-## Example
-A DeBERTa v2 as Microsoft published it:
-
-    error HED001: The prediction head is stored as
-    lm_predictions.lm_head.dense.weight, which transformers reads only with
-    "legacy": false. Without it, transformers fills the head with random values.
-
-## How to fix
-Set `legacy` in config.json to the value in the message. The tensors keep their names.
-""",
-    other_head,
-)
-
-
+@rule("HED002", "parametrised-matrix", Level.ERROR)
 def parametrised(inspection: Inspection) -> Iterator[Finding]:
-    """Yield a finding for the embedding, and one for the head."""
+    """The output head or the input embedding is parametrised, so no loader finds its weight.
+
+    ## What it does
+    Reports a head or an embedding that `torch.nn.utils` computes from other tensors: `parametrize`, `weight_norm`,
+    `spectral_norm` or `prune`. It also reports a model in memory before it is saved.
+
+    ## Why it matters
+    A file has only the tensors from which the weight is computed, such as `lm_head.weight_g`. transformers reports them as
+    unexpected. It then ties the head, or fills it with random values. `save_pretrained` fails if such a tensor is one
+    parameter with the embedding.
+
+    ## Example
+    An untied Llama whose head has `torch.nn.utils.weight_norm`:
+
+        error HED002: lm_head.weight is parametrised: the model has lm_head.weight_g
+        and lm_head.weight_v instead. transformers ignores them and fills
+        lm_head.weight with random values.
+
+    ## How to fix
+    Compute the weight in memory, then save the model again. The functions are
+    `torch.nn.utils.parametrize.remove_parametrizations(model.lm_head, "weight")`, `torch.nn.utils.remove_weight_norm` and
+    `torch.nn.utils.prune.remove`. The head is then a separate matrix, so set `tie_word_embeddings` to false.
+    """
+    # Yield a finding for the embedding, and one for the head.
     tables, live = inspection.quantised, inspection.live
     for matrix in tables.matrices if tables is not None and (live is None or live.saves) else ():
         parts = parametrised_parts(matrix)
         if parts:
-            yield PARAMETRISED.finding(
+            yield parametrised.finding(
                 f"{evidence.listed([matrix.name])} is parametrised: the model has {evidence.listed(parts)} instead. "
                 f"{_outcome(inspection, matrix, evidence.verb(parts, 'it', 'them'))}",
                 (matrix.name, *parts),
@@ -353,48 +340,36 @@ def _outcome(inspection: Inspection, matrix: QuantisedMatrix, them: str) -> str:
     return f"A loader that expects {name} does not find it."
 
 
-PARAMETRISED = Rule(
-    "HED002",
-    "parametrised-matrix",
-    Level.ERROR,
-    """The output head or the input embedding is parametrised, so no loader finds its weight.
-
-## What it does
-Reports a head or an embedding that `torch.nn.utils` computes from other tensors: `parametrize`, `weight_norm`,
-`spectral_norm` or `prune`. It also reports a model in memory before it is saved.
-
-## Why it matters
-A file has only the tensors from which the weight is computed, such as `lm_head.weight_g`. transformers reports them as
-unexpected. It then ties the head, or fills it with random values. `save_pretrained` fails if such a tensor is one
-parameter with the embedding.
-
-## Example
-An untied Llama whose head has `torch.nn.utils.weight_norm`:
-
-    error HED002: lm_head.weight is parametrised: the model has lm_head.weight_g
-    and lm_head.weight_v instead. transformers ignores them and fills
-    lm_head.weight with random values.
-
-## How to fix
-Compute the weight in memory, then save the model again. The functions are
-`torch.nn.utils.parametrize.remove_parametrizations(model.lm_head, "weight")`, `torch.nn.utils.remove_weight_norm` and
-`torch.nn.utils.prune.remove`. The head is then a separate matrix, so set `tie_word_embeddings` to false.
-""",
-    parametrised,
-)
-
-
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _NESTED = ("", "text_config", "llm_config", "language_config")
 
 
+@rule("MTP001", "missing-layers", Level.NOTE)
 def missing_layers(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """The config counts layers for multi-token prediction that are not stored.
+
+    ## What it does
+    Notes a config with `num_nextn_predict_layers` (or `mtp_num_hidden_layers`) above zero but no tensor of such a layer.
+
+    ## Why it matters
+    These layers follow the last layer and hold copies of the embedding and the head. transformers drops them when it loads.
+    So a model that it saved again has lost them, but the config still counts them. Converters and servers that predict
+    several tokens then fail because a tensor is missing.
+
+    ## Example
+    A model with three layers, saved again without its fourth:
+
+        note MTP001: The config sets num_nextn_predict_layers to 1, but no such
+        layer is stored. Loaders that use these layers fail.
+
+    ## How to fix
+    Set the count to 0, or copy the file with the layers from the original release.
+    """
     for config in _configs(inspection.checkpoint.config_values):
         for key in _COUNTS:
             number, layers = config.get(key), config.get("num_hidden_layers")
             if type(number) is int and number > 0 and type(layers) is int and not _stored(inspection, layers):
-                yield MISSING_LAYERS.finding(
+                yield missing_layers.finding(
                     f"The config sets {key} to {number}, but no such layer is stored. Loaders that use these "
                     "layers fail."
                 )
@@ -414,46 +389,47 @@ def _stored(inspection: Inspection, layers: int) -> bool:
     return any(named.search(name) for name in inspection.checkpoint.tensors)
 
 
-MISSING_LAYERS = Rule(
-    "MTP001",
-    "missing-layers",
-    Level.NOTE,
-    """The config counts layers for multi-token prediction that are not stored.
-
-## What it does
-Notes a config with `num_nextn_predict_layers` (or `mtp_num_hidden_layers`) above zero but no tensor of such a layer.
-
-## Why it matters
-These layers follow the last layer and hold copies of the embedding and the head. transformers drops them when it loads.
-So a model that it saved again has lost them, but the config still counts them. Converters and servers that predict
-several tokens then fail because a tensor is missing.
-
-## Example
-A model with three layers, saved again without its fourth:
-
-    note MTP001: The config sets num_nextn_predict_layers to 1, but no such
-    layer is stored. Loaders that use these layers fail.
-
-## How to fix
-Set the count to 0, or copy the file with the layers from the original release.
-""",
-    missing_layers,
-)
-
-
 _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
 """The names of the embedding and the head in Mistral's own format. A model that params.json ties stores no head."""
 
 
+@rule("TIE012", "guessed", Level.WARNING)
 def guessed(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """The architecture is unknown, so tieconv guesses the tie.
+
+    ## What it does
+    Reports a class in the config that tieconv has no measurement of. It also reports a class with the `model_type` of
+    another family. transformers then builds another class or uses other names.
+
+    It is a warning if the answer may be wrong for this file. The config says tied, and tieconv guessed an embedding and a
+    head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head, in a form that
+    tieconv does not know. No other rule then calls the head missing.
+
+    Otherwise it is a note: the class may be unknown, but each table is stored.
+
+    ## Why it matters
+    Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
+    the logits (as in T5). The usual cases are models with their own code. Commands that write refuse to use a guess.
+
+    ## Example
+    A class that no release of transformers has, with `"tie_word_embeddings": false` and only the embedding stored:
+
+        warning TIE012: tieconv does not know the architecture AcmeForCausalLM.
+        model.embed_tokens.weight is a guess from the names. The config says untied,
+        and no tensor looks like an output head. A loader may fill it with random
+        values.
+
+    ## How to fix
+    If the guess is right, confirm it: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and `inspect`. If
+    the architecture is unknown, errors of other rules become warnings.
+    """
     family, named = inspection.family, inspection.config.architectures
     parts = unexplained(inspection)
     if parts:
         maybe = (
             "may be the output head or the input embedding" if len(parts) == 1 else "may be parts of the output head"
         )
-        yield GUESSED.finding(
+        yield guessed.finding(
             f"{evidence.listed(parts)} {maybe}, and tieconv does not know {evidence.verb(parts, 'its', 'their')} form. "
             "tieconv cannot predict how a loader reads this model, and commands that write refuse it.",
             parts,
@@ -466,7 +442,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     known = f"tieconv does not know {lookup.subject(named[0], config)}" if named else "no config sets an architecture"
     subject = evidence.capital(known)
     if not names:
-        yield GUESSED.finding(
+        yield guessed.finding(
             f"{subject}. No tensor looks like an embedding, so nothing was compared.", level=Level.NOTE
         )
         return
@@ -484,7 +460,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
         " The config says untied, and no tensor looks like an output head. A loader may fill it with random values."
     )
     guess = evidence.clause(names, "is a guess", "are guesses")
-    yield GUESSED.finding(
+    yield guessed.finding(
         f"{subject}. {guess} from the names{_shared(inspection)}.{names_known}{missing * bool(lost)}",
         names,
         level=Level.WARNING if tied or lost else Level.NOTE,
@@ -497,49 +473,34 @@ def _shared(inspection: Inspection) -> str:
     return " and their shared storage" if aliased else ""
 
 
-GUESSED = Rule(
-    "TIE012",
-    "guessed",
-    Level.WARNING,
-    """The architecture is unknown, so tieconv guesses the tie.
-
-## What it does
-Reports a class in the config that tieconv has no measurement of. It also reports a class with the `model_type` of
-another family. transformers then builds another class or uses other names.
-
-It is a warning if the answer may be wrong for this file. The config says tied, and tieconv guessed an embedding and a
-head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head, in a form that
-tieconv does not know. No other rule then calls the head missing.
-
-Otherwise it is a note: the class may be unknown, but each table is stored.
-
-## Why it matters
-Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
-the logits (as in T5). The usual cases are models with their own code. Commands that write refuse to use a guess.
-
-## Example
-A class that no release of transformers has, with `"tie_word_embeddings": false` and only the embedding stored:
-
-    warning TIE012: tieconv does not know the architecture AcmeForCausalLM.
-    model.embed_tokens.weight is a guess from the names. The config says untied,
-    and no tensor looks like an output head. A loader may fill it with random
-    values.
-
-## How to fix
-If the guess is right, confirm it: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and `inspect`. If
-the architecture is unknown, errors of other rules become warnings.
-""",
-    guessed,
-)
-
-
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "momentum_buffer", "square_avg"})
 """State that optimizers of torch keep for a parameter once it has a gradient."""
 _SHOWN = 3
 
 
+@rule("TRN001", "trained-tensor-not-saved", Level.ERROR)
 def not_saved(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding. Optimizers that number their parameters give no names to compare."""
+    """A training checkpoint holds optimizer state for a parameter that it does not store.
+
+    ## What it does
+    Compares the names in the optimizer's state with the stored tensors of a distributed checkpoint. It reports a parameter
+    that the optimizer trained and that no tensor stores. A tied head shares the embedding's state, so it is not reported.
+
+    ## Why it matters
+    The flag says tied, but training made the head a separate parameter. The save left the head out, because the flag says
+    that the embedding restores it. A run that resumes then starts with another head, and its loss jumps.
+
+    ## Example
+    `"tie_word_embeddings": true`, state for both names, and only the embedding stored:
+
+        error TRN001: The optimizer trained lm_head.weight, but the checkpoint does
+        not store it. A resumed run starts with other values.
+
+    ## How to fix
+    This checkpoint does not contain the trained values. Before the next run, call `model.tie_weights()` once the
+    model is on its device. Or set the flag to false and save again. An earlier full save may hold the head.
+    """
+    # Yield at most one finding. Optimizers that number their parameters give no names to compare.
     states = inspection.checkpoint.table.training
     trained = {parameter for name in states if (parameter := _parameter(name))}
     if not trained:
@@ -551,7 +512,7 @@ def not_saved(inspection: Inspection) -> Iterator[Finding]:
         modules = tuple(_module(name) for name in lost[:_SHOWN])
         more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
         pronoun = "it" if len(lost) == 1 else "them"
-        yield NOT_SAVED.finding(
+        yield not_saved.finding(
             f"The optimizer trained {evidence.listed(modules)}{more}, but the checkpoint does not store {pronoun}. "
             "A resumed run starts with other values.",
             modules,
@@ -582,36 +543,32 @@ def _shares_state(inspection: Inspection, lost: str, trained: set[str]) -> bool:
     return False
 
 
-NOT_SAVED = Rule(
-    "TRN001",
-    "trained-tensor-not-saved",
-    Level.ERROR,
-    """A training checkpoint holds optimizer state for a parameter that it does not store.
-
-## What it does
-Compares the names in the optimizer's state with the stored tensors of a distributed checkpoint. It reports a parameter
-that the optimizer trained and that no tensor stores. A tied head shares the embedding's state, so it is not reported.
-
-## Why it matters
-The flag says tied, but training made the head a separate parameter. The save left the head out, because the flag says
-that the embedding restores it. A run that resumes then starts with another head, and its loss jumps.
-
-## Example
-`"tie_word_embeddings": true`, state for both names, and only the embedding stored:
-
-    error TRN001: The optimizer trained lm_head.weight, but the checkpoint does
-    not store it. A resumed run starts with other values.
-
-## How to fix
-This checkpoint does not contain the trained values. Before the next run, call `model.tie_weights()` once the
-model is on its device. Or set the flag to false and save again. An earlier full save may hold the head.
-""",
-    not_saved,
-)
-
-
+@rule("VOC001", "rows", Level.ERROR)
 def rows(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """The embedding has another number of rows than the config has tokens.
+
+    ## What it does
+    Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
+    reads the tokenizer and lists all counts.
+
+    ## Why it matters
+    transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
+    matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
+    saved. Another is a framework that padded the vocabulary for tensor parallelism.
+
+    ## Example
+    A Llama that got two tokens and kept its config:
+
+        error VOC001: config.json is too small: vocab_size 8,
+        model.embed_tokens.weight 10 rows, lm_head.weight 10 rows, no tokenizer
+        read. transformers cannot load the model, or it fills the matrices with
+        random values.
+
+    ## How to fix
+    `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes. If the tensors are too
+    short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: changes the model's outputs).
+    `tieconv resize --to config` removes rows that no token uses.
+    """
     if not sizes_disagree(inspection):
         return
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
@@ -620,7 +577,7 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     used = inspection.tokenizer_rows
     unread = inspection.tokenizer_unread or "no tokenizer read"
     tokenizer = unread if used is None else f"tokenizer {used:,} tokens"
-    yield ROWS.finding(
+    yield rows.finding(
         f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}. transformers cannot load the model, "
         "or it fills the matrices with random values.",
         tables,
@@ -647,35 +604,3 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
         most = max(longest, used or 0)
         return remedies.resize(inspection, ("--to", str(most)), ("--fill", "mean"), safe=False)
     return remedies.resize(inspection, ("--to", "rows"), safe=True)
-
-
-ROWS = Rule(
-    "VOC001",
-    "rows",
-    Level.ERROR,
-    """The embedding has another number of rows than the config has tokens.
-
-## What it does
-Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
-reads the tokenizer and lists all counts.
-
-## Why it matters
-transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
-matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
-saved. Another is a framework that padded the vocabulary for tensor parallelism.
-
-## Example
-A Llama that got two tokens and kept its config:
-
-    error VOC001: config.json is too small: vocab_size 8,
-    model.embed_tokens.weight 10 rows, lm_head.weight 10 rows, no tokenizer
-    read. transformers cannot load the model, or it fills the matrices with
-    random values.
-
-## How to fix
-`tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes. If the tensors are too
-short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: changes the model's outputs).
-`tieconv resize --to config` removes rows that no token uses.
-""",
-    rows,
-)

@@ -10,7 +10,7 @@ from tieconv.checkpoint.finding import Finding, Level, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checks import evidence
-from tieconv.checks.evidence import Rule, listed
+from tieconv.checks.evidence import listed, rule
 from tieconv.text import shown
 
 
@@ -50,116 +50,115 @@ def message(predictions: list[Prediction]) -> str:
     return "; ".join(f"{loaders(alike)}: {detail}" for detail, alike in by_detail.items())
 
 
+@rule("CON001", "loader-random-head", Level.ERROR)
 def random_head(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each set of tensors."""
+    """A loader fills the head or the embedding with random values.
+
+    ## What it does
+    Reports loaders that will find no stored values for the output head or the input embedding. They fill the parameter with
+    random values or do not initialize its memory. tieconv predicts only the loaders that you ask for (`--consumers`,
+    `--for`).
+
+    ## Why it matters
+    The model loads and generates noise. Most loaders print one line about it at most.
+
+    ## Example
+    `tie_word_embeddings` absent, only the embedding stored, asked for transformers 5.x:
+
+        error CON001: transformers 5.x: lm_head.weight is not stored and starts with
+        random numbers
+
+    ## How to fix
+    tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps: `tieconv
+    retie` sets the flag at every level, and `tieconv untie --keep-flag` stores the head. If the head was trained
+    separately, this checkpoint does not contain it.
+    """
+    # Yield one finding for each set of tensors.
     for group in grouped(inspection, Outcome.RANDOM):
         head = inspection.head.output_head
         if inspection.checkpoint.is_embedder and head is not None and group[0].tensors == (head.name,):
-            yield RANDOM_HEAD.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
+            yield random_head.finding(evidence.without_head(head.name), (head.name,), level=Level.NOTE)
             continue
-        yield RANDOM_HEAD.finding(message(group), group[0].tensors)
+        yield random_head.finding(message(group), group[0].tensors)
 
 
-RANDOM_HEAD = Rule(
-    "CON001",
-    "loader-random-head",
-    Level.ERROR,
-    """A loader fills the head or the embedding with random values.
-
-## What it does
-Reports loaders that will find no stored values for the output head or the input embedding. They fill the parameter with
-random values or do not initialize its memory. tieconv predicts only the loaders that you ask for (`--consumers`,
-`--for`).
-
-## Why it matters
-The model loads and generates noise. Most loaders print one line about it at most.
-
-## Example
-`tie_word_embeddings` absent, only the embedding stored, asked for transformers 5.x:
-
-    error CON001: transformers 5.x: lm_head.weight is not stored and starts with
-    random numbers
-
-## How to fix
-tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps: `tieconv
-retie` sets the flag at every level, and `tieconv untie --keep-flag` stores the head. If the head was trained
-separately, this checkpoint does not contain it.
-""",
-    random_head,
-)
-
-
+@rule("CON002", "loader-discards-head", Level.ERROR)
 def discarded_head(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each set of tensors."""
-    for group in grouped(inspection, Outcome.DISCARDED):
-        yield DISCARDED_HEAD.finding(message(group), group[0].tensors)
-
-
-DISCARDED_HEAD = Rule(
-    "CON002",
-    "loader-discards-head",
-    Level.ERROR,
     """A loader discards a stored head, or a stored embedding, that holds different values.
 
-## What it does
-Reports loaders that will replace a stored tensor with another tensor that differs from it. tieconv predicts only the
-loaders that you ask for (`--consumers`, `--for`).
+    ## What it does
+    Reports loaders that will replace a stored tensor with another tensor that differs from it. tieconv predicts only the
+    loaders that you ask for (`--consumers`, `--for`).
 
-## Why it matters
-The loader prints nothing, the text stays fluent, and the trained values are lost.
+    ## Why it matters
+    The loader prints nothing, the text stays fluent, and the trained values are lost.
 
-## Example
-`"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
+    ## Example
+    `"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
 
-    error CON002: mlx-lm 0.32: the loader replaces lm_head.weight by
-    model.embed_tokens.weight without an error
+        error CON002: mlx-lm 0.32: the loader replaces lm_head.weight by
+        model.embed_tokens.weight without an error
 
-## How to fix
-`tieconv set-tie false` declares the model untied at every level, so loaders use the stored head. For an FSMT whose
-config already says untied, transformers 4 replaces the decoder's table with the head. No file can prevent that: load
-such a model with transformers 5.
-""",
-    discarded_head,
-)
+    ## How to fix
+    `tieconv set-tie false` declares the model untied at every level, so loaders use the stored head. For an FSMT whose
+    config already says untied, transformers 4 replaces the decoder's table with the head. No file can prevent that: load
+    such a model with transformers 5.
+    """
+    # Yield one finding for each set of tensors.
+    for group in grouped(inspection, Outcome.DISCARDED):
+        yield discarded_head.finding(message(group), group[0].tensors)
 
 
+@rule("CON003", "loader-refuses", Level.ERROR)
 def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each set of tensors."""
-    for group in grouped(inspection, Outcome.ERROR):
-        yield LOADER_REFUSES.finding(message(group), group[0].tensors)
-
-
-LOADER_REFUSES = Rule(
-    "CON003",
-    "loader-refuses",
-    Level.ERROR,
     """A loader refuses the model.
 
-## What it does
-Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
-read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`).
+    ## What it does
+    Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
+    read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`).
 
-## Why it matters
-A release that works in transformers may still fail in your server.
+    ## Why it matters
+    A release that works in transformers may still fail in your server.
 
-## Example
-A tied StableLM, which stores only the embedding, asked for llama.cpp:
+    ## Example
+    A tied StableLM, which stores only the embedding, asked for llama.cpp:
 
-    error CON003: llama.cpp 2026: lm_head.weight is not stored, and the
-    architecture needs an output.weight
+        error CON003: llama.cpp 2026: lm_head.weight is not stored, and the
+        architecture needs an output.weight
 
-## How to fix
-tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps, or says
-that no command does. `tieconv untie --keep-flag` stores the head for a loader that needs it, and the config stays tied.
-`tieconv retie` drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that
-most loaders read. `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
-""",
-    loader_refuses,
-)
+    ## How to fix
+    tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps, or says
+    that no command does. `tieconv untie --keep-flag` stores the head for a loader that needs it, and the config stays tied.
+    `tieconv retie` drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that
+    most loaders read. `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
+    """
+    # Yield one finding for each set of tensors.
+    for group in grouped(inspection, Outcome.ERROR):
+        yield loader_refuses.finding(message(group), group[0].tensors)
 
 
+@rule("CON004", "loader-drops-bias", Level.ERROR)
 def dropped_bias(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each set of biases."""
+    """A loader does not use a stored head bias.
+
+    ## What it does
+    Reports loaders that will not use a stored head bias. It is an error if the bias is not zero. It is a warning if tieconv
+    did not read the bias, or if the loader uses its other name. tieconv predicts only the loaders that you ask for
+    (`--consumers`, `--for`).
+
+    ## Why it matters
+    A trained bias changes each logit. Without it the most likely token changes.
+
+    ## Example
+    An untied BERT that stores only the outer name of its bias, asked for transformers 5.x:
+
+        error CON004: transformers 5.x does not use cls.predictions.bias
+
+    ## How to fix
+    `tieconv bias unify` writes both names of a pair. If the class has no bias, the model needs another class or another
+    loader.
+    """
+    # Yield one finding for each set of biases.
     by_biases: dict[tuple[str, ...], list[Prediction]] = {}
     for prediction in inspection.consumers:
         if prediction.dropped:
@@ -167,7 +166,7 @@ def dropped_bias(inspection: Inspection) -> Iterator[Finding]:
     for dropped, alike in by_biases.items():
         verb = "does" if len(alike) == 1 else "do"
         message = f"{loaders(alike)} {verb} not use {listed(dropped)}"
-        yield DROPPED_BIAS.finding(message, dropped, level=_level(inspection, dropped))
+        yield dropped_bias.finding(message, dropped, level=_level(inspection, dropped))
 
 
 def _level(inspection: Inspection, dropped: tuple[str, ...]) -> Level:
@@ -182,82 +181,73 @@ def _others(inspection: Inspection, dropped: tuple[str, ...]) -> bool:
     return any(names & set(dropped) and names - set(dropped) for names in pairs)
 
 
-DROPPED_BIAS = Rule(
-    "CON004",
-    "loader-drops-bias",
-    Level.ERROR,
-    """A loader does not use a stored head bias.
-
-## What it does
-Reports loaders that will not use a stored head bias. It is an error if the bias is not zero. It is a warning if tieconv
-did not read the bias, or if the loader uses its other name. tieconv predicts only the loaders that you ask for
-(`--consumers`, `--for`).
-
-## Why it matters
-A trained bias changes each logit. Without it the most likely token changes.
-
-## Example
-An untied BERT that stores only the outer name of its bias, asked for transformers 5.x:
-
-    error CON004: transformers 5.x does not use cls.predictions.bias
-
-## How to fix
-`tieconv bias unify` writes both names of a pair. If the class has no bias, the model needs another class or another
-loader.
-""",
-    dropped_bias,
-)
-
-
+@rule("CON005", "loader-unknown", Level.NOTE)
 def unknown_loader(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
-    for group in grouped(inspection, Outcome.UNKNOWN):
-        if len(group) == 1:
-            yield UNKNOWN_LOADER.finding(message(group))
-        else:
-            yield UNKNOWN_LOADER.finding(f"tieconv cannot predict what {loaders(group)} do with this model")
-
-
-UNKNOWN_LOADER = Rule(
-    "CON005",
-    "loader-unknown",
-    Level.NOTE,
     """Nothing predicts what a loader does with the model.
 
-## What it does
-Lists the loaders that you asked for (`--consumers`, `--for`) and that tieconv cannot predict. Either tieconv has no
-measurement of the class in that loader, or only the model's own code defines the class.
+    ## What it does
+    Lists the loaders that you asked for (`--consumers`, `--for`) and that tieconv cannot predict. Either tieconv has no
+    measurement of the class in that loader, or only the model's own code defines the class.
 
-## Why it matters
-No finding for a loader does not mean that the loader works.
+    ## Why it matters
+    No finding for a loader does not mean that the loader works.
 
-## Example
-A tied BERT, asked for text-generation-inference:
+    ## Example
+    A tied BERT, asked for text-generation-inference:
 
-    note CON005: text-generation-inference 3.x: tieconv has no measurement of
-    text-generation-inference for BertForMaskedLM
+        note CON005: text-generation-inference 3.x: tieconv has no measurement of
+        text-generation-inference for BertForMaskedLM
 
-## How to fix
-Load the model with that loader and compare its outputs.
-""",
-    unknown_loader,
-)
+    ## How to fix
+    Load the model with that loader and compare its outputs.
+    """
+    for group in grouped(inspection, Outcome.UNKNOWN):
+        if len(group) == 1:
+            yield unknown_loader.finding(message(group))
+        else:
+            yield unknown_loader.finding(f"tieconv cannot predict what {loaders(group)} do with this model")
 
 
+@rule("COD001", "tied-keys", Level.ERROR)
 def tied_keys(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each declaration."""
+    """The model's own code declares its tied names in a form that transformers 5 cannot use.
+
+    ## What it does
+    Reads the `modeling_*.py` beside the weights as text; tieconv does not import or run it. The rule reports a
+    `_tied_weights_keys` that is a list, or a dict that ties a name to itself.
+
+    The level is note if the config has no `auto_map`, because the code is not used. It is also note if transformers has the
+    class, because it runs the code only with `trust_remote_code=True`. In an untied model the list breaks only
+    `save_pretrained`, so the level is warning.
+
+    ## Why it matters
+    transformers 5 needs a dict from each tied name to the name that it is tied to. With the list of transformers 4 it fails
+    with `AttributeError: 'list' object has no attribute 'keys'`. If a dict maps a name to itself, the class loads but ties
+    nothing.
+
+    ## Example
+    A model with its own code, written for transformers 4:
+
+        error COD001: modeling_acme.py declares _tied_weights_keys as a list.
+        transformers 5 fails when it loads the model ('list' object has no attribute
+        'keys'). Write {"lm_head.weight": "model.embed_tokens.weight"}.
+
+    ## How to fix
+    Edit the file. The message has the dict.
+    """
+    # Yield one finding for each declaration.
     used = "auto_map" in inspection.checkpoint.config_values
     native = inspection.family.knowledge is Knowledge.TABLE
     subject = "With trust_remote_code=True, transformers 5" if used and native else "transformers 5"
     loads = inspection.config.effective
     for caution in evidence.cautions(inspection, "code.tied-keys-list"):
-        yield TIED_KEYS.finding(
+        yield tied_keys.finding(
             f"{caution.message}. {subject} fails when it {'loads' if loads else 'saves'} the model "
             f"('list' object has no attribute 'keys').{_patch(inspection, caution.tensors)}",
             level=Level.NOTE if native or not used else Level.ERROR if loads else Level.WARNING,
         )
     for caution in evidence.cautions(inspection, "code.tied-to-itself"):
-        yield TIED_KEYS.finding(
+        yield tied_keys.finding(
             f"{caution.message} ({evidence.listed(caution.tensors)}). So the class ties nothing."
             f"{_patch(inspection, caution.tensors)}",
             level=Level.WARNING if used and not native else Level.NOTE,
@@ -269,36 +259,3 @@ def _patch(inspection: Inspection, names: Sequence[str]) -> str:
     if not names or embedding is None or len(names) > 4:
         return ""
     return f" Write {shown(json.dumps({name: embedding for name in names if name != embedding}), 400)}."
-
-
-TIED_KEYS = Rule(
-    "COD001",
-    "tied-keys",
-    Level.ERROR,
-    """The model's own code declares its tied names in a form that transformers 5 cannot use.
-
-## What it does
-Reads the `modeling_*.py` beside the weights as text; tieconv does not import or run it. The rule reports a
-`_tied_weights_keys` that is a list, or a dict that ties a name to itself.
-
-The level is note if the config has no `auto_map`, because the code is not used. It is also note if transformers has the
-class, because it runs the code only with `trust_remote_code=True`. In an untied model the list breaks only
-`save_pretrained`, so the level is warning.
-
-## Why it matters
-transformers 5 needs a dict from each tied name to the name that it is tied to. With the list of transformers 4 it fails
-with `AttributeError: 'list' object has no attribute 'keys'`. If a dict maps a name to itself, the class loads but ties
-nothing.
-
-## Example
-A model with its own code, written for transformers 4:
-
-    error COD001: modeling_acme.py declares _tied_weights_keys as a list.
-    transformers 5 fails when it loads the model ('list' object has no attribute
-    'keys'). Write {"lm_head.weight": "model.embed_tokens.weight"}.
-
-## How to fix
-Edit the file. The message has the dict.
-""",
-    tied_keys,
-)

@@ -23,7 +23,7 @@ from tieconv.checkpoint.quantised_matrix import (
 )
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, remedies
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.quantised_cells import MLX, TRANSFORMERS
 from tieconv.loaders.registry import consumer
@@ -69,8 +69,31 @@ def remedy(inspection: Inspection, verb: str, *schemes: str) -> Remedy | None:
     return remedies.of_parts(inspection, verb) if known else None
 
 
+@rule("QNT001", "quantised-head", Level.WARNING)
 def quantised_head(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """A tied model stores its head as quantised codes.
+
+    ## What it does
+    Reports a tied model with a head of codes and scales, but with a float embedding. If more than quantisation separates
+    the two matrices, QNT006 reports them.
+
+    ## Why it matters
+    The same matrix then has two encodings, and the loader decides which one gives the logits. Loaders that tie use the
+    embedding and drop the codes. Loaders that read the codes use them. Some leave the head without values and generate
+    "!!!!".
+
+    ## Example
+    `"tie_word_embeddings": true`, and a head that was quantised separately:
+
+        warning QNT001: lm_head.weight is stored as quantised codes
+        (lm_head.qweight), but the config says tied. The loader decides whether the
+        codes or model.embed_tokens.weight give the logits.
+
+    ## How to fix
+    `tieconv set-tie false` keeps both matrices and makes the config say untied. Or quantise again, and leave the head out
+    (`lm_head: false`, or the list of modules to ignore). `tieconv inspect` says whether the codes are a quantised copy of
+    the embedding. No command drops the codes.
+    """
     head_tie, embedding = evidence.head_tie(inspection), inspection.head.input_embedding
     if head_tie is None or embedding is None or embedding.dtype not in FLOATS or not head_tie[0].declared:
         return
@@ -78,7 +101,7 @@ def quantised_head(inspection: Inspection) -> Iterator[Finding]:
     codes = quantised_twin(head_tie[1].name, tensors)
     if codes is None or quantised_twin(embedding.name, tensors) or _is_reported(inspection):
         return
-    yield QUANTISED_HEAD.finding(
+    yield quantised_head.finding(
         f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), but "
         f"{evidence.says(inspection, True)}. The loader decides whether the codes or "
         f"{evidence.listed([embedding.name])} give the logits.",
@@ -101,183 +124,124 @@ def _is_reported(inspection: Inspection) -> bool:
     )
 
 
-QUANTISED_HEAD = Rule(
-    "QNT001",
-    "quantised-head",
-    Level.WARNING,
-    """A tied model stores its head as quantised codes.
-
-## What it does
-Reports a tied model with a head of codes and scales, but with a float embedding. If more than quantisation separates
-the two matrices, QNT006 reports them.
-
-## Why it matters
-The same matrix then has two encodings, and the loader decides which one gives the logits. Loaders that tie use the
-embedding and drop the codes. Loaders that read the codes use them. Some leave the head without values and generate
-"!!!!".
-
-## Example
-`"tie_word_embeddings": true`, and a head that was quantised separately:
-
-    warning QNT001: lm_head.weight is stored as quantised codes
-    (lm_head.qweight), but the config says tied. The loader decides whether the
-    codes or model.embed_tokens.weight give the logits.
-
-## How to fix
-`tieconv set-tie false` keeps both matrices and makes the config say untied. Or quantise again, and leave the head out
-(`lm_head: false`, or the list of modules to ignore). `tieconv inspect` says whether the codes are a quantised copy of
-the embedding. No command drops the codes.
-""",
-    quantised_head,
-)
-
-
+@rule("QNT002", "codes-without-scales", Level.ERROR)
 def codes_without_scales(inspection: Inspection) -> Iterator[Finding]:
-    """Yield a finding for each matrix that lacks scales."""
+    """A quantised embedding or head has codes without scales.
+
+    ## What it does
+    Lists every scale that the scheme of the codes needs, and reports codes without one. It knows the schemes of
+    compressed-tensors, GPTQ, AWQ, bitsandbytes, FP8, torchao, quanto, HQQ and MLX.
+
+    ## Why it matters
+    A code counts steps, and the scale is the size of a step. Loaders fail without it, or they fill the scales with ones or
+    with random numbers. The logits are then noise.
+
+    ## Example
+    A head of GPTQ codes whose scales were lost in a merge of shards:
+
+        error QNT002: lm_head.qweight has no scales. Without the scales the output
+        head has no values.
+
+    ## How to fix
+    Restore the scales from the original files, or quantise again. tieconv cannot compute the scales.
+    """
+    # Yield a finding for each matrix that lacks scales.
     for matrix, fault in first_faults(inspection, FaultKind.NO_SCALES):
-        yield CODES_WITHOUT_SCALES.finding(
+        yield codes_without_scales.finding(
             f"{fault.reason}. Without the scales the {noun(matrix)} has no values.",
             fault.tensors,
             level=evidence.certain(inspection, Level.ERROR),
         )
 
 
-CODES_WITHOUT_SCALES = Rule(
-    "QNT002",
-    "codes-without-scales",
-    Level.ERROR,
-    """A quantised embedding or head has codes without scales.
-
-## What it does
-Lists every scale that the scheme of the codes needs, and reports codes without one. It knows the schemes of
-compressed-tensors, GPTQ, AWQ, bitsandbytes, FP8, torchao, quanto, HQQ and MLX.
-
-## Why it matters
-A code counts steps, and the scale is the size of a step. Loaders fail without it, or they fill the scales with ones or
-with random numbers. The logits are then noise.
-
-## Example
-A head of GPTQ codes whose scales were lost in a merge of shards:
-
-    error QNT002: lm_head.qweight has no scales. Without the scales the output
-    head has no values.
-
-## How to fix
-Restore the scales from the original files, or quantise again. tieconv cannot compute the scales.
-""",
-    codes_without_scales,
-)
-
-
+@rule("QNT003", "scales-without-codes", Level.ERROR)
 def scales_without_codes(inspection: Inspection) -> Iterator[Finding]:
-    """Yield a finding for each matrix that has only scales."""
+    """A quantised embedding or head has scales without codes.
+
+    ## What it does
+    Looks for scales and zero points under the names of the embedding and the head. They need codes beside them.
+
+    ## Why it matters
+    The matrix is missing, although some of its parts are there. Loaders fail, or they fill the matrix with random values.
+    One cause is a tool that dropped the codes of a tied head but kept its scales.
+
+    ## Example
+    A head whose codes were dropped to tie it again:
+
+        error QNT003: lm_head.weight_scale is stored without codes. The output head
+        has no values.
+
+    ## How to fix
+    If the model is tied, remove the scales too. Else restore the codes from the original files, or quantise again.
+    """
+    # Yield a finding for each matrix that has only scales.
     for matrix, fault in first_faults(inspection, FaultKind.NO_CODES):
         names = fault.tensors[: evidence.LISTED]
-        yield SCALES_WITHOUT_CODES.finding(
+        yield scales_without_codes.finding(
             f"{evidence.clause(names, 'is', 'are')} stored without codes. The {noun(matrix)} has no values.",
             names,
             level=evidence.certain(inspection, Level.ERROR),
         )
 
 
-SCALES_WITHOUT_CODES = Rule(
-    "QNT003",
-    "scales-without-codes",
-    Level.ERROR,
-    """A quantised embedding or head has scales without codes.
-
-## What it does
-Looks for scales and zero points under the names of the embedding and the head. They need codes beside them.
-
-## Why it matters
-The matrix is missing, although some of its parts are there. Loaders fail, or they fill the matrix with random values.
-One cause is a tool that dropped the codes of a tied head but kept its scales.
-
-## Example
-A head whose codes were dropped to tie it again:
-
-    error QNT003: lm_head.weight_scale is stored without codes. The output head
-    has no values.
-
-## How to fix
-If the model is tied, remove the scales too. Else restore the codes from the original files, or quantise again.
-""",
-    scales_without_codes,
-)
-
-
+@rule("QNT004", "part-shapes", Level.ERROR)
 def part_shapes(inspection: Inspection) -> Iterator[Finding]:
-    """Yield a finding for the first part of each matrix that does not fit."""
+    """The parts of a quantised embedding or head do not fit together.
+
+    ## What it does
+    Computes the shape of each part from the others: codes, scales, zero points, indexes of groups. It also compares the
+    unpacked matrix with the vocabulary and the hidden size in the config.
+
+    ## Why it matters
+    Loaders refuse parts that do not fit. Some broadcast them or read beyond a group, and the logits are then noise. One
+    cause is a config from a run with another group size. Another is a vocabulary that was resized without its scales.
+
+    ## Example
+    A head of GPTQ codes whose scales are of two groups:
+
+        error QNT004: lm_head.scales is 2×8, but 8×4 codes in groups of 4 need 1×8.
+        Loaders refuse the output head or read wrong values.
+
+    ## How to fix
+    Take the parts and the config from one run of the quantiser, or quantise again.
+    """
+    # Yield a finding for the first part of each matrix that does not fit.
     for matrix, fault in first_faults(inspection, FaultKind.SHAPE):
-        yield PART_SHAPES.finding(
+        yield part_shapes.finding(
             f"{fault.reason}. Loaders refuse the {noun(matrix)} or read wrong values.",
             fault.tensors,
             level=evidence.certain(inspection, Level.ERROR),
         )
 
 
-PART_SHAPES = Rule(
-    "QNT004",
-    "part-shapes",
-    Level.ERROR,
-    """The parts of a quantised embedding or head do not fit together.
-
-## What it does
-Computes the shape of each part from the others: codes, scales, zero points, indexes of groups. It also compares the
-unpacked matrix with the vocabulary and the hidden size in the config.
-
-## Why it matters
-Loaders refuse parts that do not fit. Some broadcast them or read beyond a group, and the logits are then noise. One
-cause is a config from a run with another group size. Another is a vocabulary that was resized without its scales.
-
-## Example
-A head of GPTQ codes whose scales are of two groups:
-
-    error QNT004: lm_head.scales is 2×8, but 8×4 codes in groups of 4 need 1×8.
-    Loaders refuse the output head or read wrong values.
-
-## How to fix
-Take the parts and the config from one run of the quantiser, or quantise again.
-""",
-    part_shapes,
-)
-
-
+@rule("QNT005", "missing-zero-points", Level.ERROR)
 def missing_zero_points(inspection: Inspection) -> Iterator[Finding]:
-    """Yield a finding for each matrix that lacks zero points."""
+    """A quantised embedding or head lacks the zero points that its config declares.
+
+    ## What it does
+    Reports codes without zero points if the config says asymmetric (`"symmetric": false`, `"sym": false`,
+    `"zero_point": true`). For MLX, it reports codes without `biases` if the mode is affine.
+
+    ## Why it matters
+    The zero point says which code means 0. Loaders fail without it, or they take the middle of the codes. Every value is
+    then moved by some steps.
+
+    ## Example
+    A head of GPTQ codes with `"sym": false` and without `qzeros`:
+
+        error QNT005: lm_head.qweight has no qzeros, but the config says
+        asymmetric. The values of the output head are unknown.
+
+    ## How to fix
+    Restore the zero points from the original files, or quantise again. If the codes are symmetric, correct the config.
+    """
+    # Yield a finding for each matrix that lacks zero points.
     for matrix, fault in first_faults(inspection, FaultKind.NO_ZERO_POINTS):
-        yield MISSING_ZERO_POINTS.finding(
+        yield missing_zero_points.finding(
             f"{fault.reason}. The values of the {noun(matrix)} are unknown.",
             fault.tensors,
             level=evidence.certain(inspection, Level.ERROR),
         )
-
-
-MISSING_ZERO_POINTS = Rule(
-    "QNT005",
-    "missing-zero-points",
-    Level.ERROR,
-    """A quantised embedding or head lacks the zero points that its config declares.
-
-## What it does
-Reports codes without zero points if the config says asymmetric (`"symmetric": false`, `"sym": false`,
-`"zero_point": true`). For MLX, it reports codes without `biases` if the mode is affine.
-
-## Why it matters
-The zero point says which code means 0. Loaders fail without it, or they take the middle of the codes. Every value is
-then moved by some steps.
-
-## Example
-A head of GPTQ codes with `"sym": false` and without `qzeros`:
-
-    error QNT005: lm_head.qweight has no qzeros, but the config says
-    asymmetric. The values of the output head are unknown.
-
-## How to fix
-Restore the zero points from the original files, or quantise again. If the codes are symmetric, correct the config.
-""",
-    missing_zero_points,
-)
 
 
 _WORDS = {
@@ -288,8 +252,31 @@ _WORDS = {
 }
 
 
+@rule("QNT006", "quantised-tables-differ", Level.ERROR)
 def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding. QNT001 reports a quantised head that is a copy of a float embedding."""
+    """A tied model has a quantised matrix and a different second one.
+
+    ## What it does
+    Reports a tied model whose embedding is quantised, if a part of the stored head differs. The head may be float, may have
+    other codes, or may only round to the same values. It also reports a quantised head beside a float embedding, if more
+    than quantisation separates the two.
+
+    ## Why it matters
+    One parameter cannot have two values. Loaders fail, or they silently drop the head or the codes. Each loader then
+    computes different logits from the same files.
+
+    ## Example
+    `"tie_word_embeddings": true`, and two separately quantised matrices:
+
+        error QNT006: the quantised lm_head.weight differs from
+        model.embed_tokens.weight (the dequantised values differ), but the config
+        says tied. Loaders fail, or they lose a matrix.
+
+    ## How to fix
+    `tieconv set-tie false` keeps both matrices and makes the config say untied. `tieconv retie` refuses, because it would
+    lose the values of the head.
+    """
+    # Yield at most one finding. QNT001 reports a quantised head that is a copy of a float embedding.
     tables = tables_of(inspection)
     relation = tables.relation if tables is not None else None
     if relation is None or tables is None or relation.state not in _WORDS or not inspection.config.effective:
@@ -298,7 +285,7 @@ def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
         return
     embedding, head = names_of(inspection)
     kind = "quantised" if tables.of(HEAD) else "float"
-    yield QUANTISED_TABLES_DIFFER.finding(
+    yield quantised_tables_differ.finding(
         f"the {kind} {evidence.listed([head])} differs from {evidence.listed([embedding])} "
         f"({_WORDS[relation.state]}), but {evidence.says(inspection, True)}. Loaders fail, or they lose a matrix.",
         (embedding, head),
@@ -307,38 +294,28 @@ def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
     )
 
 
-QUANTISED_TABLES_DIFFER = Rule(
-    "QNT006",
-    "quantised-tables-differ",
-    Level.ERROR,
-    """A tied model has a quantised matrix and a different second one.
-
-## What it does
-Reports a tied model whose embedding is quantised, if a part of the stored head differs. The head may be float, may have
-other codes, or may only round to the same values. It also reports a quantised head beside a float embedding, if more
-than quantisation separates the two.
-
-## Why it matters
-One parameter cannot have two values. Loaders fail, or they silently drop the head or the codes. Each loader then
-computes different logits from the same files.
-
-## Example
-`"tie_word_embeddings": true`, and two separately quantised matrices:
-
-    error QNT006: the quantised lm_head.weight differs from
-    model.embed_tokens.weight (the dequantised values differ), but the config
-    says tied. Loaders fail, or they lose a matrix.
-
-## How to fix
-`tieconv set-tie false` keeps both matrices and makes the config say untied. `tieconv retie` refuses, because it would
-lose the values of the head.
-""",
-    quantised_tables_differ,
-)
-
-
+@rule("QNT007", "quantised-copy", Level.WARNING)
 def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """A quantised head repeats the quantised embedding, part by part.
+
+    ## What it does
+    Reports a quantised head if its scheme and every byte of its parts equal the embedding's. It counts the wasted bytes.
+    In an untied model this is a note, because nothing is wrong.
+
+    ## Why it matters
+    The second copy costs up to half a gigabyte on disk. In a tied model it can also stop a loader. mlx-lm fails, because
+    a tied model has no parameters for the codes of the head.
+
+    ## Example
+    `"tie_word_embeddings": true`, and the same codes and scales under both names:
+
+        warning QNT007: every part of the quantised lm_head.weight equals that of
+        model.embed_tokens.weight. The copy wastes 1.15 kB.
+
+    ## How to fix
+    `tieconv retie` drops every part of the head, and edits the flag and the quantisation config together. It prints which
+    loaders load the result, and refuses if transformers 5 would load it wrongly.
+    """
     # The proved relation of the head to a quantised embedding.
     pair = tables_of(inspection)
     relation = pair.relation if pair is not None and pair.of(EMBEDDING) is not None else None
@@ -349,7 +326,7 @@ def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
     untied = "" if tied else f" {evidence.capital(evidence.says(inspection, False))}, so nothing is wrong."
     needed = _mlx_needs_head(inspection)
     needs = " mlx-lm needs the copy." if needed else ""
-    yield QUANTISED_COPY.finding(
+    yield quantised_copy.finding(
         f"every part of the quantised {evidence.listed([head])} equals that of {evidence.listed([embedding])}. "
         f"The copy wastes {size(relation.bytes_wasted)}.{untied}{needs}",
         (embedding, head),
@@ -370,36 +347,29 @@ def _mlx_needs_head(inspection: Inspection) -> bool:
     return comes is Outcome.ERROR and was is not Outcome.ERROR
 
 
-QUANTISED_COPY = Rule(
-    "QNT007",
-    "quantised-copy",
-    Level.WARNING,
-    """A quantised head repeats the quantised embedding, part by part.
-
-## What it does
-Reports a quantised head if its scheme and every byte of its parts equal the embedding's. It counts the wasted bytes.
-In an untied model this is a note, because nothing is wrong.
-
-## Why it matters
-The second copy costs up to half a gigabyte on disk. In a tied model it can also stop a loader. mlx-lm fails, because
-a tied model has no parameters for the codes of the head.
-
-## Example
-`"tie_word_embeddings": true`, and the same codes and scales under both names:
-
-    warning QNT007: every part of the quantised lm_head.weight equals that of
-    model.embed_tokens.weight. The copy wastes 1.15 kB.
-
-## How to fix
-`tieconv retie` drops every part of the head, and edits the flag and the quantisation config together. It prints which
-loaders load the result, and refuses if transformers 5 would load it wrongly.
-""",
-    quantised_copy,
-)
-
-
+@rule("QNT008", "codes-left-out", Level.ERROR)
 def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """The config leaves the output head out of the quantisation, but the file stores codes for it.
+
+    ## What it does
+    Reports a quantised head that the quantisation config does not include. The entry may be `ignore`,
+    `modules_to_not_convert`, `llm_int8_skip_modules`, a false `lm_head`, or the absence of a target.
+
+    ## Why it matters
+    A loader builds an ordinary matrix there and finds no tensor for it. It fails, or it fills the matrix with random
+    numbers or with uninitialised memory.
+
+    ## Example
+    A head that compressed-tensors packed, and a config whose `ignore` lists `lm_head`:
+
+        error QNT008: lm_head.weight is stored as quantised codes, but the
+        quantisation config leaves it out (ignore: lm_head). Loaders find no float
+        matrix there.
+
+    ## How to fix
+    `tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for
+    compressed-tensors, GPTQ, AWQ, bitsandbytes and FP8. Or restore the float matrix from the model that was quantised.
+    """
     pair = tables_of(inspection)
     head = pair.of(HEAD) if pair else None
     if head is not None and head.config.verdict is Verdict.LEFT_OUT and not head.faults:
@@ -409,7 +379,7 @@ def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, matrix: QuantisedMatrix) -> Finding:
     entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
     edits = inspection.quantisation is not None and inspection.quantisation.method in LISTING_METHODS
-    return CODES_LEFT_OUT.finding(
+    return codes_left_out.finding(
         f"{evidence.listed([matrix.name])} is stored as quantised codes, but the quantisation config leaves it out"
         f"{entry}. Loaders find no float matrix there.",
         (matrix.name,),
@@ -418,40 +388,32 @@ def _report(inspection: Inspection, matrix: QuantisedMatrix) -> Finding:
     )
 
 
-CODES_LEFT_OUT = Rule(
-    "QNT008",
-    "codes-left-out",
-    Level.ERROR,
-    """The config leaves the output head out of the quantisation, but the file stores codes for it.
-
-## What it does
-Reports a quantised head that the quantisation config does not include. The entry may be `ignore`,
-`modules_to_not_convert`, `llm_int8_skip_modules`, a false `lm_head`, or the absence of a target.
-
-## Why it matters
-A loader builds an ordinary matrix there and finds no tensor for it. It fails, or it fills the matrix with random
-numbers or with uninitialised memory.
-
-## Example
-A head that compressed-tensors packed, and a config whose `ignore` lists `lm_head`:
-
-    error QNT008: lm_head.weight is stored as quantised codes, but the
-    quantisation config leaves it out (ignore: lm_head). Loaders find no float
-    matrix there.
-
-## How to fix
-`tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for
-compressed-tensors, GPTQ, AWQ, bitsandbytes and FP8. Or restore the float matrix from the model that was quantised.
-""",
-    codes_left_out,
-)
-
-
 _FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)
 
 
+@rule("QNT009", "float-head-listed", Level.ERROR)
 def float_head_listed(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding. TIE003 reports an untied head that is not stored."""
+    """The config says that the output head is quantised, but the file stores no codes for it.
+
+    ## What it does
+    Reports a head that the quantisation config includes, although it is float or tied to floats. The entry may be a
+    target of compressed-tensors, or a true `lm_head`. A list of modules to skip may lack the head.
+
+    ## Why it matters
+    Loaders follow the config and build a quantised head. It has no codes then. transformers 5 fails, or computes the logits
+    from uninitialised memory. Some loaders of GPTQ and AWQ look for stored codes, and load the floats.
+
+    ## Example
+    A tied model quantised by bitsandbytes, with `"llm_int8_skip_modules": ["none"]`:
+
+        error QNT009: the quantisation config includes lm_head.weight
+        (llm_int8_skip_modules: none), but no codes are stored for it.
+        transformers builds a quantised head and finds no codes: it fails.
+
+    ## How to fix
+    `tieconv set-tie auto` lists the head among the modules that are not quantised. It keeps every tensor.
+    """
+    # Yield at most one finding. TIE003 reports an untied head that is not stored.
     declared, head = inspection.quantisation, inspection.family.output_head
     view = inspection.head.output_head
     absent = view is None or not view.stored
@@ -463,7 +425,7 @@ def float_head_listed(inspection: Inspection) -> Iterator[Finding]:
     answer = consumer(*TRANSFORMERS).predict(inspection)
     fails = answer.outcome in _FAULTS and answer.detail.startswith("transformers")
     follows = f"{evidence.capital(answer.detail)}." if fails else "Some loaders build a quantised head there."
-    yield FLOAT_HEAD_LISTED.finding(
+    yield float_head_listed.finding(
         f"the quantisation config includes {evidence.listed([head])}{entry}, but no codes are stored for it. {follows}",
         (head,),
         level=evidence.certain(inspection, Level.ERROR if fails else Level.WARNING),
@@ -471,36 +433,32 @@ def float_head_listed(inspection: Inspection) -> Iterator[Finding]:
     )
 
 
-FLOAT_HEAD_LISTED = Rule(
-    "QNT009",
-    "float-head-listed",
-    Level.ERROR,
-    """The config says that the output head is quantised, but the file stores no codes for it.
-
-## What it does
-Reports a head that the quantisation config includes, although it is float or tied to floats. The entry may be a
-target of compressed-tensors, or a true `lm_head`. A list of modules to skip may lack the head.
-
-## Why it matters
-Loaders follow the config and build a quantised head. It has no codes then. transformers 5 fails, or computes the logits
-from uninitialised memory. Some loaders of GPTQ and AWQ look for stored codes, and load the floats.
-
-## Example
-A tied model quantised by bitsandbytes, with `"llm_int8_skip_modules": ["none"]`:
-
-    error QNT009: the quantisation config includes lm_head.weight
-    (llm_int8_skip_modules: none), but no codes are stored for it.
-    transformers builds a quantised head and finds no codes: it fails.
-
-## How to fix
-`tieconv set-tie auto` lists the head among the modules that are not quantised. It keeps every tensor.
-""",
-    float_head_listed,
-)
-
-
+@rule("QNT010", "codes-not-loaded", Level.WARNING)
 def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding: an error for a tied model that the loader loads wrongly without a message."""
+    """A loader does not load a quantised model, although its files are whole.
+
+    ## What it does
+    Asks the measured answers of transformers 5, or of mlx-lm for files of MLX. Reports a tied model with a quantised
+    embedding and no head, if the loader does not tie them. Reports an untied model with a quantised head, if the loader
+    loses the head without an error.
+
+    ## Why it matters
+    A tie names one tensor, and a quantised matrix has several. transformers 5.23 ties the codes of an FP8 embedding, but
+    not its scales, and the logits are noise. It fails at the packed embeddings of compressed-tensors. It does not read a
+    head of GPTQ codes, and starts it with random numbers.
+
+    ## Example
+    A tied model whose embedding is packed by compressed-tensors:
+
+        warning QNT010: transformers 5 does not load lm_head.weight of this
+        quantised model. transformers fails to load it: it looks for a tensor named
+        .weight in a quantised embedding.
+
+    ## How to fix
+    For compressed-tensors, load with `CompressedTensorsConfig(dequantize=True)`. `tieconv untie` stores a second copy of
+    the parts. `tieconv inspect --consumers` says what every loader does.
+    """
+    # Yield at most one finding: an error for a tied model that the loader loads wrongly without a message.
     tables = tables_of(inspection)
     if tables is None or not _is_whole(tables) or not _is_subject(inspection, tables):
         return
@@ -515,7 +473,7 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
     if not silent and not tied:
         return
     names = names_of(inspection)
-    yield CODES_NOT_LOADED.finding(
+    yield codes_not_loaded.finding(
         f"{label} does not load {evidence.listed([names[1]])} of this quantised model. "
         f"{evidence.capital(answer.detail)}.",
         (names[1],),
@@ -537,34 +495,3 @@ def _is_subject(inspection: Inspection, tables: QuantisedTables) -> bool:
     if inspection.config.effective:
         return tables.of(EMBEDDING) is not None and tables.of(HEAD) is None and (head is None or not head.stored)
     return tables.of(HEAD) is not None
-
-
-CODES_NOT_LOADED = Rule(
-    "QNT010",
-    "codes-not-loaded",
-    Level.WARNING,
-    """A loader does not load a quantised model, although its files are whole.
-
-## What it does
-Asks the measured answers of transformers 5, or of mlx-lm for files of MLX. Reports a tied model with a quantised
-embedding and no head, if the loader does not tie them. Reports an untied model with a quantised head, if the loader
-loses the head without an error.
-
-## Why it matters
-A tie names one tensor, and a quantised matrix has several. transformers 5.23 ties the codes of an FP8 embedding, but
-not its scales, and the logits are noise. It fails at the packed embeddings of compressed-tensors. It does not read a
-head of GPTQ codes, and starts it with random numbers.
-
-## Example
-A tied model whose embedding is packed by compressed-tensors:
-
-    warning QNT010: transformers 5 does not load lm_head.weight of this
-    quantised model. transformers fails to load it: it looks for a tensor named
-    .weight in a quantised embedding.
-
-## How to fix
-For compressed-tensors, load with `CompressedTensorsConfig(dequantize=True)`. `tieconv untie` stores a second copy of
-the parts. `tieconv inspect --consumers` says what every loader does.
-""",
-    codes_not_loaded,
-)

@@ -10,7 +10,7 @@ from tieconv.checkpoint.model_files import SEVERAL, TRAINING
 from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checkpoint.weight_file import Slack
 from tieconv.checks import EMA, evidence, remedies
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.text import count, size
 
 SMALLEST = 64 * 1024
@@ -23,8 +23,29 @@ _WORDS = {
 }
 
 
+@rule("STO001", "duplicates", Level.NOTE)
 def duplicates(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """Tensors outside the tied groups hold the same bytes.
+
+    ## What it does
+    Notes tensors that no tie connects and that hold the same values. They are byte-identical, transposed, or equal after a
+    cast. It counts duplicates of 64 KiB or more. It reports them from 1 MB together, or from a tenth of the model. The
+    largest come first. The default depth compares tensors with the shape of the embedding; `--depth full` compares all.
+
+    ## Why it matters
+    Equal bytes do not prove that a tensor may go, because the architecture may need both names. But they show what the file
+    could save. Examples are an embedding that was exported twice, and copies in layers for multi-token prediction.
+
+    ## Example
+    A checkpoint with a copy of the embedding in an extra layer:
+
+        note STO001: 1.05 MB is stored more than once outside the tied groups.
+        model.embed_tokens.weight and model.layers.61.embed_tokens.weight are
+        byte-identical (1.05 MB).
+
+    ## How to fix
+    Nothing needs a fix. The documentation of the loader may say whether it can work without the copies.
+    """
     large = [duplicate for duplicate in inspection.duplicates if duplicate.bytes_wasted >= SMALLEST]
     wasted = sum(duplicate.bytes_wasted for duplicate in large)
     if wasted < min(TOGETHER, max(SMALLEST, inspection.bytes_stored // 10)):
@@ -32,7 +53,7 @@ def duplicates(inspection: Inspection) -> Iterator[Finding]:
     large.sort(key=lambda duplicate: -duplicate.bytes_wasted)
     rest = len(large) - _LISTED
     more = f" This list leaves out {count(rest, 'group')}." if rest > 0 else ""
-    yield DUPLICATES.finding(
+    yield duplicates.finding(
         f"{size(wasted)} {'is' if len(large) == 1 else 'are'} stored more than once outside the tied groups. "
         f"{' '.join(map(_phrase, large[:_LISTED]))}{more}",
         dict.fromkeys(name for duplicate in large for name in duplicate.tensors),
@@ -44,43 +65,34 @@ def _phrase(duplicate: Duplicate) -> str:
     return f"{evidence.listed(duplicate.tensors)} are {word} ({size(duplicate.bytes_wasted)})."
 
 
-DUPLICATES = Rule(
-    "STO001",
-    "duplicates",
-    Level.NOTE,
-    """Tensors outside the tied groups hold the same bytes.
-
-## What it does
-Notes tensors that no tie connects and that hold the same values. They are byte-identical, transposed, or equal after a
-cast. It counts duplicates of 64 KiB or more. It reports them from 1 MB together, or from a tenth of the model. The
-largest come first. The default depth compares tensors with the shape of the embedding; `--depth full` compares all.
-
-## Why it matters
-Equal bytes do not prove that a tensor may go, because the architecture may need both names. But they show what the file
-could save. Examples are an embedding that was exported twice, and copies in layers for multi-token prediction.
-
-## Example
-A checkpoint with a copy of the embedding in an extra layer:
-
-    note STO001: 1.05 MB is stored more than once outside the tied groups.
-    model.embed_tokens.weight and model.layers.61.embed_tokens.weight are
-    byte-identical (1.05 MB).
-
-## How to fix
-Nothing needs a fix. The documentation of the loader may say whether it can work without the copies.
-""",
-    duplicates,
-)
-
-
+@rule("STO002", "placeholder", Level.WARNING)
 def placeholder(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each group with empty tensors."""
+    """A tied name holds an empty tensor.
+
+    ## What it does
+    Reports a tied tensor or a head bias without elements, for example of shape `[0]`.
+
+    ## Why it matters
+    A sharded trainer (ZeRO stage 3) writes such placeholders if it saves without gathering the weights. Loaders fail with a
+    size mismatch, or treat the tensor as trained. In an untied model the head is lost, so it is an error.
+
+    ## Example
+    `"tie_word_embeddings": true` and a head of shape `[0]`:
+
+        warning STO002: lm_head.weight has no elements. A sharded save left this
+        placeholder. Loaders refuse the model.
+
+    ## How to fix
+    `tieconv retie` drops the placeholder if the tied tensor is whole under another name. Otherwise gather the weights and
+    save again: `stage3_gather_16bit_weights_on_model_save` of DeepSpeed, or its `zero_to_fp32.py`.
+    """
+    # Yield one finding for each group with empty tensors.
     for tie in inspection.ties:
         names = [member.name for member in tie.stored_members]
         empty = [name for name in names if evidence.is_empty(inspection, name)]
         if empty:
             replaceable = tie.declared and len(empty) < len(names)
-            yield PLACEHOLDER.finding(
+            yield placeholder.finding(
                 f"{evidence.clause(empty, 'has', 'have')} no elements. A sharded save left "
                 f"{evidence.verb(empty, 'this placeholder', 'these placeholders')}. Loaders refuse the model.",
                 empty,
@@ -89,42 +101,35 @@ def placeholder(inspection: Inspection) -> Iterator[Finding]:
             )
 
 
-PLACEHOLDER = Rule(
-    "STO002",
-    "placeholder",
-    Level.WARNING,
-    """A tied name holds an empty tensor.
-
-## What it does
-Reports a tied tensor or a head bias without elements, for example of shape `[0]`.
-
-## Why it matters
-A sharded trainer (ZeRO stage 3) writes such placeholders if it saves without gathering the weights. Loaders fail with a
-size mismatch, or treat the tensor as trained. In an untied model the head is lost, so it is an error.
-
-## Example
-`"tie_word_embeddings": true` and a head of shape `[0]`:
-
-    warning STO002: lm_head.weight has no elements. A sharded save left this
-    placeholder. Loaders refuse the model.
-
-## How to fix
-`tieconv retie` drops the placeholder if the tied tensor is whole under another name. Otherwise gather the weights and
-save again: `stage3_gather_16bit_weights_on_model_save` of DeepSpeed, or its `zero_to_fp32.py`.
-""",
-    placeholder,
-)
-
-
+@rule("STO003", "storage-slack", Level.WARNING)
 def storage_slack(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """A torch file stores bytes that no tensor uses.
+
+    ## What it does
+    Reports storages of a torch file that contain 1 MB or more of unused bytes in total. The largest are first. The number
+    of unused bytes is a lower bound.
+
+    ## Why it matters
+    `torch.save` writes the whole storage of a tensor, even for a slice of a few bytes. So a file can be many times larger
+    than its tensors. The memory that loading it needs grows too.
+
+    ## Example
+    A slice of a larger table, saved without `.clone()`:
+
+        warning STO003: No tensor uses 3.2 MB of the stored 3.2 MB.
+        model.embed_tokens.weight uses 128 B of 3.2 MB.
+
+    ## How to fix
+    `tieconv dedup` writes each storage from the first to the last byte that a tensor uses. Shared tensors stay shared.
+    `tieconv convert --to safetensors` stores only the tensors.
+    """
     storage = inspection.storage
     if storage is None or storage.unused < TOGETHER:
         return
     worst = sorted(storage.slack, key=lambda entry: -entry.unused)
     shown, rest = worst[:_LISTED], len(worst) - _LISTED
     more = f" This list leaves out {count(rest, 'storage')}." if rest > 0 else ""
-    yield STORAGE_SLACK.finding(
+    yield storage_slack.finding(
         f"No tensor uses {size(storage.unused)} of the stored {size(storage.stored)}. "
         f"{' '.join(map(_slack_phrase, shown))}{more}",
         [name for entry in shown for name in entry.tensors[: evidence.LISTED]],
@@ -137,39 +142,31 @@ def _slack_phrase(entry: Slack) -> str:
     return f"{evidence.listed(entry.tensors)} {verb} {size(entry.stored - entry.unused)} of {size(entry.stored)}."
 
 
-STORAGE_SLACK = Rule(
-    "STO003",
-    "storage-slack",
-    Level.WARNING,
-    """A torch file stores bytes that no tensor uses.
-
-## What it does
-Reports storages of a torch file that contain 1 MB or more of unused bytes in total. The largest are first. The number
-of unused bytes is a lower bound.
-
-## Why it matters
-`torch.save` writes the whole storage of a tensor, even for a slice of a few bytes. So a file can be many times larger
-than its tensors. The memory that loading it needs grows too.
-
-## Example
-A slice of a larger table, saved without `.clone()`:
-
-    warning STO003: No tensor uses 3.2 MB of the stored 3.2 MB.
-    model.embed_tokens.weight uses 128 B of 3.2 MB.
-
-## How to fix
-`tieconv dedup` writes each storage from the first to the last byte that a tensor uses. Shared tensors stay shared.
-`tieconv convert --to safetensors` stores only the tensors.
-""",
-    storage_slack,
-)
-
-
 _KINDS = frozenset({"slice", "overlap"})
 
 
+@rule("STO004", "partial-overlap", Level.WARNING)
 def partial_overlap(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """Tensors share a part of their bytes.
+
+    ## What it does
+    Reports tensors of a torch file that share a part of their bytes. One is a slice of the other, or their ranges overlap.
+    Two names of one tensor, its transpose, and interleaved columns of one matrix do not count as an overlap.
+
+    ## Why it matters
+    safetensors refuses to save such tensors. Tools that look for shared tensors may keep the smaller one and drop the rest.
+    Loaders that copy each tensor into a separate parameter end the sharing. A later change of one parameter then does not
+    change the other.
+
+    ## Example
+    Two norms that are slices of one vector:
+
+        warning STO004: model.layers.0.norm.weight and model.norm.weight share a
+        part of their bytes
+
+    ## How to fix
+    No command of tieconv separates them, or loses one. To separate them, save copies: `state[name] = state[name].clone()`.
+    """
     if inspection.storage is None:
         return
     groups = [overlap.tensors for overlap in inspection.storage.overlaps if overlap.kind in _KINDS]
@@ -178,48 +175,42 @@ def partial_overlap(inspection: Inspection) -> Iterator[Finding]:
     rest = len(groups) - _LISTED
     more = f". This list leaves out {count(rest, 'group')}" if rest > 0 else ""
     listed = ". ".join(f"{evidence.listed(sorted(names))} share a part of their bytes" for names in groups[:_LISTED])
-    yield PARTIAL_OVERLAP.finding(
+    yield partial_overlap.finding(
         f"{listed}{more}{'.' if len(groups) > 1 else ''}",
         [name for names in groups[:_LISTED] for name in sorted(names)[: evidence.LISTED]],
     )
 
 
-PARTIAL_OVERLAP = Rule(
-    "STO004",
-    "partial-overlap",
-    Level.WARNING,
-    """Tensors share a part of their bytes.
-
-## What it does
-Reports tensors of a torch file that share a part of their bytes. One is a slice of the other, or their ranges overlap.
-Two names of one tensor, its transpose, and interleaved columns of one matrix do not count as an overlap.
-
-## Why it matters
-safetensors refuses to save such tensors. Tools that look for shared tensors may keep the smaller one and drop the rest.
-Loaders that copy each tensor into a separate parameter end the sharing. A later change of one parameter then does not
-change the other.
-
-## Example
-Two norms that are slices of one vector:
-
-    warning STO004: model.layers.0.norm.weight and model.norm.weight share a
-    part of their bytes
-
-## How to fix
-No command of tieconv separates them, or loses one. To separate them, save copies: `state[name] = state[name].clone()`.
-""",
-    partial_overlap,
-)
-
-
 _CODES = (TRAINING, SEVERAL, "torch.extra", "torch.prefix", "torch.expanded", "torch.unused")
 
 
+@rule("STO005", "not-only-weights", Level.NOTE)
 def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each kind of unusual content in each file."""
+    """A file holds more than the tensors of a model.
+
+    ## What it does
+    Notes unusual content of a file. It may be a training checkpoint, of which tieconv reads only the model. Some
+    values may not be tensors, or a wrapper added a prefix to every name. Tensors may repeat stored values (stride 0), or no
+    tensor of the model uses a storage. Tensors under `ema`, `model_ema` or `ema_model` are a second model.
+
+    ## Why it matters
+    Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
+    other content, so most commands that write refuse the file.
+
+    ## Example
+    A checkpoint of a training run:
+
+        note STO005: The file is a training checkpoint; tieconv reads the tensors
+        under state_dict; the file also holds epoch
+
+    ## How to fix
+    `tieconv convert FILE --to safetensors -o OUT` writes the model of a training checkpoint. If several keys hold tensors,
+    save the right one: `torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)`.
+    """
+    # Yield one finding for each kind of unusual content in each file.
     for code in _CODES:
         for caution in evidence.cautions(inspection, code):
-            yield NOT_ONLY_WEIGHTS.finding(evidence.capital(caution.message))
+            yield not_only_weights.finding(evidence.capital(caution.message))
     names, embedding = inspection.checkpoint.tensors, inspection.head.input_embedding
     averages = [name for name in names if name.startswith(EMA)]
     if averages and len(averages) < len(names):
@@ -227,33 +218,4 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
         tied = prefix if embedding is not None and embedding.name.startswith(EMA) else "the other tensors"
         second = f"{prefix} ({count(len(averages), 'tensor')}) is an average of weights (EMA)"
         ours = "" if embedding is None else f" The tie is that of {tied}."
-        yield NOT_ONLY_WEIGHTS.finding(f"The file holds two models: {second}.{ours}", averages[: evidence.LISTED])
-
-
-NOT_ONLY_WEIGHTS = Rule(
-    "STO005",
-    "not-only-weights",
-    Level.NOTE,
-    """A file holds more than the tensors of a model.
-
-## What it does
-Notes unusual content of a file. It may be a training checkpoint, of which tieconv reads only the model. Some
-values may not be tensors, or a wrapper added a prefix to every name. Tensors may repeat stored values (stride 0), or no
-tensor of the model uses a storage. Tensors under `ema`, `model_ema` or `ema_model` are a second model.
-
-## Why it matters
-Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
-other content, so most commands that write refuse the file.
-
-## Example
-A checkpoint of a training run:
-
-    note STO005: The file is a training checkpoint; tieconv reads the tensors
-    under state_dict; the file also holds epoch
-
-## How to fix
-`tieconv convert FILE --to safetensors -o OUT` writes the model of a training checkpoint. If several keys hold tensors,
-save the right one: `torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)`.
-""",
-    not_only_weights,
-)
+        yield not_only_weights.finding(f"The file holds two models: {second}.{ours}", averages[: evidence.LISTED])

@@ -12,12 +12,39 @@ from tieconv.checkpoint.relation.proved import OtherShape
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import KEY, marked
 from tieconv.checks import evidence, remedies
-from tieconv.checks.evidence import Rule
+from tieconv.checks.evidence import rule
 from tieconv.text import shown, size
 
 
+@rule("TIE007", "version-decides", Level.ERROR)
 def version_decides(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """The config does not set the flag that one major version of transformers reads.
+
+    ## What it does
+    Reports a config without the tie flag that transformers 4 or 5 reads. The two then tie differently. If no level has the
+    flag, the level of the finding depends on the stored tensors. It is an error if one version ignores the head or fills it
+    with random values. It is a warning if only transformers 5 prints a warning, else a note. If another level has the flag
+    and transformers 5 loads the tensors right, it is a note about transformers 4.
+
+    ## Why it matters
+    The same files give a tied model in one version and an untied model in the other. The defaults of eight classes differ.
+    Those of `deepseek_vl`, `deepseek_vl_hybrid`, `granite_speech`, `internvl`, `janus`, `mistral3` and `ovis2` became tied
+    in transformers 5. That of `fsmt` became untied. If only one of two nested configs has the flag, transformers 4 and 5
+    may read different levels.
+
+    ## Example
+    An InternVL without the flag and without a head. It is tied by default in transformers 5, and untied in 4:
+
+        error TIE007: The config does not set tie_word_embeddings, and the defaults
+        of transformers 4 and 5 differ. transformers 5 ties
+        InternVLForConditionalGeneration, but transformers 4 does not.
+        language_model.lm_head.weight is missing, so transformers 4 fills it with
+        random values.
+
+    ## How to fix
+    `tieconv retie` or `tieconv untie` writes the flag at every level that a loader reads. The remedy is the command that
+    keeps the stored tensors.
+    """
     head_tie = evidence.head_tie(inspection)
     if head_tie is None or not evidence.versions_differ(inspection):
         return
@@ -32,7 +59,7 @@ def version_decides(inspection: Inspection) -> Iterator[Finding]:
         ):
             return
         level = Level.NOTE
-    yield VERSION_DECIDES.finding(
+    yield version_decides.finding(
         f"{_cause(inspection)}. transformers {tied} ties {evidence.label(inspection)}, but transformers {untied} does "
         f"not. {outcome}.",
         (head.name,),
@@ -70,49 +97,37 @@ def _judge(inspection: Inspection, head: Member, tied: int, untied: int) -> tupl
     )
 
 
-VERSION_DECIDES = Rule(
-    "TIE007",
-    "version-decides",
-    Level.ERROR,
-    """The config does not set the flag that one major version of transformers reads.
-
-## What it does
-Reports a config without the tie flag that transformers 4 or 5 reads. The two then tie differently. If no level has the
-flag, the level of the finding depends on the stored tensors. It is an error if one version ignores the head or fills it
-with random values. It is a warning if only transformers 5 prints a warning, else a note. If another level has the flag
-and transformers 5 loads the tensors right, it is a note about transformers 4.
-
-## Why it matters
-The same files give a tied model in one version and an untied model in the other. The defaults of eight classes differ.
-Those of `deepseek_vl`, `deepseek_vl_hybrid`, `granite_speech`, `internvl`, `janus`, `mistral3` and `ovis2` became tied
-in transformers 5. That of `fsmt` became untied. If only one of two nested configs has the flag, transformers 4 and 5
-may read different levels.
-
-## Example
-An InternVL without the flag and without a head. It is tied by default in transformers 5, and untied in 4:
-
-    error TIE007: The config does not set tie_word_embeddings, and the defaults
-    of transformers 4 and 5 differ. transformers 5 ties
-    InternVLForConditionalGeneration, but transformers 4 does not.
-    language_model.lm_head.weight is missing, so transformers 4 fills it with
-    random values.
-
-## How to fix
-`tieconv retie` or `tieconv untie` writes the flag at every level that a loader reads. The remedy is the command that
-keeps the stored tensors.
-""",
-    version_decides,
-)
-
-
+@rule("TIE008", "levels-disagree", Level.ERROR)
 def levels_disagree(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding."""
+    """Two levels of the config set different tie flags.
+
+    ## What it does
+    Reports top-level and nested tie flags that differ, if loaders read both. It is an error if transformers 5 loads the
+    stored tensors wrongly. Then the head is missing although transformers 5 reads false, or it differs although
+    transformers 5 reads true. Else it is a note: eight classes of transformers 5 write such configs by default.
+
+    ## Why it matters
+    transformers 4 reads the nested flag. transformers 5 reads the top one for most classes, and either for some. vLLM and
+    mlx-lm read one of the two. Over six families, 21 of 54 combinations tie differently in 4.57 and 5.23.
+
+    ## Example
+    A Gemma 3 with false at the top level, true in `text_config`, and no head:
+
+        error TIE008: tie_word_embeddings is false at the top level of the config
+        but true in text_config. The loader decides which one it reads.
+        language_model.lm_head.weight is missing, so a loader that reads false fills
+        it with random values.
+
+    ## How to fix
+    `tieconv retie` and `tieconv untie` write one value at every level. The remedy is the command that keeps the stored
+    tensors. If the head is missing and transformers 5 reads the model as untied, check first that it should be tied.
+    """
     head_tie = evidence.head_tie(inspection)
     if head_tie is None or not evidence.levels_disagree(inspection):
         return
     head = head_tie[1]
     level, outcome, remedy = _judge_levels(inspection, head)
-    yield LEVELS_DISAGREE.finding(
+    yield levels_disagree.finding(
         f"{_values(inspection)}. The loader decides which one it reads. {outcome}.",
         (head.name,),
         level=level,
@@ -140,43 +155,32 @@ def _judge_levels(inspection: Inspection, head: Member) -> tuple[Level, str, Rem
     return level, f"{name} is right for both values", remedies.retie(inspection, safe=True)
 
 
-LEVELS_DISAGREE = Rule(
-    "TIE008",
-    "levels-disagree",
-    Level.ERROR,
-    """Two levels of the config set different tie flags.
-
-## What it does
-Reports top-level and nested tie flags that differ, if loaders read both. It is an error if transformers 5 loads the
-stored tensors wrongly. Then the head is missing although transformers 5 reads false, or it differs although
-transformers 5 reads true. Else it is a note: eight classes of transformers 5 write such configs by default.
-
-## Why it matters
-transformers 4 reads the nested flag. transformers 5 reads the top one for most classes, and either for some. vLLM and
-mlx-lm read one of the two. Over six families, 21 of 54 combinations tie differently in 4.57 and 5.23.
-
-## Example
-A Gemma 3 with false at the top level, true in `text_config`, and no head:
-
-    error TIE008: tie_word_embeddings is false at the top level of the config
-    but true in text_config. The loader decides which one it reads.
-    language_model.lm_head.weight is missing, so a loader that reads false fills
-    it with random values.
-
-## How to fix
-`tieconv retie` and `tieconv untie` write one value at every level. The remedy is the command that keeps the stored
-tensors. If the head is missing and transformers 5 reads the model as untied, check first that it should be tied.
-""",
-    levels_disagree,
-)
-
-
+@rule("TIE013", "flag-type", Level.ERROR)
 def flag_type(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each level whose value is not a boolean."""
+    """The tie flag is not true or false.
+
+    ## What it does
+    Reports a `tie_word_embeddings`, at any level, that is a string, a number or null.
+
+    ## Why it matters
+    transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). Some loaders use the truth
+    value, so the string `"false"` means true. Others compare it with true and false, so it means neither.
+
+    ## Example
+
+        error TIE013: tie_word_embeddings is 'true', which is not a JSON boolean.
+        transformers 5 refuses to load the config. Other loaders disagree about its
+        meaning.
+
+    ## How to fix
+    `tieconv retie` or `tieconv untie` writes a boolean. The remedy is the command that keeps the stored tensors. If the
+    flag should have the opposite value, edit the config instead.
+    """
+    # Yield one finding for each level whose value is not a boolean.
     for entry in inspection.config.declared:
         if entry.present and not isinstance(entry.value, bool):
             value = "null" if entry.value is None else repr(entry.value)
-            yield FLAG_TYPE.finding(
+            yield flag_type.finding(
                 f"{shown(entry.path)} is {shown(value)}, which is not a JSON boolean. "
                 "transformers 5 refuses to load the config. Other loaders disagree about its meaning.",
                 remedy=_remedy(inspection),
@@ -191,35 +195,37 @@ def _remedy(inspection: Inspection) -> Remedy | None:
     return verb(inspection, safe=True)
 
 
-FLAG_TYPE = Rule(
-    "TIE013",
-    "flag-type",
-    Level.ERROR,
-    """The tie flag is not true or false.
-
-## What it does
-Reports a `tie_word_embeddings`, at any level, that is a string, a number or null.
-
-## Why it matters
-transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). Some loaders use the truth
-value, so the string `"false"` means true. Others compare it with true and false, so it means neither.
-
-## Example
-
-    error TIE013: tie_word_embeddings is 'true', which is not a JSON boolean.
-    transformers 5 refuses to load the config. Other loaders disagree about its
-    meaning.
-
-## How to fix
-`tieconv retie` or `tieconv untie` writes a boolean. The remedy is the command that keeps the stored tensors. If the
-flag should have the opposite value, edit the config instead.
-""",
-    flag_type,
-)
-
-
+@rule("TIE001", "different-values", Level.ERROR)
 def different_values(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each tied group that stores different values."""
+    """A tied model stores tensors that differ.
+
+    ## What it does
+    Reports a name of a tied group whose stored values differ from those of the canonical name. Rows may differ, or the
+    tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal after
+    rounding. It is a note if only the sign of zeros differs.
+
+    ## Why it matters
+    transformers up to 4.57 overwrites the head with the embedding and prints nothing. A save then loses the head.
+    transformers 5 keeps both and prints a warning. Early releases of vLLM and mlx-lm drop the head.
+
+    A fine-tune that changed only new tokens gives such a model, which repeats one token after a reload. If the copy has
+    another dtype, the dtype at loading decides whether the two are tied. A constant factor means that a tool folded an
+    embedding scale into the head.
+
+    ## Example
+    `"tie_word_embeddings": true`, and only row 7 of the head was trained:
+
+        error TIE001: lm_head.weight differs from model.embed_tokens.weight (in row
+        7 of 8, by at most 0.5), but the config says tied. transformers 4 ignores
+        lm_head.weight. transformers 5 uses it.
+
+    ## How to fix
+    `tieconv set-tie false` sets the flag to false at every level and does not change the tensors. Then every loader reads
+    what transformers 5 reads today. If the untied model needs other names too, `tieconv untie` does the same and stores
+    them. If one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other (review
+    first: changes the model's outputs).
+    """
+    # Yield one finding for each tied group that stores different values.
     for tie in evidence.declared_tied(inspection):
         differing = [member for member in tie.members if _differs(inspection, tie, member)]
         if differing:
@@ -242,7 +248,7 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
     figures = ". ".join(evidence.difference(member, canonical) for member in differing)
     cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
     but = ", but" if len(names) == 1 else ". However,"
-    return DIFFERENT_VALUES.finding(
+    return different_values.finding(
         f"{figures}{but} {cause}. {_outcome(differing)}",
         (canonical, *names),
         level=evidence.certain(inspection, _level(differing)),
@@ -264,44 +270,33 @@ def _level(differing: list[Member]) -> Level:
     return Level.WARNING if all(member.state is State.CAST for member in differing) else Level.ERROR
 
 
-DIFFERENT_VALUES = Rule(
-    "TIE001",
-    "different-values",
-    Level.ERROR,
-    """A tied model stores tensors that differ.
-
-## What it does
-Reports a name of a tied group whose stored values differ from those of the canonical name. Rows may differ, or the
-tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal after
-rounding. It is a note if only the sign of zeros differs.
-
-## Why it matters
-transformers up to 4.57 overwrites the head with the embedding and prints nothing. A save then loses the head.
-transformers 5 keeps both and prints a warning. Early releases of vLLM and mlx-lm drop the head.
-
-A fine-tune that changed only new tokens gives such a model, which repeats one token after a reload. If the copy has
-another dtype, the dtype at loading decides whether the two are tied. A constant factor means that a tool folded an
-embedding scale into the head.
-
-## Example
-`"tie_word_embeddings": true`, and only row 7 of the head was trained:
-
-    error TIE001: lm_head.weight differs from model.embed_tokens.weight (in row
-    7 of 8, by at most 0.5), but the config says tied. transformers 4 ignores
-    lm_head.weight. transformers 5 uses it.
-
-## How to fix
-`tieconv set-tie false` sets the flag to false at every level and does not change the tensors. Then every loader reads
-what transformers 5 reads today. If the untied model needs other names too, `tieconv untie` does the same and stores
-them. If one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other (review
-first: changes the model's outputs).
-""",
-    different_values,
-)
-
-
+@rule("TIE002", "redundant-copy", Level.WARNING)
 def redundant_copy(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each tied group with identical copies. NUM001 reports those with a NaN."""
+    """A tied tensor is stored twice.
+
+    ## What it does
+    Reports byte-identical copies of the canonical tensor in a tied group, with the wasted bytes. The rule does not report
+    one storage under two names, which wastes nothing, or the two names of a bias.
+
+    ## Why it matters
+    Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
+    that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes.
+    `tieconv inspect --consumers` lists them with their versions, and `tieconv check --for LOADER` reports them as CON003.
+
+    ## Example
+    `"tie_word_embeddings": true`, both names stored:
+
+        warning TIE002: lm_head.weight is a byte-identical copy of
+        model.embed_tokens.weight. The model is tied, so the copy wastes 128 B.
+
+    ## How to fix
+    `tieconv retie` drops the copy, keeps the canonical name and updates the index.
+
+    A copy that is wanted is a note, and no command is given. A copy is wanted if a loader of `--for` needs it. It is also
+    wanted if the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
+    entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`.
+    """
+    # Yield one finding for each tied group with identical copies. NUM001 reports those with a NaN.
     wanted = marked(inspection.checkpoint.files)
     for tie in evidence.declared_tied(inspection):
         copies = [member.name for member in tie.members if _is_copy(inspection, tie, member)]
@@ -325,7 +320,7 @@ def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wa
         if is_wanted
         else f"The model is tied, so the {the} {verb} {wasted}."
     )
-    return REDUNDANT_COPY.finding(
+    return redundant_copy.finding(
         f"{evidence.are_copies(copies, canonical)}. {why}",
         (canonical, *copies),
         level=Level.NOTE if is_wanted else None,
@@ -333,46 +328,35 @@ def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wa
     )
 
 
-REDUNDANT_COPY = Rule(
-    "TIE002",
-    "redundant-copy",
-    Level.WARNING,
-    """A tied tensor is stored twice.
-
-## What it does
-Reports byte-identical copies of the canonical tensor in a tied group, with the wasted bytes. The rule does not report
-one storage under two names, which wastes nothing, or the two names of a bias.
-
-## Why it matters
-Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
-that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes.
-`tieconv inspect --consumers` lists them with their versions, and `tieconv check --for LOADER` reports them as CON003.
-
-## Example
-`"tie_word_embeddings": true`, both names stored:
-
-    warning TIE002: lm_head.weight is a byte-identical copy of
-    model.embed_tokens.weight. The model is tied, so the copy wastes 128 B.
-
-## How to fix
-`tieconv retie` drops the copy, keeps the canonical name and updates the index.
-
-A copy that is wanted is a note, and no command is given. A copy is wanted if a loader of `--for` needs it. It is also
-wanted if the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
-entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`.
-""",
-    redundant_copy,
-)
-
-
+@rule("TIE004", "could-be-tied", Level.NOTE)
 def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
-    """Yield at most one finding, if `tieconv retie` accepts the model."""
+    """An untied model stores a head that equals the embedding.
+
+    ## What it does
+    Notes an untied group whose names are all stored and byte-identical.
+
+    ## Why it matters
+    Nothing is wrong: every loader gives the same outputs. But the bytes exist twice, on disk and in memory, and the next
+    fine-tune makes the two different. Perhaps someone untied the model on purpose, for a merge or for a loader that needs
+    the head.
+
+    ## Example
+    `"tie_word_embeddings": false`, head and embedding equal:
+
+        note TIE004: lm_head.weight is a byte-identical copy of
+        model.embed_tokens.weight. The model is untied; a tied model would be 128 B
+        smaller.
+
+    ## How to fix
+    Nothing needs a fix. `tieconv retie` stores one of the two and sets the flag to true.
+    """
+    # Yield at most one finding, if `tieconv retie` accepts the model.
     for tie in evidence.declared_untied(inspection):
         empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports this tensor
         if _is_redundant(tie) and not empty and not evidence.disputed(inspection):
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
-                yield COULD_BE_TIED.finding(_message(inspection, tie), _names(tie), remedy=remedy)
+                yield could_be_tied.finding(_message(inspection, tie), _names(tie), remedy=remedy)
 
 
 def _is_redundant(tie: Tie) -> bool:
@@ -393,36 +377,34 @@ def _message(inspection: Inspection, tie: Tie) -> str:
     )
 
 
-COULD_BE_TIED = Rule(
-    "TIE004",
-    "could-be-tied",
-    Level.NOTE,
-    """An untied model stores a head that equals the embedding.
-
-## What it does
-Notes an untied group whose names are all stored and byte-identical.
-
-## Why it matters
-Nothing is wrong: every loader gives the same outputs. But the bytes exist twice, on disk and in memory, and the next
-fine-tune makes the two different. Perhaps someone untied the model on purpose, for a merge or for a loader that needs
-the head.
-
-## Example
-`"tie_word_embeddings": false`, head and embedding equal:
-
-    note TIE004: lm_head.weight is a byte-identical copy of
-    model.embed_tokens.weight. The model is untied; a tied model would be 128 B
-    smaller.
-
-## How to fix
-Nothing needs a fix. `tieconv retie` stores one of the two and sets the flag to true.
-""",
-    could_be_tied,
-)
-
-
+@rule("TIE005", "inverted-tie", Level.ERROR)
 def inverted_tie(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each tied group whose canonical name is missing."""
+    """A tied tensor is stored under the wrong one of its names.
+
+    ## What it does
+    Reports a tied group that lacks its canonical name, the one that `save_pretrained` keeps. The file stores the head
+    without the embedding, for example, or only the second name of a head bias.
+
+    ## Why it matters
+    transformers 5 reads either name, but transformers 4.57 reads only the canonical one. It leaves the parameter without
+    values and reports nothing until the first forward pass fails. transformers 4.48 fills such a bias with zeros.
+    llama.cpp, vLLM and mlx-lm do not find the embedding. `safetensors.torch.save_model` and
+    `huggingface_hub.save_torch_model` write such files, because they keep the first name in the alphabet.
+
+    It is a warning if transformers 4.57 reads the stored embedding of the encoder or the decoder. It does so for T5, Marian
+    and Pegasus, and for the decoder of BART. bart-large-cnn is published in this form.
+
+    ## Example
+    `"tie_word_embeddings": true`, only the head stored:
+
+        error TIE005: model.embed_tokens.weight is missing, but a tied model stores
+        this name. The file has only lm_head.weight. transformers 4.57 leaves the
+        parameter without values. Other loaders need model.embed_tokens.weight.
+
+    ## How to fix
+    `tieconv retie` stores the tensor under its canonical name. The bytes stay the same.
+    """
+    # Yield one finding for each tied group whose canonical name is missing.
     for tie in inspection.ties if not unexplained(inspection) else ():
         if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
             stored = [member.name for member in tie.stored_members]
@@ -434,7 +416,7 @@ def inverted_tie(inspection: Inspection) -> Iterator[Finding]:
             outcome = (
                 "transformers loads either name" if read else "transformers 4.57 leaves the parameter without values"
             )
-            yield INVERTED_TIE.finding(
+            yield inverted_tie.finding(
                 f"{name} is missing, but a tied model stores this name. The file has only {evidence.listed(stored)}. "
                 f"{outcome}. Other loaders need {name}.",
                 (tie.canonical, *stored),
@@ -449,41 +431,30 @@ def _retie_remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
     return remedies.merge(inspection, tie) or remedies.untie(inspection, safe=False)
 
 
-INVERTED_TIE = Rule(
-    "TIE005",
-    "inverted-tie",
-    Level.ERROR,
-    """A tied tensor is stored under the wrong one of its names.
-
-## What it does
-Reports a tied group that lacks its canonical name, the one that `save_pretrained` keeps. The file stores the head
-without the embedding, for example, or only the second name of a head bias.
-
-## Why it matters
-transformers 5 reads either name, but transformers 4.57 reads only the canonical one. It leaves the parameter without
-values and reports nothing until the first forward pass fails. transformers 4.48 fills such a bias with zeros.
-llama.cpp, vLLM and mlx-lm do not find the embedding. `safetensors.torch.save_model` and
-`huggingface_hub.save_torch_model` write such files, because they keep the first name in the alphabet.
-
-It is a warning if transformers 4.57 reads the stored embedding of the encoder or the decoder. It does so for T5, Marian
-and Pegasus, and for the decoder of BART. bart-large-cnn is published in this form.
-
-## Example
-`"tie_word_embeddings": true`, only the head stored:
-
-    error TIE005: model.embed_tokens.weight is missing, but a tied model stores
-    this name. The file has only lm_head.weight. transformers 4.57 leaves the
-    parameter without values. Other loaders need model.embed_tokens.weight.
-
-## How to fix
-`tieconv retie` stores the tensor under its canonical name. The bytes stay the same.
-""",
-    inverted_tie,
-)
-
-
+@rule("TIE010", "shapes-differ", Level.ERROR)
 def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each stored name with another shape."""
+    """Tied tensors have different shapes.
+
+    ## What it does
+    Reports a stored tensor of a tied group whose shape differs from the canonical tensor. It has more or fewer rows, or
+    rows and columns are swapped. In an untied model the rule reports only a head that is the transpose of the embedding.
+
+    ## Why it matters
+    Loaders fail with a size mismatch. Rows differ if a tool padded one of the two for tensor parallelism, or resized one
+    for new tokens. Rows and columns are swapped by frameworks that store linear weights as `[in, out]`.
+
+    ## Example
+    `"tie_word_embeddings": true`, and one row more in the head:
+
+        error TIE010: lm_head.weight has the shape [9, 4], but
+        model.embed_tokens.weight has [8, 4] (the first 8 rows are equal). The class
+        needs one shape for both, so loaders refuse the model.
+
+    ## How to fix
+    Use the tool that wrote the tensors. Pad or trim both tensors and the head bias to the vocabulary size of the config.
+    Transpose a swapped tensor. No command of tieconv does that.
+    """
+    # Yield one finding for each stored name with another shape.
     tied = list(evidence.declared_tied(inspection))
     for tie in inspection.ties:
         for member in tie.members:
@@ -492,7 +463,7 @@ def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
             if wrong and tie.role is not Role.OUTPUT_BIAS and evidence.shapes_differ(inspection, tie, member):
                 canonical = evidence.reference(tie)
                 tensors = inspection.checkpoint.tensors
-                yield SHAPES_DIFFER.finding(
+                yield shapes_differ.finding(
                     f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)}, but "
                     f"{evidence.listed([canonical])} has {list(tensors[canonical].shape)}{_rest(member)}. "
                     "The class needs one shape for both, so loaders refuse the model.",
@@ -510,74 +481,38 @@ def _rest(member: Member) -> str:
     return " (the first row is equal)" if equal == 1 else f" (the first {equal:,} rows are equal)"
 
 
-SHAPES_DIFFER = Rule(
-    "TIE010",
-    "shapes-differ",
-    Level.ERROR,
-    """Tied tensors have different shapes.
-
-## What it does
-Reports a stored tensor of a tied group whose shape differs from the canonical tensor. It has more or fewer rows, or
-rows and columns are swapped. In an untied model the rule reports only a head that is the transpose of the embedding.
-
-## Why it matters
-Loaders fail with a size mismatch. Rows differ if a tool padded one of the two for tensor parallelism, or resized one
-for new tokens. Rows and columns are swapped by frameworks that store linear weights as `[in, out]`.
-
-## Example
-`"tie_word_embeddings": true`, and one row more in the head:
-
-    error TIE010: lm_head.weight has the shape [9, 4], but
-    model.embed_tokens.weight has [8, 4] (the first 8 rows are equal). The class
-    needs one shape for both, so loaders refuse the model.
-
-## How to fix
-Use the tool that wrote the tensors. Pad or trim both tensors and the head bias to the vocabulary size of the config.
-Transpose a swapped tensor. No command of tieconv does that.
-""",
-    shapes_differ,
-)
-
-
+@rule("NUM001", "nan-in-tie", Level.ERROR)
 def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
-    """Yield one finding for each tied group of equal copies with a NaN."""
+    """Equal copies of a tied tensor hold a NaN.
+
+    ## What it does
+    Reports two copies of a tied tensor that are byte-identical and contain at least one NaN.
+
+    ## Why it matters
+    transformers 5 compares values before it ties. A NaN equals nothing, not even itself. So transformers 5 prints a warning
+    and leaves the two untied, but transformers 4 ties them. If training or a resize follows, the model has two tensors
+    instead of one. A NaN in an embedding is also a sign of a broken run.
+
+    ## Example
+    `"tie_word_embeddings": true`, both names stored, one NaN in each:
+
+        error NUM001: lm_head.weight is a byte-identical copy of
+        model.embed_tokens.weight, and both hold a NaN. transformers 5 treats them
+        as different and does not tie them.
+
+    ## How to fix
+    `tieconv retie` stores one copy, which every version ties. Then find the cause of the NaN: the row belongs to a token
+    that no input may contain.
+    """
+    # Yield one finding for each tied group of equal copies with a NaN.
     for tie in inspection.ties:
         copies = [member.name for member in tie.members if member.relation.holds_nan]
         if copies:
             canonical = evidence.reference(tie)
-            yield NAN_IN_TIE.finding(
+            yield nan_in_tie.finding(
                 f"{evidence.are_copies(copies, canonical)}, and {evidence.verb(copies, 'both', 'all')} hold a NaN. "
                 "transformers 5 treats them as different and does not tie them.",
                 (canonical, *copies),
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.merge(inspection, tie),
             )
-
-
-NAN_IN_TIE = Rule(
-    "NUM001",
-    "nan-in-tie",
-    Level.ERROR,
-    """Equal copies of a tied tensor hold a NaN.
-
-## What it does
-Reports two copies of a tied tensor that are byte-identical and contain at least one NaN.
-
-## Why it matters
-transformers 5 compares values before it ties. A NaN equals nothing, not even itself. So transformers 5 prints a warning
-and leaves the two untied, but transformers 4 ties them. If training or a resize follows, the model has two tensors
-instead of one. A NaN in an embedding is also a sign of a broken run.
-
-## Example
-`"tie_word_embeddings": true`, both names stored, one NaN in each:
-
-    error NUM001: lm_head.weight is a byte-identical copy of
-    model.embed_tokens.weight, and both hold a NaN. transformers 5 treats them
-    as different and does not tie them.
-
-## How to fix
-`tieconv retie` stores one copy, which every version ties. Then find the cause of the NaN: the row belongs to a token
-that no input may contain.
-""",
-    nan_in_tie,
-)

@@ -29,7 +29,7 @@ from typing import Any, NoReturn, TypeVar
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, Checkpoint, Files
 from tieconv.checkpoint.value_type import record
-from tieconv.checks.index_rules import READER_REFUSES
+from tieconv.checks.index_rules import reader_refuses
 from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
 from tieconv.formats.onnx.scopes import label
@@ -295,7 +295,7 @@ def session_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if why:
             refused = f"A session of ONNX Runtime refuses {shown(graph)}"
             problem = refused if level is Level.ERROR else f"{shown(graph)} was not opened by a session"
-            yield READER_REFUSES.finding(f"{problem}: {shown(why, 300)}", level=level)
+            yield reader_refuses.finding(f"{problem}: {shown(why, 300)}", level=level)
 
 
 def check_opens(root: str, name: str) -> None:
