@@ -14,7 +14,7 @@ from tests.patience import examples
 from tests.quick_python import Server
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
-pytest_plugins = ["tests.optional", "tests.cpu"]
+pytest_plugins = ["tests.optional", "tests.cpu", "tests.slow"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -22,3 +23,19 @@ def fast_only(cases: Iterable[Any], fast: Collection[Any]) -> list[Any]:
     if missing := [name for name in fast if name not in found]:
         raise ValueError(f"no such case: {missing}")
     return made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `sampled(COUNT)`, so many cases run each time, spread over its table; the others are `slow`."""
+    tables: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+            tables[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    for (_, count), cases in tables.items():
+        cases.sort(key=lambda case: [*case.callspec.indices.values()])  # another plugin may have shuffled them
+        chosen = {round(number * (len(cases) - 1) / max(count - 1, 1)) for number in range(count)}
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker(pytest.mark.slow)

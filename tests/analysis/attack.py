@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from tests.analysis.lm import MASKED, TRANSLATING, VOCABULARY
 from tieconv.analysis import Findings, find
@@ -59,8 +59,8 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def loaded(folder: Path, model_type: str) -> Any:
     """The model as transformers loads it, in float64; raises what it raises."""
-    auto = AutoModelForMaskedLM if model_type in MASKED else AutoModelForCausalLM
-    auto = AutoModelForSeq2SeqLM if model_type in TRANSLATING else auto
+    auto = transformers.AutoModelForMaskedLM if model_type in MASKED else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForSeq2SeqLM if model_type in TRANSLATING else auto
     model, said = auto.from_pretrained(folder, output_loading_info=True)
     if said["missing_keys"] or said["mismatched_keys"]:
         raise ValueError("the config is of another model")

@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    PreTrainedTokenizerFast,
-)
 
 VOCABULARY, WIDTH, PADDING = 160, 32, 12
 MASKED = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet",
@@ -76,7 +70,7 @@ def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
         sizes = {key: sizes[key] for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
         sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": tied, **ENCODER_DECODER}
     values = {key: value for key, value in (sizes | more).items() if value is not ...}
-    return AutoConfig.for_model(model_type, **values)
+    return transformers.AutoConfig.for_model(model_type, **values)
 
 
 def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -90,8 +84,8 @@ def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 def build(folder: Path, model_type: str = "llama", *, tied: bool, seed: int = 0, **more: Any) -> Any:
     """A random model, saved with a tokenizer of all but the last `PADDING` ids; norms are not left at 1."""
     torch.manual_seed(seed)
-    auto = AutoModelForMaskedLM if model_type in MASKED else AutoModelForCausalLM
-    auto = AutoModelForSeq2SeqLM if model_type in TRANSLATING else auto
+    auto = transformers.AutoModelForMaskedLM if model_type in MASKED else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForSeq2SeqLM if model_type in TRANSLATING else auto
     model = auto.from_config(config_of(model_type, tied=tied, **more)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -112,7 +106,7 @@ def save_tokenizer(folder: Path) -> None:
     special = {kind: AddedToken(word, single_word=True) for kind, word in words.items()}  # w1 is no part of w10
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", **special).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", **special).save_pretrained(folder)
 
 
 def write_text(path: Path, tokens: int = 2600, seed: int = 0) -> Path:

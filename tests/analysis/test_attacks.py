@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+import transformers
 
 import tieconv
 from tests.analysis.attack import attack, certificates, edit_json, edit_tensors, loaded
@@ -107,6 +107,7 @@ def family(folder: Path, model_type: str, tally: Tally, keys: Callable[[str], bo
             case(folder / f"{seed}", folder / "out", model_type, seed, tally, f"{model_type} without {key}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", [QUICK[0], *(pytest.param(one, marks=pytest.mark.slow) for one in QUICK[1:])])
 def test_no_certificate_of_a_family_is_exceeded(model_type: str, tmp_path: Path) -> None:
     """A sample: three perturbed heads, and the keys that the certificate rests on left out."""
@@ -176,7 +177,7 @@ TOKENIZERS: dict[str, Callable[[Path], None]] = {
 
 def emitted(folder: Path) -> set[int]:
     """The ids that the tokenizer has, and those that texts become."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     vocabulary = tokenizer.get_vocab()
     texts = ["w5 w6", " ".join(vocabulary), *map(str, tokenizer.all_special_tokens), *NEW]
     ids = set(vocabulary.values()) | {number for text in texts for number in tokenizer(text)["input_ids"]}
@@ -232,6 +233,7 @@ def _moves(folder: Path, model_type: str, ids: set[int]) -> bool:
     return not torch.equal(one, two)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_tokenizer_reads_a_row_that_it_is_certified_not_to(name: str, tmp_path: Path) -> None:
     """With tokens that only a config names, and at which transformers gives ids beyond the vocabulary."""

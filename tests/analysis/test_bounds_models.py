@@ -47,6 +47,7 @@ def _log_p(model: torch.nn.Module, head: np.ndarray, ids: torch.Tensor) -> torch
     return torch.log_softmax(logits.double(), -1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_no_model_exceeds_its_bound(model_type: str, tmp_path: Path) -> None:
     """A quick sample of every class, in which something did move."""

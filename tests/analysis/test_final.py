@@ -22,6 +22,7 @@ def opened(folder: Path, files: Any) -> Subject:
     return open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER), files)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("model_type", sorted(KNOWN))
 def test_logits_follow_from_the_last_norm(model_type: str, tmp_path: Path) -> None:
     """cap(s · U (γ ⊙ x̂ + β) + b) with ‖x̂‖ ≤ √d gives the model's logits, x̂ being solved from what the norm gives."""

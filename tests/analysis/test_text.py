@@ -46,6 +46,7 @@ def reference(folder: Path, text: Path) -> Apart:
         return load_model(opened(folder, files), text.read_text())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
 def test_the_measured_cost_is_that_of_the_retied_model(
@@ -270,6 +271,7 @@ def test_what_is_not_a_number_is_within_no_budget(drifted: Path, text: Path, tmp
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_survivor_that_breaks_the_model_is_not_measured(
     drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -345,6 +347,7 @@ def test_a_proof_comes_before_a_measurement(tmp_path: Path, text: Path) -> None:
     assert estimate is not None and measured is not None and 0 < measured / 10 < estimate
 
 
+@pytest.mark.slow
 def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """--max-kl re-ties where the certificate or the measurement is within it, and refuses where neither is."""
     room = tmp_path_factory.mktemp("out")
@@ -362,6 +365,7 @@ def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pyte
     assert "the measured KL is" in over and not (room / "no").exists()
 
 
+@pytest.mark.slow
 def test_the_mean_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """--survivor mean is written where the text says that it may be, never by the weights alone."""
     room = tmp_path_factory.mktemp("out")

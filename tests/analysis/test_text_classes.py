@@ -78,6 +78,7 @@ MEASURED = [
 """Every class with every survivor; the fast suite takes three classes, each with another survivor."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drifted", "survivor"), MEASURED, indirect=["drifted"])
 def test_the_measured_cost_is_that_of_the_retied_model(
     drifted: tuple[Path, Any], text: Path, survivor: str, tmp_path: Path
@@ -103,6 +104,7 @@ def test_the_measured_cost_is_that_of_the_retied_model(
     assert change == pytest.approx(sum(loss) / len(loss), rel=2e-2, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drifted", ["bert", pytest.param("bart", marks=pytest.mark.slow)], indirect=True)
 def test_a_budget_is_held_against_the_text(drifted: tuple[Path, Any], text: Path, tmp_path: Path) -> None:
     """`retie --max-kl` writes where the measured cost is below the budget and nothing where it is above."""
@@ -114,6 +116,7 @@ def test_a_budget_is_held_against_the_text(drifted: tuple[Path, Any], text: Path
     assert "the measured KL is up to" in told
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["bert", "bart", "t5", "distilbert"])
 def test_the_two_parts_are_the_tied_gradient(model_type: str, tmp_path: Path, text: Path) -> None:
     """The input part, of encoder and decoder, and the output part sum to the gradient of the tied table."""
@@ -129,6 +132,7 @@ def test_the_two_parts_are_the_tied_gradient(model_type: str, tmp_path: Path, te
     assert float(into.norm()) > 0 and float(out.norm()) > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["bert", "bart"])
 def test_stripping_the_bias_is_measured(model_type: str, tmp_path: Path, text: Path) -> None:
     """A head's own bias, and the row of logits that BART keeps."""
@@ -256,6 +260,7 @@ def test_the_mask_must_have_a_row(tmp_path: Path, text: Path) -> None:
         tieconv.analyze(tmp_path, text=text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("survivor", [pytest.param("embed", marks=pytest.mark.slow), "head"])
 def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: str, tmp_path: Path) -> None:
     """BART with a decoder table of its own beside equal ends: the KL is that of what `retie --force` writes."""
@@ -296,6 +301,7 @@ POSITIONS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model_type", "positions", "length"), POSITIONS)
 def test_windows_are_no_longer_than_the_model_has_positions(
     model_type: str, positions: int, length: int, text: Path, tmp_path: Path

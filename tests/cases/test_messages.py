@@ -13,7 +13,6 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file, save_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fixtures.cases import CASES
 
@@ -29,8 +28,8 @@ SIZES = {
 }
 
 
-def llama(*, tied: bool) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied))
+def llama(*, tied: bool) -> transformers.LlamaForCausalLM:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=tied))
 
 
 def saved(folder: Path, change: Callable[[Tensors], object], *, tied: bool) -> Path:
@@ -56,10 +55,13 @@ def lora() -> None:
     get_peft_model(llama(tied=True), LoraConfig(r=2, target_modules=["lm_head"])).merge_and_unload()
 
 
-class Listed(LlamaForCausalLM):
+def listed() -> None:
     """A class of the days before transformers 5."""
 
-    _tied_weights_keys = ["lm_head.weight"]  # type: ignore[assignment]  # noqa: RUF012
+    class Listed(transformers.LlamaForCausalLM):
+        _tied_weights_keys = ["lm_head.weight"]  # type: ignore[assignment]  # noqa: RUF012
+
+    Listed(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True))
 
 
 class Views(torch.nn.Module):
@@ -100,13 +102,13 @@ DONE: dict[str, Callable[[Path], object]] = {
     "C26": lambda path: save_file({EMBED: TABLE, HEAD: TABLE.t()}, path / "x"),
     "C27": lambda path: save_model(Views(), str(path / "x")),
     "C30": lambda path: empty_dtype(path / "x"),
-    "C33": lambda path: LlamaForCausalLM.from_pretrained(saved(path, prefixed("_orig_mod."), tied=False)),
-    "C55": lambda path: Listed(LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "C33": lambda path: transformers.LlamaForCausalLM.from_pretrained(saved(path, prefixed("_orig_mod."), tied=False)),
+    "C55": lambda path: listed(),
 }
 
 
 def loading(change: Callable[[Tensors], object], tied: bool) -> Callable[[Path], object]:
-    return lambda path: LlamaForCausalLM.from_pretrained(saved(path, change, tied=tied))
+    return lambda path: transformers.LlamaForCausalLM.from_pretrained(saved(path, change, tied=tied))
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.conftest import ROOT
+from tests import product
 
-MODULES = sorted((ROOT / "tieconv").rglob("*.py"))
 MADE_IN_SUBCLASSES = {
     "Printed.to_dict",
     "Summarised._facts",
@@ -102,9 +101,8 @@ def _ends(body: list[ast.stmt], never: set[str]) -> bool:
 
 def test_kinds_are_exhausted() -> None:
     """In every module."""
-    assert len(MODULES) > 100
-    for module in MODULES:
-        tree = ast.parse(module.read_text("utf-8"))
+    assert len(product.trees()) > 100
+    for module, tree in product.trees().items():
         assert (list(open_matches(tree)), list(open_chains(tree))) == ([], []), module
         assert set(silent_refusals(tree)) <= MADE_IN_SUBCLASSES, module
 

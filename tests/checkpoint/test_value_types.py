@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+from tests import product
 from tests.conftest import ROOT
 
 COMPILED = {
@@ -82,8 +83,6 @@ def _classes() -> dict[str, list[ast.ClassDef]]:
     """The classes of each module; the trees are walked once for all tests."""
     package = ROOT / "tieconv"
     return {
-        path.relative_to(package).as_posix(): [
-            node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)
-        ]
-        for path in sorted(package.rglob("*.py"))
+        path.relative_to(package).as_posix(): [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for path, tree in product.trees().items()
     }

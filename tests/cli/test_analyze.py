@@ -10,16 +10,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit
+from tests.schemas import validate
 from tieconv.install import install_command
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "analyze.schema.js
 def document(*more: str | Path) -> dict[str, Any]:
     """The document, held to its schema."""
     report: dict[str, Any] = json.loads(ok("analyze --json", *more).stdout)
-    jsonschema.validate(report, SCHEMA)
+    validate(report, SCHEMA)
     return report
 
 
@@ -111,7 +111,7 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
 
 
 def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     return logits

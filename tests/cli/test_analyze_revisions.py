@@ -8,7 +8,6 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from tests.analysis.test_evolution import checkpoint, noise
 from tests.cli.run import ok, refused, run
 from tests.reporters.reports import BAITS
 from tests.reporters.test_analyze_html import harmless
+from tests.schemas import validate
 from tieconv.checkpoint.results.analysis import Evolution, Headline, Measure, RevisionFigures
 from tieconv.install import install_command
 from tieconv.reporters import figure_table as evolution_table
@@ -39,7 +39,7 @@ NAMES = "--revisions step0,step1,step2"
 
 def test_json_has_its_schema(steps: Path) -> None:
     document = json.loads(ok(f"analyze {NAMES} --json", steps).stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert document["headline"]["answer"].endswith("The head moved further.")
     assert [len(entry["measures"]) for entry in document["revisions"]] == [9, 13, 13]
 

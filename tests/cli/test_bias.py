@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from fixtures import zoo
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, config, configure, edit, operations, plan, snapshot, tensors
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 OUTER, INNER = "cls.predictions.bias", "cls.predictions.decoder.bias"
 HEAD, EMBEDDING = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
@@ -57,7 +57,7 @@ def test_zero_writes_the_names_that_loaders_read(model, tmp_path: Path, flag: bo
     before = load("BertForMaskedLM", folder)
     out = tmp_path / "out"
     document = plan("bias zero", folder, "-o", out)
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert set(operations(document)) == names
     assert (out / "config.json").read_bytes() == (folder / "config.json").read_bytes()
     after = load("BertForMaskedLM", out)
@@ -244,7 +244,7 @@ def test_resize_pads_to_the_head(model, tmp_path: Path, untied: bool) -> None:
     with pytest.raises(RuntimeError, match="mismatched_sizes"):
         load("BertForMaskedLM", folder)
     document = plan("bias resize", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert set(operations(document)) == ({OUTER, INNER} if untied else {OUTER})
     after = tensors(tmp_path / "out")
     for name in operations(document):

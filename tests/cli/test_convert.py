@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -21,6 +20,7 @@ from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, Tensors, configure, edit, operations, plan, same, snapshot, tensors
 from tests.patience import examples
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 INDEX = "model.safetensors.index.json"
 
@@ -35,7 +35,7 @@ def test_there_and_back(model, tmp_path: Path, name: str, limit: str) -> None:
     """Shards of any size, then one file: the same tensors, and what ties stays tied."""
     folder = model(name)
     document = plan(f"convert --to safetensors --max-shard-size {limit}", folder, "-o", tmp_path / "shards")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert same(tensors(tmp_path / "shards"), tensors(folder))
     ok("convert --to safetensors", tmp_path / "shards", "-o", tmp_path / "one")
     assert weights(tmp_path / "one") == ["model.safetensors"] and not (tmp_path / "one" / INDEX).exists()
@@ -253,7 +253,7 @@ def test_transformers_loads_what_came_from_torch(model, tmp_path: Path) -> None:
     folder = to_torch(model("llama-tied"), alias)
     before = load("LlamaForCausalLM", folder)
     document = plan("convert --to safetensors", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert operations(document) == {"lm_head.weight": "DropTensor"}
     assert differences(before, load("LlamaForCausalLM", tmp_path / "out"), shares_head=True) == []
 

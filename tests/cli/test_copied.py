@@ -52,6 +52,7 @@ def recommended(source: str) -> str:
     return finding.remedy.command
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_any_name_is_one_word(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command works for a model of any name, also one that looks like an option or an order to the shell."""
@@ -62,6 +63,7 @@ def test_any_name_is_one_word(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert api.inspect("OUT").findings == ()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("inside", "source"), [("", "."), ("", "./"), ("", "model.safetensors"), ("sub", ".."), ("sub/two", "../..//.")]
 )
@@ -137,6 +139,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("refusal", REFUSED)
 def test_commands_of_hints_name_the_model_and_work(
     refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +12,7 @@ import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, config, configure, edit, operations, plan, same, snapshot, tensors
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 E, H = "model.embed_tokens.weight", "lm_head.weight"
 PROJECTIONS = ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight")
@@ -22,7 +22,7 @@ def test_a_declared_copy_goes(model, tmp_path: Path) -> None:
     """The head of a tied model is restored by every loader: same logits, same sharing, config untouched."""
     folder = model("llama-duplicated")
     document = plan("dedup", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert operations(document) == {H: "DropTensor"}
     assert (tmp_path / "out" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
     before, after = load("LlamaForCausalLM", folder), load("LlamaForCausalLM", tmp_path / "out")
@@ -189,7 +189,7 @@ def test_torch_stores_copies_once(model, tmp_path: Path) -> None:
 
     folder = saved(model, copies)
     document = plan("dedup", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert operations(document) == {H: "ShareTensor", PROJECTIONS[1]: "ShareTensor"}
     before, after = (torch.load(path / "pytorch_model.bin") for path in (folder, tmp_path / "out"))
     assert same(before, after)

@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ import tieconv
 from tests.cli.run import ok, run
 from tests.cli.stored import bits_equal, config, configure, edit, tensors
 from tests.reload.judge import load
+from tests.schemas import validate
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "diff.schema.json").read_text())
 E, H = "model.embed_tokens.weight", "lm_head.weight"
@@ -27,7 +27,7 @@ def diff(a: Path, b: Path) -> dict[str, Any]:
     """The JSON of both directions' comparison, of which the exit code and the verdict must agree."""
     result = run("diff --json", a, b)
     document: dict[str, Any] = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert result.exit_code == (0 if document["same_function"] else 1)
     assert document["same_function"] == (not document["reasons"])
     assert run("diff", b, a).exit_code == result.exit_code
@@ -297,4 +297,4 @@ def test_python_api(model) -> None:
     """`tieconv.diff` returns what the command prints."""
     comparison = tieconv.diff(model("llama-tied"), model("llama-duplicated"))
     assert comparison.same_function
-    jsonschema.validate(json.loads(str(comparison)), SCHEMA)
+    validate(json.loads(str(comparison)), SCHEMA)

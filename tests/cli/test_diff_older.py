@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 import tieconv
 from fixtures import zoo
@@ -32,8 +32,8 @@ USED_4 = {True: {ENCODER}, False: {ENCODER, HEAD}}
 def fsmt(folder: Path, tied: bool) -> Path:
     """A model whose three tables are stored and equal, each a tensor of its own; token 5 is at 82 of each."""
     torch.manual_seed(0)
-    config = FSMTConfig(langs=["a", "b"], **SIZES, tie_word_embeddings=tied)
-    FSMTForConditionalGeneration(config).save_pretrained(folder)
+    config = transformers.FSMTConfig(langs=["a", "b"], **SIZES, tie_word_embeddings=tied)
+    transformers.FSMTForConditionalGeneration(config).save_pretrained(folder)
     edit(folder, lambda values: values.update({name: values[DECODER].clone() for name in TABLES}))
     return folder
 
@@ -54,12 +54,13 @@ def same(a: Path, b: Path) -> tuple[bool, dict[str, Any]]:
 
 def logits(folder: Path) -> torch.Tensor:
     ids = torch.arange(3, 11)[None]
-    model = FSMTForConditionalGeneration.from_pretrained(folder).eval()
+    model = transformers.FSMTForConditionalGeneration.from_pretrained(folder).eval()
     with torch.no_grad():
         scores: torch.Tensor = model(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
     return scores
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("changed", [names for n in (1, 2) for names in itertools.combinations(TABLES, n)])
 def test_each_table_of_fsmt(tmp_path: Path, changed: tuple[str, ...], tied: bool) -> None:

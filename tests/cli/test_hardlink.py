@@ -18,6 +18,7 @@ def states(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     return {str(path.relative_to(folder)): (path.read_bytes(), s.st_mtime_ns, s.st_mode) for path, s in by_path.items()}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "qwen2-vl", "bart"])
 @pytest.mark.parametrize("first", FIRST)
 def test_nothing_is_written_through_a_link(model, tmp_path: Path, name: str, first: str) -> None:

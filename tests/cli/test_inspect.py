@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import click
-import jsonschema
 import pytest
 
 from tests.cli.run import ok, run
+from tests.schemas import validate
 from tieconv import api
 from tieconv.cli import COMMANDS, main
 from tieconv.reporters.text.inspect_text import render
@@ -30,7 +30,7 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.js
 def test_json_follows_its_schema(models: Path, name: str, depth: str) -> None:
     """One JSON document on stdout, nothing on stderr, for every fixture at every depth."""
     result = ok(f"inspect --json --depth {depth}", models / name)
-    jsonschema.validate(json.loads(result.stdout), SCHEMA)
+    validate(json.loads(result.stdout), SCHEMA)
     assert result.stderr == ""
 
 

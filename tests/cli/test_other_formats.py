@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +13,7 @@ import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, plan, snapshot
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 OPTION = "--drop-other-formats"
 SINGLE = "pytorch_model.bin"
@@ -65,7 +65,7 @@ def test_the_other_format_is_left_out(model, tmp_path: Path, verb: str, sharded:
     (folder / "scheduler.pt").write_bytes(b"a trainer's")
     before = snapshot(folder)
     document = plan(f"{verb} {OPTION}", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     drops = {entry["name"]: entry["bytes"] for entry in document["operations"] if entry["op"] == "DropFile"}
     assert drops == {name: len(before[name]) for name in others}
     assert set(document["files_removed"]) >= others

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from tests.cli.stored import PLAN, plan, snapshot
 from tests.conftest import ROOT
 from tests.patience import examples
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -44,7 +44,7 @@ def index(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_a_right_index_stays(folder: Path, tmp_path: Path) -> None:
     """Nothing to change: the copy is the model, byte for byte."""
     document = plan("reindex", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert "nothing to change" in document["summary"]
     assert snapshot(tmp_path / "out") == snapshot(folder)
 

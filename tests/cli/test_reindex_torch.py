@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +13,7 @@ import tieconv
 from tests.cli.run import ok, refused
 from tests.cli.stored import PLAN, plan, snapshot
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 INDEX = "pytorch_model.bin.index.json"
 SHARDS = [f"pytorch_model-0000{number}-of-00003.bin" for number in (1, 2, 3)]
@@ -47,7 +47,7 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_right_index_stays(folder: Path, tmp_path: Path) -> None:
     """Nothing to change: the copy is the model, byte for byte."""
     document = plan("reindex", folder, "-o", tmp_path / "out")
-    jsonschema.validate(document, PLAN)
+    validate(document, PLAN)
     assert "nothing to change" in document["summary"]
     assert snapshot(tmp_path / "out") == snapshot(folder)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import tieconv
 from tests.cli.run import ok, refused, run
@@ -93,7 +93,7 @@ def test_to_rows_changes_the_config_alone(model, tmp_path: Path, name: str) -> N
     assert vocab_size(out) == 192 and voc(out) is None
     for file in folder.iterdir():
         assert file.name == "config.json" or (out / file.name).read_bytes() == file.read_bytes()
-    AutoModelForCausalLM.from_pretrained(out)
+    transformers.AutoModelForCausalLM.from_pretrained(out)
 
 
 def test_fix_runs_it(model, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_new_rows(model, tmp_path: Path, name: str, fill: str) -> None:
         expected = mean if fill == "mean" else torch.zeros_like(mean)
         assert all(torch.equal(row, expected) for row in new[192:])
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    loaded = AutoModelForCausalLM.from_pretrained(out)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert loaded(torch.tensor([[199]])).logits.shape[-1] == 200
     assert voc(out) is None
 
@@ -130,7 +130,7 @@ def test_a_bias_goes_along(model, tmp_path: Path) -> None:
     folder, out = model("bert-mlm"), tmp_path / "out"
     rows = vocab_size(folder)
     ok(f"resize --to {rows + 8} --fill mean", folder, "-o", out)
-    loaded = AutoModelForMaskedLM.from_pretrained(out)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(out)
     assert vocab_size(out) == rows + 8 and loaded.cls.predictions.bias.shape == (rows + 8,)
     assert not loaded.cls.predictions.bias[rows:].any()
 
@@ -141,7 +141,7 @@ def test_rows_that_no_token_has_are_cut(model, tmp_path: Path) -> None:
     ok("resize --to config", folder, "-o", out)
     cut, whole = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
     assert torch.equal(cut[EMBED], whole[EMBED][:180]) and torch.equal(cut[HEAD], whole[HEAD][:180])
-    AutoModelForCausalLM.from_pretrained(out)
+    transformers.AutoModelForCausalLM.from_pretrained(out)
 
 
 def test_rows_of_tokens_are_never_cut(model, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 import tieconv
 from tests.analysis.lm import build
@@ -54,7 +54,7 @@ def fold(folder: Path, out: Path, model_type: str) -> None:
 
 def logits(folder: Path) -> torch.Tensor:
     ids = torch.arange(3, 40)[None]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         scores: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     return scores

@@ -112,6 +112,7 @@ def test_verbose_says_how_long_each_step_took(tmp_path: Path) -> None:
 COLOURED = "\x1b[1mretie"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "env", "coloured"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 
@@ -12,6 +11,7 @@ import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, config, configure, edit, operations, plan, snapshot, tensors
 from tests.reload.judge import differences, load
+from tests.schemas import validate
 
 E, H = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -41,7 +41,7 @@ def levels(folder: Path) -> list[object]:
 def test_auto_is_what_the_tensors_say(model, tmp_path: Path, name: str, value: bool) -> None:
     """No tensor changes; every level says what is stored; a second time nothing changes."""
     folder, out = model(name), tmp_path / "out"
-    jsonschema.validate(plan("set-tie auto", folder, "-o", out), PLAN)
+    validate(plan("set-tie auto", folder, "-o", out), PLAN)
     assert set(levels(out)) <= {value}
     before, after = snapshot(folder), snapshot(out)
     assert {file for file in before if before[file] != after[file]} <= {"config.json"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 import tieconv
 from tests.cli.run import ok, refused, run
@@ -76,9 +76,9 @@ def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, rename) 
     out = tmp_path / "out"
     ok("reindex --strip-prefix", model, "-o", out)
     assert ok("diff", out, MODELS / name).stdout.endswith("A and B compute the same function.\n")
-    loaded, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    expected = AutoModelForCausalLM.from_pretrained(MODELS / name)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(MODELS / name)
     ids = torch.arange(8)[None]
     assert torch.equal(loaded(ids).logits, expected(ids).logits)
 

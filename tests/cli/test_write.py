@@ -7,16 +7,16 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
-from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 import tieconv
 from tests.cli.run import ok, refused, run
+from tests.schemas import validate
 from tieconv.cli import write
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "plan.schema.json").read_text())
@@ -73,7 +73,7 @@ def test_dry_run_writes_nothing_and_meets_refusals(model, tmp_path: Path, verb: 
     folder = model("llama-tied")
     out = tmp_path / "out"
     document = json.loads(ok(f"{verb} --dry-run --json", folder, "-o", out).stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert document["executed"] is False
     assert not out.exists()
     out.mkdir()
@@ -85,7 +85,7 @@ def test_untie_writes_the_head_and_every_level(model, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = ok("untie --json", model("qwen2-vl"), "-o", out)
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert document["executed"] and document["verified"] and document["output"] == str(out)
     assert flags(out) == [False, False]
     tensors = load_torch(out / "model.safetensors")
@@ -414,7 +414,7 @@ def test_python_api_prints_the_same_json(model, tmp_path: Path) -> None:
     planned = tieconv.plan_retie(model("llama-duplicated"))
     assert json.loads(str(planned))["executed"] is False
     outcome = planned.execute(tmp_path / "out")
-    jsonschema.validate(json.loads(str(outcome)), SCHEMA)
+    validate(json.loads(str(outcome)), SCHEMA)
     assert outcome.verified
 
 
@@ -423,9 +423,9 @@ def test_two_vocabularies_are_not_copied(tmp_path: Path) -> None:
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
              "encoder_attention_heads": 2, "decoder_attention_heads": 2, "tie_word_embeddings": True}  # fmt: skip
     for rows in (64, 80):
-        settings = FSMTConfig(langs=["en", "de"], src_vocab_size=rows, tgt_vocab_size=64, **sizes)
+        settings = transformers.FSMTConfig(langs=["en", "de"], src_vocab_size=rows, tgt_vocab_size=64, **sizes)
         folder = tmp_path / str(rows)
-        FSMTForConditionalGeneration(settings).save_pretrained(folder)
+        transformers.FSMTForConditionalGeneration(settings).save_pretrained(folder)
     sentence = refused("untie", folder)
     assert "the config's src_vocab_size gives" in sentence and "80 rows" in sentence
     ok("untie", tmp_path / "64", "-o", tmp_path / "out")

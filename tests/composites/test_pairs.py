@@ -51,12 +51,14 @@ def measured(spec: str) -> object:
     return {key: value for key, value in record.items() if key != "notes"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spec", SAMPLE)
 def test_the_composed_record_is_the_measured_one(spec: str) -> None:
     """The rows of both classes, composed by prefix, say what the built pair does."""
     assert shipped(spec) == measured(spec)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spec", SAMPLE)
 def test_what_transformers_saved_passes_and_predictions_hold(spec: str, tmp_path: Path) -> None:
     """No finding above a note on a healthy model, and transformers 5 loads what was predicted."""
@@ -78,6 +80,7 @@ def walked(spec: str, folder: Path) -> list[str]:
     return [f"{verb}: {verdict}" for verb, verdict in verdicts.items() if kind(verdict) == "wrong"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("spec", WALKED)
 def test_verbs_keep_the_function(spec: str, tmp_path: Path) -> None:
     """What each verb writes loads with equal logits, or is refused with a reason."""

@@ -6,13 +6,13 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 import tieconv
 from tests.checks.fixtures.loaders import STABLELM
 from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, with_row
 from tests.cli.run import ok, refused, run
+from tests.schemas import validate
 from tieconv.loaders import predict
 from tieconv.loaders.registry import CONSUMERS
 
@@ -26,7 +26,7 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.js
 def test_json_follows_its_schema(model: Path, depth: str) -> None:
     """Every loader answers for every fixture, with its source, and only the tested ones say that they are."""
     document = json.loads(ok(f"inspect --consumers --json --depth {depth}", model).stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert [(entry["name"], entry["version"]) for entry in document["consumers"]] == [
         (consumer.name, consumer.version) for consumer in CONSUMERS
     ]

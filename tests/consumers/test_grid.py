@@ -19,6 +19,7 @@ def spread(kind: str) -> list[grid.Cell]:
     return [cell for place, cell in enumerate(grid.cells()) if place % STEP == 0 and cell.kind == kind]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", grid.PLAN)
 def test_transformers_does_what_is_predicted(kind: str, tmp_path: Path) -> None:
     """Tied, untied, random, discarded or refused, and which bias is lost: as `from_pretrained` has it."""
@@ -26,6 +27,7 @@ def test_transformers_does_what_is_predicted(kind: str, tmp_path: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", grid.PLAN)
 def test_load_model_does_what_is_predicted(kind: str, tmp_path: Path) -> None:
     """The same for `safetensors.torch.load_model`."""

@@ -19,6 +19,7 @@ LARGE = {"file-many"}
 VALUES = (None, True, False, 0, 1, "true", "", [], [True], {}, {"a": []}, 1e308)
 
 
+@pytest.mark.slow
 def test_the_corpus(tmp_path: Path) -> None:
     """Each file of the corpus is refused by a sentence, or each loader says something printable of it."""
     answered = 0

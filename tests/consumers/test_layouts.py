@@ -77,6 +77,7 @@ def expected(name: str, seen: list[str]) -> list[str | None]:
     return [str(Outcome.UNKNOWN)] * len(seen) if name in UNCLAIMED else [*seen]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", layouts.LAYOUTS)
 def test_the_installed_transformers(name: str, places: Places) -> None:
     """Found or not, tied or untied: what is predicted is what `from_pretrained` does, whatever the flag."""

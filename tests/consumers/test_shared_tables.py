@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 import tieconv
 
@@ -30,8 +30,8 @@ one, or start with random numbers."""
 @pytest.mark.parametrize("model_type", MEASURED)
 def test_the_tables_of_both_halves(model_type: str, tmp_path: Path) -> None:
     """No claim is another than what was measured; what is not claimed is unknown, and in 4.57 nothing is."""
-    config = AutoConfig.for_model(model_type, **SIZES, tie_word_embeddings=False)
-    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
+    config = transformers.AutoConfig.for_model(model_type, **SIZES, tie_word_embeddings=False)
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
     held = load_file(tmp_path / "model.safetensors")
     held = {name: value for name, value in held.items() if not name.endswith("embed_tokens.weight")}
     held["lm_head.weight"] = torch.randn(64, 16)

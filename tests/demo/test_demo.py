@@ -38,6 +38,7 @@ def alignment(out: Path) -> dict[str, object]:
     return section
 
 
+@pytest.mark.slow
 def test_the_next_command_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with a space is quoted."""
     monkeypatch.chdir(tmp_path)
@@ -89,6 +90,7 @@ def test_transformers_loads_them(shown: tuple[Path, Result]) -> None:
     assert model.lm_head.weight.shape[0] == VOCABULARY
 
 
+@pytest.mark.slow
 def test_page(shown: tuple[Path, Result]) -> None:
     """The page has the maps of all three tables."""
     text = (shown[0] / "report.html").read_text("utf-8")

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from click.testing import Result
-from transformers import LlamaForCausalLM
 
 from tests.cli.run import ok, refused
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
 from tieconv.demo.toy_analysis import STUDENT, GradientEffect, RunOfToys, gradient_effect, interval, lead
 from tieconv.demo.toy_settings import BATCH, CONTEXT, WORDS, GradientRatio, parse_ratio
-from tieconv.demo.train import config, scaled_forward
 
 ROOT = Path(__file__).parents[2]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -28,15 +27,19 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 @pytest.fixture(scope="module")
 def toy() -> tuple[Any, torch.Tensor]:
     """A tied toy and a batch of words."""
+    from tieconv.demo.train import config
+
     torch.manual_seed(0)
-    return LlamaForCausalLM(config(tied=True)), torch.randint(WORDS, (BATCH, CONTEXT))
+    return transformers.LlamaForCausalLM(config(tied=True)), torch.randint(WORDS, (BATCH, CONTEXT))
 
 
 @pytest.fixture(scope="module")
 def shares(toy: tuple[Any, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, float]:
     """The two gradients by autograd, from a model whose head is a parameter of its own, and the loss."""
+    from tieconv.demo.train import config
+
     model, ids = toy
-    untied = LlamaForCausalLM(config(tied=False))
+    untied = transformers.LlamaForCausalLM(config(tied=False))
     weights = model.state_dict()
     untied.load_state_dict({**weights, HEAD: weights[EMBEDDING].clone()})
     loss = untied(input_ids=ids, labels=ids, use_cache=False).loss
@@ -52,6 +55,8 @@ def test_each_share_of_the_gradient_has_its_factor(
     toy: tuple[Any, torch.Tensor], shares: tuple[torch.Tensor, torch.Tensor, float], embedding: float, head: float
 ) -> None:
     """With 1:0 the table's gradient is the embedding's share alone. Loss and logits are those of the ordinary run."""
+    from tieconv.demo.train import scaled_forward
+
     model, ids = toy
     model.zero_grad()
     ordinary = model(input_ids=ids, labels=ids, use_cache=False)
@@ -63,6 +68,8 @@ def test_each_share_of_the_gradient_has_its_factor(
 
 def test_gradients_of_other_parameters_are_unchanged(toy: tuple[Any, torch.Tensor]) -> None:
     """A factor of the head does not reach the hidden states, nor the layers below."""
+    from tieconv.demo.train import scaled_forward
+
     model, ids = toy
     gradients = []
     for forward in (model, lambda **inputs: scaled_forward(model, GradientRatio(7, 0), **inputs)):
@@ -115,6 +122,7 @@ def test_every_seed_has_its_toys(repeated: tuple[Path, Result]) -> None:
     assert str(out / "seed-0" / "tied") in result.stderr
 
 
+@pytest.mark.slow
 def test_means_and_intervals(repeated: tuple[Path, Result]) -> None:
     """Mean ± 4.303·s/√3 of the figures in the reports of the seeds."""
     out, result = repeated
@@ -148,6 +156,7 @@ def test_one_run_has_no_interval() -> None:
     assert str(interval([-0.0001, -0.0001])) == "0.000 ±0.000"
 
 
+@pytest.mark.slow
 def test_the_change_is_paired(repeated: tuple[Path, Result]) -> None:
     """Its interval is that of the differences within runs: both toys start from the same weights."""
     out, result = repeated
@@ -197,6 +206,7 @@ def test_direction_needs_an_interval_without_zero(scaled: tuple[float, ...], ans
     assert section.detail.changes[lead("knn")].scaled.mean == pytest.approx(sum(scaled) / 3)
 
 
+@pytest.mark.slow
 def test_the_record_of_the_docs_is_such_a_report(repeated: tuple[Path, Result]) -> None:
     """It has the measures that the demo reports today, over three seeds."""
     record = json.loads((ROOT / "docs" / "measured" / "demo.json").read_text("utf-8"))

@@ -92,6 +92,7 @@ def report(what: str, case: Case, found: Counter[str]) -> None:
     print(f"\n{what}, {case}: {dict(found)}")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES + FILES, ids=str)
 def test_killed_at_random(case: Case, tmp_path: Path, zygote: Zygote) -> None:
     """A moment of each way to write; the slow test takes many."""

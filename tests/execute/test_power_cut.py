@@ -73,6 +73,7 @@ def check_durable(disk: power.Disk, out: Path) -> None:
             waiting += node.entries.values()
 
 
+@pytest.mark.sampled(8)
 @needs_strace
 @pytest.mark.parametrize("case", CASES + FILES, ids=str)
 def test_every_image(case: Case, tmp_path: Path, zygote: Zygote) -> None:

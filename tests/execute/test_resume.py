@@ -292,6 +292,7 @@ def test_where_a_run_cannot_be_resumed(model: Path) -> None:
     ok(*CONVERT, "model", "-o", "out")
 
 
+@pytest.mark.slow
 def test_killed_until_it_is_done(model: Path) -> None:
     """SIGKILL and SIGTERM at random moments: OUT is absent or whole, and the last run ends it."""
     command = [sys.executable, "-P", "-m", "tieconv", *CONVERT, "model", "-o", "out", "--resume"]

@@ -184,6 +184,7 @@ def many(shared: Path, act: Act, times: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("act", ACTS)
 def test_hijack(shared: Path, act: Act) -> None:
     """A few races; the slow test runs many."""

@@ -49,6 +49,7 @@ def generator() -> ModuleType:
     return module
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SPREAD)
 def test_the_table_says_what_the_class_does(generator: ModuleType, name: str) -> None:
     """Measuring the class again gives the shipped record."""

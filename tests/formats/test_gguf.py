@@ -7,11 +7,11 @@ import os
 import struct
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 
 from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
+from tests.schemas import validate
 from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
@@ -117,7 +117,7 @@ def test_tied_exactly_where_the_head_is_absent(
     assert inspection.config.effective is tied
     assert inspection.config.model_type == "llama"
     assert [finding.rule for finding in inspection.findings] == rules
-    jsonschema.validate(inspection.to_dict(), SCHEMA)
+    validate(inspection.to_dict(), SCHEMA)
 
 
 def test_quantised_tables_are_compared_by_their_bytes(tmp_path: Path) -> None:

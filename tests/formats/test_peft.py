@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from fixtures.torch_files import Case, hostile
 from tests.checks.fixtures.model import EMBED, GEMMA, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
+from tests.schemas import validate
 from tieconv import api
 from tieconv.errors import RefusedError, TieconvError
 
@@ -34,7 +34,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     save_adapter(folder, LORA, base, target_modules=["q_proj", "lm_head"], modules_to_save=["score"])
     inspection = api.inspect(folder)
     document = inspection.to_dict()
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert document["adapter"] == {
         "kind": "LORA",
         "base_model": str(base),

@@ -12,12 +12,12 @@ import time
 from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
 from tests.patience import prompt
+from tests.schemas import validate
 from tieconv.gate.fleet.runs import read_run
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "fleet.schema.json").read_text())
@@ -36,7 +36,7 @@ def fleet(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def report(*words: str) -> dict[str, object]:
     """The JSON of a report, which fits its schema."""
     document: dict[str, object] = json.loads(run("fleet report --no-config --json", *words).stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     return document
 
 

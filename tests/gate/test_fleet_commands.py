@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 
 import click
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from tests import children
 from tests.children import wait_until
 from tests.cli.run import ok, refused, run
 from tests.patience import HANGS
+from tests.schemas import validate
 from tieconv.cli import main
 from tieconv.cli.fleet import verbs
 from tieconv.cli.fleet.run_command import Answer, run_command
@@ -46,7 +46,7 @@ def lines(verb: str, runs: str = "runs") -> dict[str, dict[str, object]]:
     """The last line of each model. Every line fits the schema."""
     entries = [json.loads(line) for line in Path(runs, f"{verb}.jsonl").read_text().splitlines()]
     for entry in entries:
-        jsonschema.validate(entry, SCHEMA)
+        validate(entry, SCHEMA)
     return {entry["source"]: entry for entry in entries}
 
 

@@ -77,6 +77,7 @@ def test_inspect(corpus: Mapping[str, Case]) -> None:
     each(corpus, hold)
 
 
+@pytest.mark.slow
 def test_analyze(corpus: Mapping[str, Case]) -> None:
     """The analysis answers or refuses as the others do, and shows nothing that a terminal obeys."""
 
@@ -123,6 +124,7 @@ def test_json(corpus: Mapping[str, Case]) -> None:
     each(corpus, hold, without=set(NAMES) - set(case_names(honest=True)) | LARGE.keys())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [pytest.param("untie", marks=pytest.mark.slow), "retie"])
 def test_write(corpus: Mapping[str, Case], command: str, tmp_path: Path) -> None:
     """A refused model leaves no OUT; an honest one gives a whole OUT or a reason."""
@@ -152,6 +154,7 @@ def test_honest_models_are_written(corpus: Mapping[str, Case], tmp_path: Path) -
         assert answer.code == 0, (name, answer.stderr)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["special-fifo", "file-name-refused-escape", "file-deep-unclosed", "directory-sparse", "config-surrogate"]
 )

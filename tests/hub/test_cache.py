@@ -116,6 +116,7 @@ def test_repair_leaves_the_cache_as_it_was(cached: Path, hub: Hub, tieconv: Run,
     assert tieconv("retie", "hf://org/m", "-o", tmp_path / "again", HF_HUB_OFFLINE="1").returncode == 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "words",
     [("inspect",), ("check", "--depth", "full"), ("diff", "hf://org/m"), ("analyze",),

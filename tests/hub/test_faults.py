@@ -45,6 +45,7 @@ def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub
     assert says in error and SHARD in error
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "value"),
     [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "0.5"), ("hang-up", "")],

@@ -46,6 +46,7 @@ def large_graph(path: Path, *, external: bool, head: str = "copy") -> Path:
     return path
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "external"),
     [*((name, True) for name in sorted(BUILDERS)), ("transposed", False), ("cast", False), ("branches", False)],

@@ -129,6 +129,7 @@ def snapshot(hub: Hub, python: Run, model: Path) -> Path:
     return Path(python(DOWNLOAD).stdout.strip())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("offline", ["0", "1"])
 @pytest.mark.parametrize("words", [("untie", "-o", "out"), ("convert", "--to", "torch", "-o", "out"), ("analyze",)])
 def test_damaged_blob(words: tuple[str, ...], offline: str, snapshot: Path, model: Path, tieconv: Run) -> None:

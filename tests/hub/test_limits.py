@@ -25,6 +25,7 @@ def model(hub: Hub, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["drip", "drip-headers"])
 @pytest.mark.parametrize(
     ("words", "name"),
@@ -62,6 +63,7 @@ def test_slow_reader_is_not_late() -> None:
             clock[0] += 1000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["api:org/m", "config.json", SHARD, NOTES])
 def test_gzip(name: str, model: Path, hub: Hub, tieconv: Run) -> None:
     """Nothing is inflated: no request asks for compression, and an answer that is compressed is refused."""
@@ -89,6 +91,7 @@ def http_date(seconds: float) -> str:
     return email.utils.formatdate(time.time() + seconds, usegmt=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

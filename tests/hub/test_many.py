@@ -164,6 +164,7 @@ def test_a_variable_that_is_not_a_number(variable: str, org: Hub, environment: d
     assert first.startswith("error: huggingface_hub does not accept a variable") and variable in hint
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", [True, False], ids=["group", "parent alone"])
 def test_interrupt_of_processes(group: bool, org: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """^C ends a run with `-j` at once, also where only the parent hears it, while servers are silent."""

@@ -86,6 +86,7 @@ def test_yes(typed: Typed, hub: Hub) -> None:
     assert TOKEN not in shown
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("answer", "code", "says"),
     [

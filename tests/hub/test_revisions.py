@@ -32,6 +32,7 @@ def asked(hub: Hub) -> tuple[int, int]:
     return len(files), sum(request.sent for request in files)
 
 
+@pytest.mark.slow
 def test_two_matrices_once(hub: Hub, tieconv: Run, run_of_steps: Path) -> None:
     """Headers, config and two matrices a revision; a finished run asks for no file; a changed branch is read again."""
     words = ("analyze", "hf://org/m", "--revisions", ",".join(reversed(STEPS)), "--resume", "run.jsonl", "--json")
@@ -60,6 +61,7 @@ def test_two_matrices_once(hub: Hub, tieconv: Run, run_of_steps: Path) -> None:
     )  # the first two are what it is compared with
 
 
+@pytest.mark.slow
 def test_nothing_stays_on_the_disk(tieconv: Run, run_of_steps: Path) -> None:
     """The copies of the tables are gone at the end, also after an error."""
     scratch = run_of_steps / "scratch"
@@ -69,6 +71,7 @@ def test_nothing_stays_on_the_disk(tieconv: Run, run_of_steps: Path) -> None:
         assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_revision_that_is_missing(tieconv: Run, run_of_steps: Path) -> None:
     """One sentence; what was measured before it is in the file."""
     names = f"{STEPS[0]},{STEPS[1]},step999"

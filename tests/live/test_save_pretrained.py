@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
 from huggingface_hub.errors import StrictDataclassClassValidationError  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
 
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
@@ -155,7 +154,9 @@ def test_parametrised_matrices(tmp_path: Path) -> None:
             if live.live.refusal:
                 assert f"save_pretrained fails: {live.live.refusal}" in found.message, (kind, tie)
                 continue
-            loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / f"{kind}-{tie}", output_loading_info=True)
+            loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+                tmp_path / f"{kind}-{tie}", output_loading_info=True
+            )
             random = found.tensors[0] in info["missing_keys"]
             assert ("random values" in found.message) == random, (kind, tie, found.message)
             tied = loaded.lm_head.weight is loaded.model.embed_tokens.weight

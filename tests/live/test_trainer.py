@@ -11,52 +11,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tests.live import planted  # noqa: E402
 from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning  # noqa: E402
-from tieconv.integrations.transformers import TieCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::tieconv.integrations.torch.BrokenTieWarning")
-
-
-class At(transformers.TrainerCallback):  # type: ignore[misc]
-    """Plants a fault after a step."""
-
-    def __init__(self, fault: Any, step: int = 1) -> None:
-        self.fault, self.step = fault, step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            self.fault(kwargs["model"])
-
-
-def train(model: Any, out: Path, *callbacks: Any, steps: int = 2, kind: Any = transformers.Trainer, **more: Any) -> Any:
-    """A few steps, with a save at each second."""
-    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
-    arguments = transformers.TrainingArguments(
-        output_dir=str(out), max_steps=steps, per_device_train_batch_size=2, save_steps=2, use_cpu=True,
-        report_to=[], disable_tqdm=True, logging_strategy="no", save_only_model=True, **more,
-    )  # fmt: skip
-    data = {"train_dataset": rows, "eval_dataset": rows[:1]}
-    trainer = kind(model=model, args=arguments, callbacks=list(callbacks), **data)
-    trainer.train()
-    return trainer
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_healthy_training(tied: bool, tmp_path: Path) -> None:
     """It is silent, and the checkpoint was checked."""
+    from tests.live.trainers import TieCallback, train
+
     callback = TieCallback("raise")
     train(planted.llama(tied=tied), tmp_path, callback)
     assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", [planted.copy_head, planted.change_head, planted.clear_flag, planted.quantise_head])
 def test_faults_during_the_training(fault: Any, tmp_path: Path) -> None:
     """`raise` ends the training, `warn` reports and goes on."""
+    from tests.live.trainers import At, TieCallback, train
+
     with pytest.raises(BrokenTieError) as caught:
         train(planted.llama(), tmp_path / "raise", At(fault), TieCallback("raise"))
     assert caught.value.faults[0].rule.startswith("TIE")
@@ -67,6 +45,8 @@ def test_faults_during_the_training(fault: Any, tmp_path: Path) -> None:
 
 def test_a_fault_at_the_start(tmp_path: Path) -> None:
     """No step runs."""
+    from tests.live.trainers import TieCallback, train
+
     model = planted.llama()
     planted.copy_head(model)
     with pytest.raises(BrokenTieError, match="at the start of training"):
@@ -75,6 +55,8 @@ def test_a_fault_at_the_start(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and the training goes on."""
+    from tests.live.trainers import TieCallback
+
     callback = TieCallback("raise")
     arguments = type("Arguments", (), {"output_dir": str(tmp_path)})
     state = type("State", (), {"is_world_process_zero": True, "global_step": 3})
@@ -86,6 +68,8 @@ def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_another_rank_checks_nothing() -> None:
     """Only rank 0 looks."""
+    from tests.live.trainers import TieCallback
+
     model = planted.llama()
     planted.copy_head(model)
     callback = TieCallback("raise")
@@ -103,8 +87,10 @@ def test_steps_cost_nothing() -> None:
     callback.on_epoch_end(arguments, state, control)
 
 
-def hooks(model: Any, out: str = "run") -> tuple[TieCallback, Any, Any, Any]:
+def hooks(model: Any, out: str = "run") -> tuple[Any, Any, Any, Any]:
     """A callback after the start of a training, and what the trainer hands to its hooks."""
+    from tests.live.trainers import TieCallback
+
     arguments = type("Arguments", (), {"output_dir": out, "save_strategy": "steps"})()
     state = type("State", (), {"is_world_process_zero": True, "global_step": 2})()
     control = type("Control", (), {"should_save": False, "should_evaluate": False})()
@@ -115,6 +101,8 @@ def hooks(model: Any, out: str = "run") -> tuple[TieCallback, Any, Any, Any]:
 
 def test_the_hooks_come_before_older_checkpoints_are_deleted(tmp_path: Path) -> None:
     """In the order of the trainer: the step (or epoch) ends, files are written, states are asked for, `on_save`."""
+    from tests.live.trainers import TieCallback
+
     for hook in ("on_step_end", "on_epoch_end"):
         for flag, strategy in (("should_save", "steps"), ("should_evaluate", "best")):
             model = planted.llama()
@@ -131,21 +119,12 @@ def test_the_hooks_come_before_older_checkpoints_are_deleted(tmp_path: Path) -> 
         callback.state()
 
 
-class LosesTheHead(transformers.Trainer):  # type: ignore[misc]
-    """A trainer whose second save leaves out the head."""
-
-    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-        super().save_model(output_dir, _internal_call)
-        if self.state.global_step == 4:
-            path = Path(output_dir, "model.safetensors")
-            tensors = load_file(path)
-            del tensors["lm_head.weight"]
-            save_file(tensors, path, metadata={"format": "pt"})
-
-
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["steps", "epoch", "best", "files"])
 def test_the_last_good_checkpoint_stays(strategy: str, tmp_path: Path) -> None:
     """With `save_total_limit=1`, a fault of the second save leaves the first checkpoint on the disk."""
+    from tests.live.trainers import At, LosesTheHead, TieCallback, train
+
     more: dict[str, Any] = {"save_total_limit": 1, "save_strategy": strategy if strategy != "files" else "steps"}
     if strategy == "best":
         more |= {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "greater_is_better": True}
@@ -176,6 +155,8 @@ def test_a_check_of_identities_is_cheap() -> None:
 @pytest.mark.slow
 def test_sft_trainer(tmp_path: Path) -> None:
     """TRL's trainer calls the callback as transformers' does."""
+    from tests.live.trainers import At, TieCallback
+
     trl = pytest.importorskip("trl", reason="trl is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     rows = datasets.Dataset.from_dict({"input_ids": [list(range(8))] * 8})

@@ -116,6 +116,7 @@ def changes() -> dict[str, Mutant]:
     return {mutant.after: mutant for mutant in mutants("tieconv/one.py", SOURCE.encode())}
 
 
+@pytest.mark.slow
 def test_a_survivor_is_told_from_what_is_noticed(small: scratch.Scratch) -> None:
     """A change that an assertion sees is noticed; one beyond the values that are tried survives."""
     small.enter("checks", ("tests/test_one.py",))
@@ -164,6 +165,7 @@ def test_failing_tests_are_no_measure(small: scratch.Scratch) -> None:
         small.enter("checks", ("tests/test_one.py",))
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_start_notices_nothing(small: scratch.Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that was loaded before pytest is no failure, and an option that pytest lacks ends the whole run."""
     pytest.importorskip("anyio")

@@ -154,6 +154,7 @@ def test_an_existing_prefix_is_refused(store: Store, writes: Writes, model: Path
     assert raised.value.code == "out.exists" and _below(store) == {taken: b"theirs"} and not writes.operations
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
@@ -205,6 +206,7 @@ def test_another_program_in_the_prefix(store: Store, writes: Writes, model: Path
     assert _below(store) == {"config.json": b"theirs"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [".tieconv-write", "config.json", INDEX])
 def test_a_lost_response(store: Store, writes: Writes, model: Path, name: str) -> None:
     """The repeated request finds the object of the first one, which is tieconv's."""
@@ -265,6 +267,7 @@ tieconv.plan_retie("s3://bucket/m").execute("s3://bucket/out")
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
 @pytest.mark.parametrize(
     "after",

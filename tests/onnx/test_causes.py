@@ -141,12 +141,14 @@ def test_the_wrong_constant_is_named(exported, tmp_path: Path) -> None:
         assert 0 < int(found.split()[-2]) <= TRIALS
 
 
+@pytest.mark.slow
 def test_a_graph_with_other_weights_has_no_wrong_constant(exported, tmp_path: Path) -> None:
     """Its gate names the weight, so no constant is tried."""
     bert = exported("bert")
     assert reason(bert.graph, bert.model, FAULTS["one element of a position table"][0], tmp_path / "model.onnx") == ""
 
 
+@pytest.mark.slow
 def test_a_fault_of_one_session_is_no_constant(exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of the file computes wrong, so a constant that "mends" the graph would be a wrong cause."""
     runtime = open_.runtime()

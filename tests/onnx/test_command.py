@@ -11,12 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import onnx
 import pytest
 
 from tests.cli.run import run
 from tests.onnx import faults
+from tests.schemas import validate
 from tieconv.install import install_command
 from tieconv.onnx.session.open_ import Session
 
@@ -25,7 +25,7 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "parity.schema.jso
 
 def document(text: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(text)
-    jsonschema.validate(loaded, SCHEMA)
+    validate(loaded, SCHEMA)
     return loaded
 
 
@@ -116,6 +116,7 @@ def test_bf16_is_not_run_on_the_cpu(exported, tmp_path: Path) -> None:
     assert "bf16" in found["reason"]
 
 
+@pytest.mark.slow
 def test_a_float32_reference_judges_no_float32_graph(exported) -> None:
     """A reference no finer than the graph gives no verdict; for fp16 it does."""
     made = exported("llama")
@@ -140,6 +141,7 @@ def test_little_memory(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["verdict"], found["metrics"]["reference"]["dtype"]) == ("passed", "float32")
 
 
+@pytest.mark.slow
 def test_a_graph_that_stops_running_fails(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the runtime says at a shape is a failed case, never a lost one."""
     made = exported("llama")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import onnx
 import pytest
 from safetensors.torch import load_file, save_file
@@ -21,6 +20,7 @@ from tests.cli.stored import PLAN, snapshot
 from tests.onnx import faults, recorded
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.stored import copies
+from tests.schemas import validate
 from tieconv.errors import WriteFailedError
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.sample_inputs import sample
@@ -85,7 +85,7 @@ def test_export(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: 
     out = tmp_path / "out"
     result = ok("export --json", source, "-o", out, "--provider", "cpu")
     found = json.loads(result.stdout)
-    jsonschema.validate(found, PLAN)
+    validate(found, PLAN)
     assert result.stderr.splitlines()[-1].startswith(f"wrote {out}: ")
     assert (found["executed"], found["verified"], found["parity"]["verdict"]) == (True, True, "passed")
     assert found["session"][0]["copies"] == {"lm_head.weight": 1}
@@ -246,7 +246,7 @@ def test_plan(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "model.embed_tokens.weight = lm_head.weight" in result.stdout
     assert result.stderr == "nothing was written: give -o OUT\n"
     found = json.loads(ok("export --precision fp16 --json").stdout)
-    jsonschema.validate(found, PLAN)
+    validate(found, PLAN)
     assert (found["executed"], found["output"], found["precision"]) == (False, None, "fp16")
     single = json.loads(ok("export --json").stdout)
     assert single["bytes_written"] == 2 * found["bytes_written"]

@@ -77,6 +77,7 @@ def _slow(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", _slow("mistral"), _slow("gemma3"), _slow("gpt-oss")])
 def test_prompts_longer_than_the_window(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph has the usual inputs; prompt and later steps agree with torch far behind the window."""

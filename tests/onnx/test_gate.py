@@ -47,6 +47,7 @@ def test_a_healthy_export_passes(exported, name: str, dtype: str) -> None:
     healthy(exported(name, dtype))
 
 
+@pytest.mark.slow
 def test_cached_steps_are_measured(exported) -> None:
     """A graph with a cache is fed 32 tokens one by one, and cases with a past are among the shapes."""
     made = exported("llama")

@@ -180,6 +180,7 @@ def settled(graph: Path, target: Path) -> None:
     assert not os.path.lexists(staging_path(target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [STOPS[0], *(pytest.param(stop, marks=pytest.mark.slow) for stop in STOPS[1:])])
 def test_killed_between_two_names(graph: Path, stop: str) -> None:
     """Before the data has its name, before the graph has, before the old data goes: the graph finds its data."""

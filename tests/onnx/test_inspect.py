@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -21,6 +20,7 @@ from tests.cli.run import ok, refused, run
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.sessions import outputs, same_bits
 from tests.onnx.test_remedies import embed_layer_norm
+from tests.schemas import validate
 from tieconv import api
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.tie_group import BiasState
@@ -46,6 +46,7 @@ def rules(inspection: Inspection) -> list[str]:
     return [finding.rule for finding in inspection.findings]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_head(tmp_path: Path, name: str, external: bool) -> None:
@@ -55,7 +56,7 @@ def test_head(tmp_path: Path, name: str, external: bool) -> None:
     assert tie is not None and found.head.output_head is not None
     assert [member.state for member in tie.members[1:]] == ([HEADS[name]] if HEADS[name] else [])
     assert (found.head.output_head.tied_to is not None) == (HEADS[name] is None)
-    jsonschema.validate(found.to_dict(), SCHEMA)
+    validate(found.to_dict(), SCHEMA)
 
 
 @pytest.mark.parametrize("name", ["quantised", "quantised_twice"])
@@ -105,6 +106,7 @@ def test_dedup_ends_in_silence(tmp_path: Path, name: str) -> None:
         assert rules(api.inspect(tmp_path / "out", depth=depth)) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "gemma2", "opt"])
 def test_real_exports(name: str, exported: Callable[..., Exported], tmp_path: Path) -> None:
     """Exports of torch and transformers: one matrix, latent behind a Transpose; silence after `dedup`."""
@@ -390,7 +392,7 @@ def test_heads_before_other_nodes(tmp_path: Path) -> None:
         found = api.inspect(_saved(tmp_path / "model.onnx", nodes, [*held, *tensors]))
         assert found.config.to_dict()["effective"] is True, name
         assert found.head.output_head is not None, name
-        jsonschema.validate(found.to_dict(), SCHEMA)
+        validate(found.to_dict(), SCHEMA)
 
 
 def test_nothing_is_claimed_without_a_head(tmp_path: Path) -> None:

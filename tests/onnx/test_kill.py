@@ -107,6 +107,7 @@ def test_killed_exports(case: Case, tmp_path: Path, exporter: Zygote) -> None:
     report("killed at random", case, kill_at_random(Stage(case, tmp_path, exporter), 8))
 
 
+@pytest.mark.sampled(1)
 @needs_strace
 @pytest.mark.parametrize(
     "case",

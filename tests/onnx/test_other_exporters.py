@@ -105,6 +105,7 @@ def test_inspect(folder: Path) -> None:
         assert states == ["canonical"] and [latent["extra"] for latent in graph["latent"]] == [True]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("folder", "form"),
     [
@@ -146,6 +147,7 @@ def test_int4(tmp_path: Path, folder: Path) -> None:
     assert not api.plan_graph_dedup(out).plan.matrices
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "folder",
     [
@@ -162,6 +164,7 @@ def test_untie(tmp_path: Path, folder: Path) -> None:
     assert same_bits(outputs(source, 0), outputs(out, 0))
 
 
+@pytest.mark.slow
 def test_factors_of_real_heads(tmp_path: Path) -> None:
     """Gemma 2's soft-cap divides behind the head, T5 multiplies before it: both become the Gemm's alpha."""
     alphas = {"genai-gemma2": np.float32(1) / np.float32(30), "optimum-t5": np.float32(H**-0.5)}
@@ -179,6 +182,7 @@ def every_node(path: Path) -> list[onnx.NodeProto]:
     return [node for graph in (main, *branches) for node in graph.node]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", fast_only(exporters.COMPARED, ["optimum-bert", "mobius-gpt2"]))
 def test_parity(name: str) -> None:
     """Healthy graphs of other exporters pass: every weight found, split too, and no more error than torch's own."""
@@ -190,6 +194,7 @@ def test_parity(name: str) -> None:
     assert ("split" in report.identity.how) == (name == "mobius-gpt2")  # c_attn in three
 
 
+@pytest.mark.slow
 def test_a_cut_table_and_another_epsilon(tmp_path: Path) -> None:
     """mobius' OPT has norms with 1e-6, and a position table without the rows before position 0: that is no damage."""
     pytest.importorskip("torch")

@@ -141,6 +141,7 @@ def test_a_length_and_a_number_of_rows(kind: Kind) -> None:
     assert len(list(single_seed_cells(kind, 1 << 20, length=LONG, batch=6))) == len(usual)
 
 
+@pytest.mark.slow
 def test_a_fault_that_only_the_users_inputs_reach(exported, tmp_path: Path) -> None:
     """Rows from the tenth on read another mask: nothing usual sees it, and a batch of the user does."""
     made = exported("llama")

@@ -49,6 +49,7 @@ def again(exported: Any, folder: Path, label: str, name: str) -> None:
         assert row[key] == published[key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({name for _, name in FAST}))
 def test_a_few_faults_fail(exported, tmp_path: Path, name: str) -> None:
     """Measured again, verdict and gates are those of the list."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -15,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
+from tests.schemas import validate
 from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
@@ -99,7 +99,7 @@ def test_activations_are_no_folded_shapes(tmp_path: Path) -> None:
 
 def told(path: Path) -> list[tuple[str, str, str]]:
     found = json.loads(run("inspect --json", path).stdout)
-    jsonschema.validate(found, json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text()))
+    validate(found, json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text()))
     return [(read["role"], read["tensor"], read["operator"]) for read in found["graphs"][0]["quantised"]]
 
 

@@ -54,6 +54,7 @@ def norm_of(branch: str) -> Callable[[onnx.GraphProto], None]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("branch", "past"), fast_only([("then_branch", True), ("else_branch", False)], ["else_branch"])
 )
@@ -77,6 +78,7 @@ def test_both_branches_pass() -> None:
     assert {(bool(case.past), bool(case.padding)) for case in report.cases} == {(p, q) for p in (0, 1) for q in (0, 1)}
 
 
+@pytest.mark.slow
 def test_positions_that_count_the_padding() -> None:
     """GPT-2 without position_ids is wrong for padded rows, and for those alone; the reason says so."""
     report = parity(GPT2, "merged-gpt2")

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,6 +17,7 @@ from fixtures.onnx_graphs import SHARED, V, build, transposed
 from tests.cli.run import ok, refused, run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
+from tests.schemas import validate
 from tieconv import api
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
@@ -103,7 +103,7 @@ def test_json(graph: Path, tmp_path: Path, command: str, write: bool) -> None:
     """The document is the contract's, with what was proved."""
     more = ["-o", str(tmp_path / "out.onnx")] if write else []
     document = json.loads(ok(f"{command} --json", graph, *more).stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert document["executed"] == document["verified"] == write
     if command == "dedup":
         assert {"op": "DropTensor", "name": "onnx::MatMul_447", "file": "model.onnx"}.items() <= document["operations"][

@@ -73,6 +73,7 @@ def test_piped(home: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
 SHOWN = [call for call in CALLS if " --json" not in call]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "call", [pytest.param(call, marks=[pytest.mark.slow] if n % 6 else []) for n, call in enumerate(SHOWN)]
 )

@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+from tests import product
 from tests.docs.test_walks import walked
 
 PACKAGE = Path(__file__).parents[2] / "tieconv"
@@ -25,10 +26,8 @@ INSPECT_ENTERS = 97
 def modules() -> dict[str, ast.Module]:
     """The parsed modules of the product by dotted name."""
     return {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
-            path.read_text(encoding="utf-8")
-        )
-        for path in PACKAGE.rglob("*.py")
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): tree
+        for path, tree in product.trees().items()
     }
 
 

@@ -46,6 +46,7 @@ def measured(folder: Path, table: str, workers: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "workers", "code"),
     [("small.json", "0", 1), ("large.json", "0", 0), pytest.param("small.json", "2", 1, marks=pytest.mark.slow)],

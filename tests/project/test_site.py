@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,8 +17,9 @@ import pytest
 
 from tieconv import version
 
-pytest.importorskip("mkdocs", reason="the site is built with the group docs")
-pytest.importorskip("mkdocstrings", reason="the site is built with the group docs")
+pytestmark = pytest.mark.skipif(
+    not (find_spec("mkdocs") and find_spec("mkdocstrings")), reason="the site is built with the group docs"
+)
 
 ROOT = Path(__file__).parents[2]
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
@@ -114,6 +116,7 @@ def test_links_to_the_repository_name_its_files(pages: dict[Path, Page]) -> None
     assert all((ROOT / unquote(name.partition("#")[0])).exists() for name in named), named
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_people_type(site: Path) -> None:
     """The index holds flags, error messages and rules."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))

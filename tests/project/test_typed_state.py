@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import product
+
 ROOT = Path(__file__).parents[2]
 UNTYPED = re.compile(r"\bAny\b|\b(?:Mutable)?(?:Mapping|[dD]ict)\[str, object\]")
 """Annotations that say nothing of what is inside."""
@@ -79,9 +81,9 @@ def untyped_fields(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _all() -> Iterator[tuple[str, str, str]]:
-    for path in sorted((ROOT / "tieconv").rglob("*.py")):
+    for path, tree in product.trees().items():
         module = path.relative_to(ROOT).as_posix()
-        fields = untyped_fields(ast.parse(path.read_text(encoding="utf-8")))
+        fields = untyped_fields(tree)
         yield from ((module, owner, name) for owner, name in fields)
 
 

@@ -134,7 +134,7 @@ def test_slow_tests_run_where_they_matter() -> None:
     slow = {
         "/".join(path.relative_to(ROOT).parts[:2])
         for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"pytest\.mark\.slow\b", path.read_text(encoding="utf-8"))
+        if re.search(r"pytest\.mark\.(slow|sampled)\b", path.read_text(encoding="utf-8"))
     }
     assert slow - {"tests/gpu"} <= named
     assert all((ROOT / folder).is_dir() for folder in named)

@@ -12,6 +12,7 @@ import click
 import pytest
 
 import tieconv
+from tests import product
 from tests.cli.run import run
 from tieconv import python_terms
 from tieconv.cli import main
@@ -109,10 +110,10 @@ def test_each_option_that_a_hint_may_name_is_translated() -> None:
     alone = {"--json", "--traceback", "--recursive", "--write-baseline", "--fix", "--html", "--verbose", "--help"}
     known = {*python_terms.FLAGS, *python_terms.VALUES, *alone}
     ours = {name for command in COMMANDS.values() for name in options(command) if name.startswith("--")}
-    for path in (ROOT / "tieconv").rglob("*.py"):
+    for path, tree in product.trees().items():
         if path.relative_to(ROOT / "tieconv").parts[0] in ("cli", "reporters"):
             continue
-        texts = [node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        texts = [node.value for node in ast.walk(tree)
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
         named = {word for text in texts for word in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
         assert named & ours <= known, path

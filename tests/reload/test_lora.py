@@ -13,8 +13,6 @@ import tieconv
 from fixtures import zoo
 from tests.cli.run import run
 
-peft = pytest.importorskip("peft", reason="peft is not installed: the LoRA recipe is not run")
-
 KIND = "LlamaForCausalLM"
 LIMIT = 2e-6
 """Merging adds W + s·B·A once instead of at each step: equal up to rounding in float32."""
@@ -23,6 +21,8 @@ LIMIT = 2e-6
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tied base, and an adapter trained (here: made up) on both names of its tied pair."""
+    import peft
+
     folder = tmp_path_factory.mktemp("lora")
     zoo.build(KIND, tie=True).save_pretrained(folder / "base")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens", "lm_head", "q_proj"])
@@ -41,12 +41,16 @@ def load(folder: Path) -> Any:
 
 
 def adapted(model: Any, config: Any) -> Any:
+    import peft
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns of the tie, which is what this is about
         return peft.get_peft_model(model, config).eval()
 
 
 def with_adapter(base: Path, adapter: Path) -> Any:
+    import peft
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.PeftModel.from_pretrained(load(base), adapter).eval()

@@ -29,6 +29,7 @@ REFUSED = {
 ROTATED = tuple(layout for layout in LAYOUTS if layout != "bin")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", fast_only(SAMPLE, FAST))
 def test_every_verb_keeps_the_function(name: str, tmp_path: Path) -> None:
     """In `.bin` and in one more layout, in turn: exact or refused, as the record of the matrix says."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
-import jsonschema
 import pytest
 from junitparser import Failure, JUnitXml
 
 import tieconv
+from tests import schemas
 from tests.reporters import readers
 from tests.reporters.reports import entry, every_case, stored
 from tieconv.checkpoint.finding import Level
@@ -93,7 +93,7 @@ def test_failed_counts_models_at_the_level_and_unreadable_ones(fail_on: Level, f
 def test_json_is_what_its_schema_says_and_reads_back() -> None:
     """A stored report is the report: other formats can be made from it without the weights."""
     text = check.render("json", every_case())
-    jsonschema.validate(json.loads(text), CHECK)
+    schemas.validate(json.loads(text), CHECK)
     assert check_json.read(text) == every_case()
     assert set(CHECK["$defs"]["finding"]["required"]) == set(json.loads(text)["models"][1]["findings"][0])
 

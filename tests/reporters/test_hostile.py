@@ -8,9 +8,9 @@ import posixpath
 import re
 from urllib.parse import unquote_to_bytes
 
-import jsonschema
 from hypothesis import HealthCheck, given, settings
 
+from tests import schemas
 from tests.patience import examples
 from tests.reporters import readers
 from tests.reporters.reports import BAITS, entry, reports
@@ -61,7 +61,7 @@ def test_json(report: CheckReport) -> None:
     """ASCII, valid, and names come back character for character."""
     text = check.render("json", report)
     assert text.isascii() and not any(readers.is_order(line) for line in text.split("\n"))
-    jsonschema.validate(json.loads(text), CHECK)
+    schemas.validate(json.loads(text), CHECK)
     assert check_json.read(text) == report
 
 

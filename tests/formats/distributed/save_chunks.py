@@ -10,14 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sides of a chunk."""
@@ -31,6 +23,15 @@ def save_chunks(
     paths: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Path:
     """Save each tensor in its boxes (or whole), dealt out to the files of ``ranks``; return the folder."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
     folder.mkdir(parents=True, exist_ok=True)
     entries: dict[str, Any] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}

@@ -215,6 +215,7 @@ class TestClaims:
         assert "some loaders do not tie quantised matrices" in inspection.config.effect
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """The comparison keeps some blocks of rows, however many rows there are."""
     values = np.random.default_rng(0).standard_normal((200_000, 64)).astype("<f4")

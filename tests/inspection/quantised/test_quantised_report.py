@@ -6,12 +6,12 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 
 from tests.inspection.quantised.stored_models import config, save, under
 from tests.inspection.quantised.test_broken_matrices import COLUMNS, ROWS, WHOLE, stored
 from tests.inspection.quantised.test_pair_relation import float_embedding, int8, weights
+from tests.schemas import validate
 from tieconv import inspect
 from tieconv.reporters.text.inspect_text import render
 
@@ -69,6 +69,6 @@ def test_json_of_every_scheme_follows_the_schema(tmp_path: Path) -> None:
     for scheme, (entries, parts) in WHOLE.items():
         folder = save(tmp_path / scheme, config(ROWS, COLUMNS, **entries), EMBEDDING | under("lm_head", parts))
         document = json.loads(str(inspect(folder)))
-        jsonschema.validate(document, schema)
+        validate(document, schema)
         assert document["quantised"]["matrices"][0]["scheme"] == scheme
         assert set(document["quantised"]) <= set(schema["properties"]["quantised"]["properties"])

@@ -26,28 +26,44 @@ _QWEN_EYE: dict[str, Any] = {
 _QWEN_IDS = {"video_token_id": 301, "vision_start_token_id": 302, "vision_end_token_id": 303}
 
 
-def _model(prefix: str, text: dict[str, Any], eye: Any, **more: Any) -> Callable[[], Any]:
+Config = dict[str, Any] | Callable[[], dict[str, Any]]
+
+
+def _model(prefix: str, text: Config, eye: Config, **more: Any) -> Callable[[], Any]:
     """The class with this prefix, with a tied head, on these two configs."""
 
     def make() -> Any:
         config = getattr(tr, f"{prefix}Config")(
-            text_config=text, vision_config=eye, image_token_id=IMAGE, tie_word_embeddings=True, **more
+            text_config=_values(text),
+            vision_config=_values(eye),
+            image_token_id=IMAGE,
+            tie_word_embeddings=True,
+            **more,
         )
         return getattr(tr, f"{prefix}ForConditionalGeneration")(config)
 
     return make
 
 
-def _of(config: Any, **more: Any) -> dict[str, Any]:
-    values: dict[str, Any] = config(**_TEXT, **more).to_dict()
-    return values
+def _values(config: Config) -> dict[str, Any]:
+    return config() if callable(config) else config
 
 
-_CLIP = tr.CLIPVisionConfig(**_EYE, projection_dim=16).to_dict()
-_SIGLIP = tr.SiglipVisionConfig(**_EYE).to_dict()
-_PIXTRAL = tr.PixtralVisionConfig(**_EYE | {"image_size": 32, "patch_size": 4}).to_dict()
+def _made(name: str, **values: Any) -> Callable[[], dict[str, Any]]:
+    """The values of a config class, made when a model is: loading all classes takes seconds."""
+
+    def make() -> dict[str, Any]:
+        values_of: dict[str, Any] = getattr(tr, name)(**values).to_dict()
+        return values_of
+
+    return make
+
+
+_CLIP = _made("CLIPVisionConfig", **_EYE, projection_dim=16)
+_SIGLIP = _made("SiglipVisionConfig", **_EYE)
+_PIXTRAL = _made("PixtralVisionConfig", **_EYE | {"image_size": 32, "patch_size": 4})
 FAMILIES: dict[str, Callable[[], Any]] = {
-    "llava": _model("Llava", _of(tr.LlamaConfig), _CLIP),
+    "llava": _model("Llava", _made("LlamaConfig", **_TEXT), _CLIP),
     "qwen2-vl": _model(
         "Qwen2VL", _TEXT | {"rope_parameters": _ROPE}, _QWEN_EYE | {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2},
         **_QWEN_IDS,
@@ -58,15 +74,19 @@ FAMILIES: dict[str, Callable[[], Any]] = {
                      "fullatt_block_indexes": [1]},
         **_QWEN_IDS,
     ),
-    "paligemma": _model("PaliGemma", _of(tr.GemmaConfig, head_dim=8), _SIGLIP, projection_dim=32, hidden_size=32),
+    "paligemma": _model(
+        "PaliGemma", _made("GemmaConfig", **_TEXT, head_dim=8), _SIGLIP, projection_dim=32, hidden_size=32,
+    ),
     "gemma3": _model(
         "Gemma3", _TEXT | {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}, _SIGLIP,
         mm_tokens_per_image=4, boi_token_index=302, eoi_token_index=303,
     ),
-    "idefics3": _model("Idefics3", _of(tr.LlamaConfig), _EYE, scale_factor=2),
-    "smolvlm": _model("SmolVLM", _of(tr.LlamaConfig), _EYE, scale_factor=2),
-    "internvl": _model("InternVL", _of(tr.Qwen2Config), _EYE | {"image_size": [16, 16], "patch_size": [4, 4]}),
-    "mistral3": _model("Mistral3", _of(tr.MistralConfig, head_dim=8), _PIXTRAL, spatial_merge_size=2),
+    "idefics3": _model("Idefics3", _made("LlamaConfig", **_TEXT), _EYE, scale_factor=2),
+    "smolvlm": _model("SmolVLM", _made("LlamaConfig", **_TEXT), _EYE, scale_factor=2),
+    "internvl": _model(
+        "InternVL", _made("Qwen2Config", **_TEXT), _EYE | {"image_size": [16, 16], "patch_size": [4, 4]},
+    ),
+    "mistral3": _model("Mistral3", _made("MistralConfig", **_TEXT, head_dim=8), _PIXTRAL, spatial_merge_size=2),
 }  # fmt: skip
 REFUSED: dict[str, Callable[[], Any]] = {
     "qwen3-vl": _model(

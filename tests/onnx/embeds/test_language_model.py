@@ -87,6 +87,7 @@ def test_plan_and_document_say_what_is_not_exported(llava: Made) -> None:
     assert outcome.plan.bytes_written < stored
 
 
+@pytest.mark.slow
 def test_every_id_and_random_rows_are_measured(llava: Made) -> None:
     _, _, outcome = llava
     report = outcome.parity
@@ -164,6 +165,7 @@ FAULTS: dict[str, tuple[str, Callable[[onnx.GraphProto], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast_only(FAULTS, ["every row doubled", "rows clipped"]))
 def test_a_fault_in_either_graph_fails(llava: Made, tmp_path: Path, name: str) -> None:
     source, out, _ = llava

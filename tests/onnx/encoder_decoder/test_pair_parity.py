@@ -145,6 +145,7 @@ def test_a_healthy_pair_passes(pairs: Pairs) -> None:
     assert "encoder_model.onnx: input_ids" in report.structure.inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast_only(FAULTS, ["step ignores the encoder's padding"]))
 def test_faults(pairs: Pairs, tmp_path: Path, name: str) -> None:
     """Each fault fails by the gates meant for it. One in a step leaves the single passes right."""

@@ -59,6 +59,7 @@ def test_the_words_are_the_layouts() -> None:
         tieconv.plan_export("x", layout="onnx")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
 def test_files_and_names(traced: Traced, tmp_path: Path, layout: str) -> None:
     """Each file where the program looks for it, each cache tensor by its name, the matrix stored once."""
@@ -90,6 +91,7 @@ def test_files_and_names(traced: Traced, tmp_path: Path, layout: str) -> None:
         assert outputs == ["logits"] + [f"present.{layer}.{part}" for layer, part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", fast_only([name for name in LAYOUT_NAMES if name != "plain"], ["optimum"]))
 def test_the_renamed_graph_is_measured(traced: Traced, tmp_path: Path, layout: str) -> None:
     """Parity runs the graph with the layout's names, and so does `tieconv parity` on OUT afterwards."""
@@ -144,6 +146,7 @@ QUANTISED = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layout", "scheme", "precision", "graph", "data", "dtype"), QUANTISED)
 def test_a_quantised_graph_has_the_names_of_its_layout(
     traced: Traced, tmp_path: Path, layout: str, scheme: str, precision: str, graph: str, data: str, dtype: str | None

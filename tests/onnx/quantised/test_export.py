@@ -36,6 +36,7 @@ def made(exported: Exported, folder: Path, scheme: Scheme) -> tuple[Quantisation
     return found, folder / "out"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scheme", Scheme)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path, name: str, scheme: Scheme) -> None:
@@ -57,6 +58,7 @@ def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path,
     assert (name in ("gpt2", "bert")) == bool(found.float_matrices)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", Scheme)
 def test_the_weights_are_correct(exported: Callable[..., Exported], tmp_path: Path, scheme: Scheme) -> None:
     """Every matrix is as near to the checkpoint as round to nearest; the others are bit for bit the checkpoint's."""
@@ -120,6 +122,7 @@ def test_dynamic_int8_is_float32_only(exported: Callable[..., Exported]) -> None
     assert "dynamic-int8 quantises activations of float32 only, not fp16" in str(result)
 
 
+@pytest.mark.slow
 def test_the_export_is_measured(exported: Callable[..., Exported], tmp_path: Path) -> None:
     """OUT is written only after parity of the quantised graph passed, with activations in int8 too."""
     out = tmp_path / "out"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -16,6 +15,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantCo
 from fixtures import exporters
 from tests.cli.run import run
 from tests.onnx.quantised import gptq
+from tests.schemas import validate
 from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Gate, Verdict
@@ -60,6 +60,7 @@ QUANTISERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # in ONNX Runtime's HQQ
 @pytest.mark.parametrize("name", QUANTISERS)
 def test_healthy_weights_pass(tmp_path: Path, name: str) -> None:
@@ -93,6 +94,7 @@ def other_matrix(stored: Stored, weight: str) -> None:
 FAULTS = [scale_doubled, zero_point_off_by_one, rows_swapped, other_matrix]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weight", fast_only([HEAD, LAYER], [HEAD]))
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("quantiser", ["ORT int4, zero points", "GPTQ, zero points"])
@@ -112,13 +114,14 @@ def test_planted_faults_fail(tmp_path: Path, quantiser: str, fault: Callable[[St
     assert not gate.passed and (weight in gate.sentence)
 
 
+@pytest.mark.slow
 def test_a_healthy_int4_graph_passes_as_a_whole(tmp_path: Path) -> None:
     """With int8 activations too, whose rounding the known-good figures contain; the JSON has every figure."""
     out = tmp_path / "report.html"
     result = run("parity", INT4, MODEL, "--quantised", "--provider", "cpu", "--json", "--html", out)
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and report["verdict"] == "passed", report["gates"]
-    jsonschema.validate(report, json.loads((Path(schemas.__path__[0]) / "parity.schema.json").read_text()))
+    validate(report, json.loads((Path(schemas.__path__[0]) / "parity.schema.json").read_text()))
     found = report["quantised"]
     assert len(found["weights"]) == 6 and found["unmatched"] == []
     packed = next(weight for weight in found["weights"] if "qkv" in weight["name"])
@@ -151,6 +154,7 @@ def test_a_graph_of_gptq_passes_as_a_whole(tmp_path: Path, quantise: Callable[[P
     assert all(weight.error > weight.known_good_error for weight in report.quantised.weights)
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_graph_is_not_hidden_by_the_loss(tmp_path: Path) -> None:
     """A wrong epsilon under int4: weights and loss are as usual, but the graph's own weights give other logits."""
     model = onnx.load(INT4)

@@ -34,6 +34,7 @@ def matrices(name: str) -> list[np.ndarray]:
     return [array for key, array in BUILDERS[name]().tensors.items() if V in array.shape and array.ndim == 2]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("form", ["gemm", "fused", "transpose"])
 @pytest.mark.parametrize("name", SHARED)
 def test_one_copy(tmp_path: Path, name: str, form: str) -> None:
@@ -46,6 +47,7 @@ def test_one_copy(tmp_path: Path, name: str, form: str) -> None:
 FORMS = ["gemm", "fused", "transpose"]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in sorted(SHARED) for f in FORMS])
 def test_same_bits(tmp_path: Path, name: str, form: str) -> None:
     """A default session gives the same bits before and after, empty batches included."""
