@@ -138,9 +138,35 @@ def test_signals_and_limits() -> None:
             assert "a run does not end within 0 s" in errors
 
 
+WORKERS = """
+import sys
+from tieconv import api
+from tieconv.onnx.session import child
+def endless(path):
+    while True: pass
+child.refusal, child.limits_for = endless, lambda stored: child.Limits(0.2, 1 << 40)
+for model in api.check(sys.argv[1:], jobs=2).models:
+    print(*[entry.finding.message for entry in model.findings])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or sys.version_info >= (3, 14), reason="the workers are forks on Linux")
+def test_workers_have_limits(tmp_path: Path) -> None:
+    """`check -j` opens a graph in a child with limits too, though a thread of each worker waits for its parent."""
+    graphs = [tmp_path / name / "model.onnx" for name in "ab"]
+    for graph in graphs:
+        graph.parent.mkdir()
+        graph.write_bytes(GRAPH.read_bytes())
+    lines = subprocess.run(
+        [sys.executable, "-c", WORKERS, *map(str, graphs)], check=True, capture_output=True, text=True, timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ).stdout.splitlines()  # fmt: skip
+    assert len(lines) == 2 and all("opening model.onnx does not end within" in line for line in lines), lines
+
+
 def test_results_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the work returns or raises is as without a child; a child that dies is one sentence."""
-    monkeypatch.setattr(child.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(child.threading, "enumerate", list)
     for module in ("torch", "onnxruntime"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     if sys.gettrace() or sys.getprofile() or sys.platform != "linux":

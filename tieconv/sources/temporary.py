@@ -21,6 +21,8 @@ from types import FrameType
 
 _PREFIX = "tieconv-temporary-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+PARENT_WATCH = "tieconv-parent-watch"
+"""Name of the thread of a worker that waits for the end of its parent, and then removes the directories."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _held: dict[str, tuple[int, int, int]] = {}
 """The descriptor with the lock, the process and the thread of each directory. A forked child inherits the table."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from tieconv.checkpoint.value_type import record
 from tieconv.gate.work.workers import Workers
-from tieconv.sources.temporary import remove_temporary
+from tieconv.sources.temporary import PARENT_WATCH, remove_temporary
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -199,7 +199,7 @@ def _prepare(environment: dict[str, str]) -> None:
         os.environ.update(environment)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # nohup, and `&` in a script: Ctrl-C is meant for others
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_end_with_parent, name=PARENT_WATCH, daemon=True).start()
 
 
 def _end_with_parent() -> None:

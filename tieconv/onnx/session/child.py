@@ -35,6 +35,7 @@ from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
 from tieconv.formats.onnx.scopes import label
 from tieconv.onnx.graph.packages import has_onnxruntime
 from tieconv.sources.local.files import open_files
+from tieconv.sources.temporary import PARENT_WATCH
 from tieconv.text import shown
 from tieconv.text import size as bytes_text
 
@@ -88,8 +89,10 @@ def limited(work: Callable[[], Result], limits: Callable[[], Limits], graph: str
     Raises `NotRunError` if the graph exceeds a limit, or if the child ends unexpectedly. Runs ``work`` in this process
     if a fork is not safe. That is so beside other threads, after an import of torch or ONNX Runtime, and in a debugger.
     """
-    threaded = threading.active_count() > 1 or "torch" in sys.modules or "onnxruntime" in sys.modules
-    if sys.platform != "linux" or threaded or sys.gettrace() or sys.getprofile():
+    # the thread that waits for the parent of a worker holds no lock
+    threads = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
+    unsafe = threads - {PARENT_WATCH} or "torch" in sys.modules or "onnxruntime" in sys.modules
+    if sys.platform != "linux" or unsafe or sys.gettrace() or sys.getprofile():
         return work()
     folder = tempfile.mkdtemp(prefix="tieconv-child-")
     status, result = os.pipe(), os.pipe()
