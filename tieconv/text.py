@@ -24,6 +24,16 @@ def shown(value: object, limit: int = _LIMIT) -> str:
     return _disarmed(text)
 
 
+def with_type(kind: str, words: str = "with model_type") -> str:
+    """Return ``with model_type llama``. Other words say that the type is missing, blank or not printable."""
+    if not kind:
+        return "without a model type"
+    if not kind.strip():
+        return "with a blank model type"
+    safe = shown(kind)
+    return f"with a model type that is not printable ({safe})" if "\\" in safe else f"{words} {safe}"
+
+
 def _escape(character: str) -> str:
     if character.isprintable() and not re.match(_INVISIBLE, character):
         return character

@@ -245,6 +245,8 @@ def test_parts_that_tieconv_does_not_understand(tmp_path: Path) -> None:
                 assert not any(finding.remedy for finding in evidence.findings), (case, tied)
                 continue
             assert codes == [("TIE012", "warning")], (case, tied, codes)
+            usual = "of the output head. " if len(names) > 1 else "may be the output head. "
+            assert f"{usual}LlamaForCausalLM has it under lm_head.weight." in evidence.findings[0].message, case
             assert evidence.config.effect.startswith("Unknown: "), case
             verbs = {
                 "retie": tieconv.plan_retie,

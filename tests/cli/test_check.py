@@ -539,6 +539,11 @@ def test_models_below_a_model_are_counted(models: Path, tmp_path: Path, monkeypa
     shutil.copytree(models / "llama-tied", tmp_path / "rel")
     shutil.copytree(models / "llama-diverged", tmp_path / "rel" / "checkpoint-100")
     monkeypatch.chdir(tmp_path)
+    both = shutil.copytree(models / "llama-tied", tmp_path / "both")
+    shutil.copy(models.parent / "exported" / "optimum-llama" / "model.onnx", both)
+    assert json.loads(ok("check --json both").stdout)["not_checked"] == ["both/model.onnx"]
+    answer = json.loads(run("check --json --recursive both").stdout)
+    assert [model["source"] for model in answer["models"]] == ["both", "both/model.onnx"] and not answer["not_checked"]
     for form in ("text", "json", "jsonl", "sarif", "github", "junit", "markdown"):
         result = ok("check --format", form, "rel")
         assert "checkpoint-100" in result.stdout or "1 model below was not checked" in result.stdout, form

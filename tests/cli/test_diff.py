@@ -259,6 +259,11 @@ def test_other_files_are_told_and_not_judged(pair) -> None:
         {"name": "README.md", "state": "only_a"},
         {"name": "tokenizer.json", "state": "distinct"},
     ]
+    assert not document["notes"]
+    (a / "onnx").mkdir()
+    (a / "onnx" / "model.onnx").write_bytes(b"a graph")
+    (note,) = diff(a, b)["notes"]
+    assert note == "these files may hold other models, which were not compared: onnx/model.onnx"
 
 
 def test_an_unknown_architecture_is_told(model) -> None:

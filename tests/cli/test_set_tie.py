@@ -60,7 +60,7 @@ def test_a_diverged_head_keeps_its_function(model, tmp_path: Path) -> None:
 def test_a_head_that_transformers_4_passed_over_is_told(model, line: str) -> None:
     """With the flag true it runs the embedding, with false the head that is stored: its logits change."""
     folder = model("llama-diverged")
-    note = f"the config says tied, but the stored {H} has other values"
+    note = f"the stored {H} differs from the embedding"
     assert note in run(line, folder).output
     configure(folder, tie_word_embeddings=False)
     assert note not in run(line, folder).output

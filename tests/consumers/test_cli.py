@@ -154,7 +154,23 @@ def test_reasons_have_no_hole(tmp_path: Path) -> None:
         model = save(tmp_path / str(place), flagged({**LLAMA, "model_type": kind}, True), llama())
         details = [entry.detail for entry in tieconv.inspect(model, consumers="all").consumers]
         assert not any("type  " in detail or detail.endswith("type ") for detail in details), (kind, details)
-        assert any("without a model type" in detail or 'of type " "' in detail for detail in details), (kind, details)
+        words = "with a blank model type" if kind == " " else "without a model type"
+        assert any(words in detail for detail in details), (kind, details)
+
+
+def test_a_model_type_that_no_reader_sees_is_described(tmp_path: Path) -> None:
+    """A blank type, and one of characters that a terminal hides, are called so in every sentence and the title."""
+    for place, (kind, words) in enumerate(
+        {" ": "with a blank model type", "\u202e": "is not printable (\\u202e)"}.items()
+    ):
+        model = save(tmp_path / str(place), flagged({**LLAMA, "model_type": kind}, True), llama())
+        for command in ("check", "inspect --consumers"):
+            text = run(command, model).output
+            assert words in text and "model_type  " not in text and "type \\u202e" not in text, (kind, text)
+        config = {"model_type": kind, "tie_word_embeddings": True}
+        model = save(tmp_path / f"{place} without a class", config, llama())
+        title = next(line for line in run("inspect", model).output.splitlines() if "safetensors, 1 weight file" in line)
+        assert (": no architecture declared," in title) is (kind == " "), title
 
 
 def test_a_refused_model_without_a_head_is_reported(tmp_path: Path) -> None:

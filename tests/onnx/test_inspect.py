@@ -501,3 +501,29 @@ def test_one_region_of_a_file_is_two_matrices_in_a_session(tmp_path: Path) -> No
     api.plan_graph_dedup(path).execute(tmp_path / "small.onnx")
     after = api.inspect(tmp_path / "small.onnx")
     assert after.checkpoint.graphs[0].session_bytes == TABLE.nbytes and not after.findings
+
+
+def test_what_the_default_depth_did_not_compare_in_a_graph(tmp_path: Path) -> None:
+    """A graph of a voice detector stores two equal networks, without an embedding or a head."""
+    weights = {f"w{number}": np.ones((200, 200), np.float32) for number in range(3)}
+    nodes = [helper.make_node("MatMul", [f"x{n}", f"w{n}"], [f"x{n + 1}"]) for n in range(3)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 200]) for name in ("x0", "x3")]
+    stored = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    sentence = "3 tensors were not compared with each other: --depth full compares them"
+    assert sentence in ok("inspect", path).stdout
+    document = json.loads(ok("inspect --json", path).stdout)
+    assert document["model"]["not_compared"] == {"tensors": 3, "bytes": 2 * 200 * 200 * 4}
+    assert sentence in run("check", path).stderr
+    assert "not_compared" not in ok("inspect --depth full --json", path).stdout
+    assert "ONX001" in run("check --depth full", path).stdout
+
+
+def test_the_nodes_answer_beside_a_config_of_another_program(tmp_path: Path) -> None:
+    """A config without a class, a model type and a tie flag says nothing about the graph."""
+    build("untied", tmp_path / "model.onnx")
+    for text in ("{}", '{"mask_token": "[mask]", "max_seq_length": 32}'):
+        (tmp_path / "config.json").write_text(text)
+        assert ok("inspect", tmp_path).stdout.startswith("Untied: the nodes of the graph say so.")

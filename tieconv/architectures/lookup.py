@@ -8,7 +8,7 @@ from typing import Any
 
 from tieconv.architectures import class_table as table
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
-from tieconv.text import shown
+from tieconv.text import shown, with_type
 
 _HEADLESS = (
     "ForSequenceClassification",
@@ -262,7 +262,7 @@ def subject(architecture: str, config: Mapping[str, object]) -> str:
     unusual = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
     name = f"the architecture {shown(architecture)}"
     if table.record(5, architecture) is not None and table.described(architecture, _type(config)) is None:
-        return f"{name} with model_type {shown(_type(config))}"
+        return f"{name} {with_type(_type(config))}"
     return name if unusual is None else f"{name} with a text part of type {shown(unusual)}"
 
 

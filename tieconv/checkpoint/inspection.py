@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from tieconv.version import VERSION
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding, Prediction
     from tieconv.checkpoint.quantised_matrix import DeclaredQuantisation, QuantisedTables
-    from tieconv.checkpoint.weight_file import StorageUse
+    from tieconv.checkpoint.weight_file import StorageUse, TensorRecord
 
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
@@ -105,6 +106,14 @@ class NotCompared:
 
     tensors: int
     bytes: int
+
+    @classmethod
+    def among(cls, left: Iterable[TensorRecord]) -> NotCompared | None:
+        """Return how many of the tensors that were not compared share a type and a shape; ``None`` without any."""
+        forms = Counter((record.dtype, record.shape, record.nbytes) for record in left)
+        groups = [(count, size) for (_, _, size), count in forms.items() if count > 1 and size]
+        wasted = sum((count - 1) * size for count, size in groups)
+        return cls(sum(count for count, _ in groups), wasted) if groups else None
 
     @property
     def counts(self) -> bool:

@@ -426,12 +426,14 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     family, named = inspection.family, inspection.config.architectures
     parts = unexplained(inspection)
     if parts:
-        maybe = (
-            "may be the output head or the input embedding" if len(parts) == 1 else "may be parts of the output head"
-        )
+        role, name = "output head", family.output_head
+        if inspection.head.input_embedding is None and inspection.quantised is None:
+            role, name = "input embedding", family.input_embedding
+        maybe = f"may be the {role}" if len(parts) == 1 else f"may be parts of the {role}"
+        usual = f". {shown(named[0])} has it under {shown(name)}" if name and family.trusted and named else ""
         yield guessed.finding(
-            f"{evidence.listed(parts)} {maybe}, and tieconv does not know {evidence.verb(parts, 'its', 'their')} form. "
-            "tieconv cannot predict how a loader reads this model, and commands that write refuse it.",
+            f"{evidence.listed(parts)} {maybe}{usual}. tieconv does not know this name or form, so it cannot predict "
+            "how a loader reads this model. Commands that write refuse it.",
             parts,
         )
         return
@@ -443,7 +445,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     subject = evidence.capital(known)
     if not names:
         yield guessed.finding(
-            f"{subject}. No tensor looks like an embedding, so nothing was compared.", level=Level.NOTE
+            f"{subject}. No tensor looks like an embedding, so there is no tie to look for.", level=Level.NOTE
         )
         return
     if not named and inspection.checkpoint.native in inspection.checkpoint.states:

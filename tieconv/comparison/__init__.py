@@ -10,6 +10,7 @@ from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
     Contrast,
+    FileDifference,
     OnlyHere,
     Side,
     TensorDifference,
@@ -18,7 +19,7 @@ from tieconv.checkpoint.results.comparison import (
 from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences
 from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
 from tieconv.inspection.declared import same_order, type_may_change
-from tieconv.text import count, shown
+from tieconv.text import count, listed, shown
 
 __all__ = ["compare"]
 
@@ -32,6 +33,7 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     matrices = matrix_differences(a, b, tensors, reader)
     config = compare_configs(a.checkpoint.config_values, b.checkpoint.config_values)
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
+    files = compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b)
     return Comparison(
         a=_side(a),
         b=_side(b),
@@ -40,9 +42,9 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
         equal=equal,
         tensors=tensors,
         config=config,
-        files=compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b),
+        files=files,
         bytes_compared=reader.bytes_read,
-        notes=tuple(_notes(a, b, config)),
+        notes=tuple(_notes(a, b, config, files)),
         matrices=matrices,
     )
 
@@ -141,9 +143,16 @@ def _reasons(
         yield "one has a config.json and the other none"
 
 
-def _notes(a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...]) -> Iterator[str]:
+_WEIGHTS = (".onnx", ".onnx_data", ".onnx.data", ".gguf", ".safetensors", ".bin", ".pt", ".pth")
+
+
+def _notes(
+    a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...], files: tuple[FileDifference, ...]
+) -> Iterator[str]:
     yield from untold(a)
     yield from untold(b)
+    if names := [difference.name for difference in files if difference.name.endswith(_WEIGHTS)]:
+        yield f"these files may hold other models, which were not compared: {listed(names, 3)}"
     if first_types := type_may_change(a.checkpoint, b.checkpoint):
         yield (
             f"a config has no dtype, and tensors have the types {', '.join(first_types)}. "

@@ -44,7 +44,7 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
         return (source,)
     if not recursive and _holds_weights(source) and not _is_collection(source):
         return _each_gguf(source)
-    below = tuple(model for directory in _below(source) for model in _each_gguf(directory))
+    below = tuple(model for directory in _below(source) for model in (*_each_gguf(directory), *_graphs(directory)))
     return below or (source,)
 
 
@@ -59,6 +59,13 @@ def _each_gguf(path: str) -> tuple[str, ...]:
         return (path,)
     whole = any(is_weight(name) and not name.endswith(".gguf") for name in names)
     return (*((path,) if whole else ()), *(os.path.join(path, name) for name in models))
+
+
+def _graphs(directory: str) -> tuple[str, ...]:
+    """Return the graphs in a directory whose model is in another format."""
+    weights = [name for name in _names(directory) if is_weight(name)]
+    graphs = [name for name in weights if name.endswith(".onnx")]
+    return tuple(os.path.join(directory, name) for name in graphs) if len(graphs) < len(weights) else ()
 
 
 def _is_collection(directory: str) -> bool:

@@ -59,9 +59,11 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
 
 
 def _below(inspection: Inspection) -> tuple[str, ...]:
-    """Return the directories below a model that hold other weights, such as the checkpoints of a run."""
-    paths = (os.path.split(name) for name in inspection.checkpoint.companions)
-    return tuple(sorted({directory for directory, name in paths if directory and is_weight(name)}))
+    """Return the directories below a model that hold other weights, and the graphs beside its weights."""
+    names = inspection.checkpoint.companions
+    paths = (os.path.split(name) for name in names)
+    directories = {directory for directory, name in paths if directory and is_weight(name)}
+    return tuple(sorted(directories | {name for name in names if "/" not in name and name.endswith(".onnx")}))
 
 
 def _unread(inspection: Inspection) -> tuple[str, ...]:

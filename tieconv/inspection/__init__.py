@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -184,12 +183,7 @@ def _not_compared(
         return None
     reads = depth is Depth.CANDIDATES and not is_sampled(reader)
     compared = {record.name for record in _candidates(tensors, view, depth)} if reads else played
-    left = [record for name, record in tensors.items() if name not in compared]
-    forms = [(record.dtype, record.shape) for record in left]
-    of_form = dict(zip(forms, left, strict=True))
-    groups = [(count, size) for form, count in Counter(forms).items() if count > 1 and (size := of_form[form].nbytes)]
-    wasted = sum((count - 1) * size for count, size in groups)
-    return NotCompared(sum(count for count, _ in groups), wasted) if groups else None
+    return NotCompared.among([record for name, record in tensors.items() if name not in compared])
 
 
 def _without_proved(candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...]) -> tuple[TensorRecord, ...]:

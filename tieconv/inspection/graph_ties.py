@@ -8,7 +8,7 @@ from dataclasses import replace
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.graph_structure import GraphRecord, MatrixRead, QuantisedRead
-from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, State
+from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, NotCompared, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.checkpoint.relation import Aliased, Canonical
@@ -31,8 +31,13 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     tensors = checkpoint.tensors
     family = find(checkpoint.config_values, {})
     config = view_config(checkpoint.config_values, family) if checkpoint.config else None
+    if config and not (config.architectures or config.model_type or any(entry.present for entry in config.declared)):
+        config = None  # the config of another program
     ties = tuple(_ties(checkpoint.graphs, tensors, reader, depth, config))
-    duplicates = tuple(_duplicates(checkpoint, tensors, ties, reader, depth))
+    candidates = _candidates(checkpoint, tensors, reader, depth)
+    duplicates = tuple(_duplicates(checkpoint, candidates, ties, reader))
+    compared = {record.name for record in candidates} | {member.name for tie in ties for member in tie.members}
+    left = [record for name, record in tensors.items() if name not in compared]
     stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     inspection = Inspection(
@@ -46,6 +51,7 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
         bytes_stored=stored,
         bytes_unique=max(stored - wasted, 0),
         bytes_read=getattr(reader, "bytes_read", 0),
+        not_compared=None if depth is Depth.FULL else NotCompared.among(left),
     )
     inspection = _with_quantised(inspection, reader)
     return replace(inspection, config=_answered(config, inspection))
@@ -197,9 +203,8 @@ def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> R
 
 
 def _duplicates(
-    checkpoint: Checkpoint, tensors: Tensors, ties: tuple[Tie, ...], reader: ByteReader, depth: Depth
+    checkpoint: Checkpoint, candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...], reader: ByteReader
 ) -> Iterator[Duplicate]:
-    candidates = _candidates(checkpoint, tensors, reader, depth)
     if len(candidates) < 2:
         return
     from tieconv.inspection.duplicates import find_duplicates

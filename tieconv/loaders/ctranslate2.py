@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables, transformers5
-from tieconv.loaders.evidence import of_type
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
-from tieconv.text import shown
+from tieconv.text import shown, with_type
 
 _LOADER = "ctranslate2"
 _NEEDED = "normalize_before"
@@ -31,7 +30,7 @@ def _refused(inspection: Inspection) -> Refusal | None:
     family, config = inspection.family, inspection.checkpoint.config_values
     model_type = str(config.get("model_type") or "")
     if model_type not in release_tables.names(_LOADER, "types"):
-        return Refusal(Cause.CONFIG, f"CTranslate2 4.8 does not convert models {of_type(model_type)}")
+        return Refusal(Cause.CONFIG, f"CTranslate2 4.8 does not convert models {with_type(model_type, 'of type')}")
     kind = release_tables.kind(_LOADER, family.architecture)
     if kind == "lacks a setting":
         sentence = f"CTranslate2 4.8 reads a setting of {shown(family.architecture)} that transformers 5.23 lacks"

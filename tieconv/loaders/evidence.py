@@ -40,7 +40,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import fits
 from tieconv.loaders import release_tables
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
-from tieconv.text import in_words, shown
+from tieconv.text import in_words, shown, with_type
 
 # The embedding, the head and its bias in the files of a model.
 
@@ -518,14 +518,7 @@ def known_pair(
         return kind, pair
     if model_type is None:
         return unmeasured(inspection, loader)
-    return unknown(f"tieconv has no measurement of {loader} for models {of_type(family.model_type)}")
-
-
-def of_type(kind: str) -> str:
-    """Return ``of type llama``; a type that a reader cannot see is in quotes."""
-    if not kind:
-        return "without a model type"
-    return f"of type {shown(kind)}" if kind.strip() else f'of type "{shown(kind)}"'
+    return unknown(f"tieconv has no measurement of {loader} for models {with_type(family.model_type, 'of type')}")
 
 
 def unmeasured(inspection: Inspection, loader: str) -> Refusal:
@@ -534,7 +527,7 @@ def unmeasured(inspection: Inspection, loader: str) -> Refusal:
 
 
 def _class_name(family: Family) -> str:
-    kind = f" with model_type {shown(family.model_type)}" if family.since and family.model_type else ""
+    kind = f" {with_type(family.model_type)}" if family.since and family.model_type else ""
     return f"{shown(family.architecture)}{kind}" if family.architecture else "a config without a class"
 
 

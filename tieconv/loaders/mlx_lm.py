@@ -31,7 +31,7 @@ from tieconv.loaders.evidence import (
 )
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, missing, stopped, unknown
-from tieconv.text import in_words, shown
+from tieconv.text import in_words, shown, with_type
 
 _LOADER = "mlx-lm"
 _PATTERN = "model*.safetensors"
@@ -164,7 +164,7 @@ def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
     if family_type and renamed.get(family_type, family_type) != file:
         return unknown(f"the config names the class {shown(inspection.family.architecture)} of another model type")
     if file not in names:
-        return Refusal(Cause.CONFIG, f"mlx-lm {release} does not have the model type {shown(model_type)}")
+        return Refusal(Cause.CONFIG, f"mlx-lm {release} has no model {with_type(model_type, 'of type')}")
     nested = release_tables.by_type(tables, "nested").get(file)
     if not isinstance(whole.get(_TEXT, {}), Mapping) or (nested == "required" and _TEXT not in whole):
         return Refusal(Cause.CONFIG, f"the config has no {_TEXT}, and mlx-lm requires it")

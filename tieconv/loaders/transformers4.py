@@ -25,14 +25,13 @@ from tieconv.loaders.evidence import (
     head_pair,
     in_file,
     misshapen,
-    of_type,
     stored_bias,
     two_vocabularies,
     without_tensors,
 )
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
 from tieconv.loaders.transformers_files import by_name
-from tieconv.text import shown
+from tieconv.text import shown, with_type
 
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
 
@@ -249,7 +248,7 @@ def _without_class(inspection: Inspection, version: str) -> Refusal:
     if version == "4.48" and unmeasured_448(family):
         part = f" with a text part of type {shown(family.part.model_type)}" if family.part is not None else ""
         return unknown(f"tieconv has no measurement of transformers 4.48 for {shown(family.architecture)}{part}")
-    sentence = f"transformers {version} has no model {of_type(family.model_type)}"
+    sentence = f"transformers {version} has no model {with_type(family.model_type, 'of type')}"
     if "auto_map" in inspection.checkpoint.config_values:
         return unknown(f"{sentence}, and the model has code that tieconv does not run")
     return Refusal(Cause.CLASS, sentence)

@@ -25,12 +25,11 @@ from tieconv.loaders.evidence import (
     head_pair,
     in_file,
     misshapen,
-    of_type,
     without_tensors,
 )
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.loaders.transformers_files import by_name
-from tieconv.text import in_words, shown
+from tieconv.text import in_words, shown, with_type
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 RELEASE_50 = "transformers-5.0"
@@ -159,7 +158,7 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
     kind, config = inspection.config.model_type, inspection.checkpoint.config_values
     if kind and not inspection.family.trusted and kind not in newer_release()["known"] and "auto_map" not in config:
         release = newer_release()["transformers"]
-        yield Refusal(Cause.CLASS, f"transformers {release} has no model {of_type(kind)}")
+        yield Refusal(Cause.CLASS, f"transformers {release} has no model {with_type(kind, 'of type')}")
     files = by_name(inspection)
     if files is not None:
         yield files

@@ -7,6 +7,7 @@ from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.loaders import release_tables
 from tieconv.loaders.load import TRANSFORMERS_4, load, releases
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, refuse
@@ -64,16 +65,20 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     return -exponent
 
 
-def apart_note(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, ...]:
-    """Return the note about a stored member that differs, if transformers 4 or 5 reads the config as tied."""
+def apart_note(inspection: Inspection, tie: Tie, member: Member, *, keep_flag: bool = False) -> tuple[Note, ...]:
+    """Return the note about a stored member that differs, if transformers 4 or 5 reads the config as tied.
+
+    The note describes the model as the plan leaves it. Without ``keep_flag`` the new config says untied.
+    """
     if not tie.declared and not (tie.gated and reading_v4(inspection)):
         return ()
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
-    says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
-    fact = f"{says}, but the stored {shown(member.name)} has other values ({difference_clause(member)})"
-    ignores = ", transformers 4 ignores it only while it reads the config as tied" if discarded else ""
-    text = f"{fact}. It stays as stored: transformers 5 uses it{ignores}"
+    always = inspection.family.text_type in release_tables.names("transformers-4.57", "always tied")
+    fact = f"the stored {shown(member.name)} differs from the embedding ({difference_clause(member)})"
+    then = "" if always or keep_flag else ". With the new config, transformers 4 uses it too"
+    text = f"{fact}. It stays as stored, and transformers 5 uses it"
+    text += (then or ". transformers 4 ignores it") if discarded else ""
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 
 

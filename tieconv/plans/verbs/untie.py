@@ -49,7 +49,7 @@ def plan_untie(
     if flips and not exponent and (sentence := always_tied(inspection)):
         refuse(sentence, f"write a copy and leave the flag: {again(inspection, 'untie', '--keep-flag')}", "tie.always")
     for tie in inspection.ties:
-        notes += _separate(edits, inspection, tie, exponent)
+        notes += _separate(edits, inspection, tie, exponent, keep_flag)
     if keep_flag and inspection.config.effective:
         notes += _keep_copies(edits, inspection)
     notes += biases.apply(edits, inspection, bias, tied=keep_flag and inspection.config.effective)
@@ -71,7 +71,7 @@ def plan_untie(
     )
 
 
-def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> tuple[Note, ...]:
+def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int, keep_flag: bool) -> tuple[Note, ...]:
     """Store the absent names of one group, except names that the class always shares."""
     tensors = inspection.checkpoint.tensors
     source = tensors[next(member.name for member in tie.members if member.state is State.CANONICAL)]
@@ -87,7 +87,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
                     "store it in the shape of the embedding first",
                     "untie.shape",
                 )
-            notes += apart_note(inspection, tie, member)
+            notes += apart_note(inspection, tie, member, keep_flag=keep_flag)
         origin = _origin(inspection, tie, member, source)
         if is_head and exponent:
             # Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag.

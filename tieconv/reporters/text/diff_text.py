@@ -140,7 +140,9 @@ def _config(difference: ConfigDifference) -> tuple[str, ...]:
 def _value(value: object, present: bool) -> str:
     if not present:
         return "absent"
-    return str(value).lower() if isinstance(value, bool) or value is None else shown(value, 60)
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f'"{shown(value, 60)}"' if isinstance(value, str) and not value.strip() else shown(value, 60)
 
 
 def _verdict(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:

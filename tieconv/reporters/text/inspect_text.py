@@ -49,7 +49,7 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
 
 def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     checkpoint, config = inspection.checkpoint, inspection.config
-    named = listed(config.architectures, 3) or shown(config.model_type)
+    named = listed(config.architectures, 3) or shown(config.model_type.strip())
     architecture = named or "no architecture declared"
     files = count(len(checkpoint.files), "weight file") if inspection.live is None else "not saved"
     title = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
