@@ -26,10 +26,8 @@ def shown(value: object, limit: int = _LIMIT) -> str:
 
 def with_type(kind: str, words: str = "with model_type") -> str:
     """Return ``with model_type llama``. Other words say that the type is missing, blank or not printable."""
-    if not kind:
-        return "without a model type"
     if not kind.strip():
-        return "with a blank model type"
+        return "with a blank model type" if kind else "without a model type"
     safe = shown(kind)
     return f"with a model type that is not printable ({safe})" if "\\" in safe else f"{words} {safe}"
 

@@ -52,7 +52,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
     return CheckedModel(
         path,
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
-        unread=_unread(inspection),
+        unread=tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD),
         below=_below(inspection),
         not_compared=left.tensors if (left := inspection.not_compared) and left.counts else 0,
     )
@@ -61,14 +61,8 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
 def _below(inspection: Inspection) -> tuple[str, ...]:
     """Return the directories below a model that hold other weights, and the graphs beside its weights."""
     names = inspection.checkpoint.companions
-    paths = (os.path.split(name) for name in names)
-    directories = {directory for directory, name in paths if directory and is_weight(name)}
+    directories = {os.path.dirname(name) for name in names if "/" in name and is_weight(os.path.basename(name))}
     return tuple(sorted(directories | {name for name in names if "/" not in name and name.endswith(".onnx")}))
-
-
-def _unread(inspection: Inspection) -> tuple[str, ...]:
-    """Return the tied names whose equality is unknown because too few of their bytes were read."""
-    return tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD)
 
 
 def check_models(
@@ -102,13 +96,9 @@ def report_of(models: tuple[CheckedModel, ...], policy: Policy, notes: tuple[str
 
 def in_memory_too(report: CheckReport, policy: Policy, inspections: Iterable[Inspection]) -> CheckReport:
     """Return the report with models in memory before its models. They have no path for a setting or a baseline."""
-    models = [_judged(policy, inspection) for inspection in inspections]
+    named = ((inspection, inspection.checkpoint.source) for inspection in inspections)
+    models = [policy.judge(examine(lambda _, it=it: it, name), name) for it, name in named]  # type: ignore[misc]
     return replace(report, models=(*models, *report.models))
-
-
-def _judged(policy: Policy, inspection: Inspection) -> CheckedModel:
-    name = inspection.checkpoint.source
-    return policy.judge(examine(lambda _: inspection, name), name)
 
 
 def _examined(

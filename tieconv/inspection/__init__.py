@@ -132,7 +132,8 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     from tieconv.checkpoint.relation.proved import Identical
     from tieconv.inspection.equality import has_nan
 
-    if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
+    canonical = next(member.name for member in tie.members if member.state is State.CANONICAL)
+    if not tie.declared or not has_nan(reader, tensors[canonical]):
         return tie
     marked = {
         member.name: replace(member, relation=replace(member.relation, nan=True))
@@ -140,10 +141,6 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
         if isinstance(member.relation, Identical)
     }
     return replace(tie, members=tuple(marked.get(member.name, member) for member in tie.members))
-
-
-def _reference(tie: Tie) -> str:
-    return next(member.name for member in tie.members if member.state is State.CANONICAL)
 
 
 def _duplicates(
@@ -171,7 +168,8 @@ def _candidates(tensors: Mapping[str, TensorRecord], view: Head, depth: Depth) -
     """Return the tensors to search for duplicates: all, or those shaped like the embeddings."""
     if depth is Depth.FULL:
         return tuple(tensors.values())
-    shapes = _candidate_shapes(view)
+    shapes = {part.shape for part in (view.input_embedding, view.output_head) if part and part.shape}
+    shapes |= {shape[::-1] for shape in shapes}
     return tuple(record for record in tensors.values() if record.shape in shapes)
 
 
@@ -201,9 +199,3 @@ def _without_proved(candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...])
 
 def _names(tie: Tie) -> set[str]:
     return {member.name for member in tie.members}
-
-
-def _candidate_shapes(view: Head) -> set[tuple[int, ...]]:
-    """Return the shapes of the input and output embedding, and their transposes."""
-    shapes = {part.shape for part in (view.input_embedding, view.output_head) if part and part.shape}
-    return shapes | {shape[::-1] for shape in shapes}

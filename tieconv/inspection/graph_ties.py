@@ -112,23 +112,13 @@ def _ties(
     graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth, config: ConfigView | None
 ) -> Iterator[Tie]:
     for graph in graphs:
-        if graph.embedding is not None and graph.head is not None:
-            yield _tie(graph.embedding, graph.head, tensors, reader, depth, config)
+        if (embedding := graph.embedding) is not None and (head := graph.head) is not None:
+            one = head.name == embedding.name
+            compared = None if one else _relation(embedding, head, tensors, reader, depth)
+            yield _made(embedding.name, head.name, compared, tensors, config)
         elif (pair := quantised_pair(graph)) is not None:
             relation = relate_quantised(*pair, tensors, reader, depth)
             yield _made(pair[0].name, pair[1].name, relation, tensors, config, extra=wasted(relation, *pair, tensors))
-
-
-def _tie(
-    embedding: MatrixRead,
-    head: MatrixRead,
-    tensors: Tensors,
-    reader: ByteReader,
-    depth: Depth,
-    config: ConfigView | None,
-) -> Tie:
-    relation = None if head.name == embedding.name else _relation(embedding, head, tensors, reader, depth)
-    return _made(embedding.name, head.name, relation, tensors, config)
 
 
 def _made(
@@ -282,7 +272,7 @@ def _same(left: QuantisedRead, right: QuantisedRead) -> bool:
 
 
 def relate_quantised(
-    left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
+    left: QuantisedRead, right: QuantisedRead, tensors: Tensors, reader: ByteReader, depth: Depth
 ) -> Aliased | Identical | Unread | None:
     """Return how the head relates to the embedding; ``None`` if they read the same initializers.
 
@@ -303,18 +293,10 @@ def relate_quantised(
 
 
 def wasted(
-    relation: Aliased | Identical | Unread | None,
-    left: QuantisedRead,
-    right: QuantisedRead,
-    tensors: Mapping[str, TensorRecord],
+    relation: Aliased | Identical | Unread | None, left: QuantisedRead, right: QuantisedRead, tensors: Tensors
 ) -> int:
     """Return the bytes of equal scales and zero points that are stored twice."""
     if not isinstance(relation, Identical):
         return 0
-    return sum(_twice(left, right, tensors))
-
-
-def _twice(left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord]) -> Iterator[int]:
-    for a, b in zip(left.parts[1:], right.parts[1:], strict=True):
-        if tensors[a].range != tensors[b].range:
-            yield tensors[b].nbytes
+    pairs = zip(left.parts[1:], right.parts[1:], strict=True)
+    return sum(tensors[b].nbytes for a, b in pairs if tensors[a].range != tensors[b].range)

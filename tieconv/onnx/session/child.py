@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, Checkpoint, Files
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.index_rules import reader_refuses
 from tieconv.errors import NotRunError, RefusedError, TieconvError
@@ -208,7 +208,7 @@ def _suspect(path: str, operators: tuple[str, ...]) -> str:
         if not name.endswith(".onnx"):
             continue
         with suppress(TieconvError), open_files(os.path.abspath(root or ".")) as files:
-            model = read_model(Wire(partial(_pread, files, name), files.state(name).size, name, "ONNX graph"))
+            model = read_model(Wire(partial(files.pread, name), files.state(name).size, name, "ONNX graph"))
             sides = {tensor.name: tensor.raw for tensor in model.graph.initializers if tensor.kind == _INT64}
             for node, index in _nodes(model.graph):
                 if node.standard in operators:
@@ -219,10 +219,6 @@ def _suspect(path: str, operators: tuple[str, ...]) -> str:
                     suspects.append((-elements, operators.index(node.standard), text))
     listed = ", ".join(text for *_, text in sorted(suspects)[:_NAMED])
     return f"; look at {listed}" if listed else ""
-
-
-def _pread(files: Files, name: str, count: int, offset: int) -> bytes:
-    return files.pread(name, count, offset)
 
 
 def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
