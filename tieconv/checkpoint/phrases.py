@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from tieconv.checkpoint.relation import Absent, Aliased, Canonical
-from tieconv.checkpoint.relation.proved import (
-    Cast,
-    Different,
-    Empty,
-    Identical,
-    Near,
-    OtherBytes,
-    OtherSample,
-    OtherShape,
-    Relation,
-    RowFigures,
-    Scaled,
-    Transposed,
-    Unread,
-)
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
 from tieconv.checkpoint.tie_group import Member
 from tieconv.text import count, shown
 
@@ -31,19 +16,19 @@ _RANGES = 4
 def difference(member: Member, noun: str = "rows") -> str:
     """Return how a member differs from its group's reference, such as ``in row 7 of 8, by at most 0.5``."""
     match member.relation:
-        case OtherShape(shape=shape, canonical_shape=canonical):
+        case proved.OtherShape(shape=shape, canonical_shape=canonical):
             return f"the shapes are {list(shape)} and {list(canonical)}"
-        case Transposed():
+        case proved.Transposed():
             return "it is the transpose"
-        case Cast(exact=exact):
+        case proved.Cast(exact=exact):
             return f"equal after a cast, {shown(exact)} holds the full precision"
-        case Scaled(factor=factor):
+        case proved.Scaled(factor=factor):
             return f"it is {factor} times as large"
-        case Near(figures=figures) | Different(figures=figures):
+        case proved.Near(figures=figures) | proved.Different(figures=figures):
             return "only in the sign of zeros" if figures.sign_of_zero_only else _rows(figures, noun)
-        case OtherBytes(reason=reason) | Unread(reason=reason):
+        case proved.OtherBytes(reason=reason) | proved.Unread(reason=reason):
             return shown(reason) or "in their bytes"
-        case Canonical() | Absent() | Aliased() | Identical() | Empty() | OtherSample():
+        case Canonical() | Absent() | Aliased() | proved.Identical() | proved.Empty() | proved.OtherSample():
             return "in their bytes"
         case _:
             assert_never(member.relation)
@@ -55,7 +40,7 @@ def difference_clause(member: Member) -> str:
     return f"they differ {phrase}" if phrase.startswith(("in ", "only in ")) else phrase
 
 
-def _rows(figures: RowFigures, noun: str) -> str:
+def _rows(figures: proved.RowFigures, noun: str) -> str:
     differing, rows, ranges = figures.rows_differing, figures.rows, figures.row_ranges
     where = f"in {differing:,} of {rows:,} {noun}"
     if 0 < differing < rows and 0 < len(ranges) <= _RANGES:
@@ -69,57 +54,57 @@ def _range(start: int, end: int) -> str:
     return f"{start}–{end - 1}" if end - start > 1 else str(start)
 
 
-def figures(relation: Relation) -> str:
+def figures(relation: proved.Relation) -> str:
     """Return what was proved of a tensor that is not the canonical one; empty if the state needs no figures."""
     match relation:
         case Canonical() | Absent() | Aliased():
             return ""
-        case Identical():
+        case proved.Identical():
             compared = "the files have the same hash" if relation.by else "every byte compared"
             return f"{compared}, contains NaN" if relation.nan and not relation.by else compared
-        case Transposed():
+        case proved.Transposed():
             return "every element compared"
-        case Cast(exact=exact, lossless=lossless):
+        case proved.Cast(exact=exact, lossless=lossless):
             return f"{'lossless, ' if lossless else ''}{shown(exact)} holds the full precision"
-        case Scaled(factor=factor):
+        case proved.Scaled(factor=factor):
             precision = "exactly" if relation.exact else f"within {relation.max_ulp} ulp"
             return f"{precision} {factor} times the canonical tensor"
-        case OtherShape(shape=shape, canonical_shape=canonical):
+        case proved.OtherShape(shape=shape, canonical_shape=canonical):
             return f"the shapes are {list(shape)} and {list(canonical)}"
-        case Near() | Different() | Empty() | OtherBytes() | OtherSample():
+        case proved.Near() | proved.Different() | proved.Empty() | proved.OtherBytes() | proved.OtherSample():
             return measured(relation)
-        case Unread(reason=reason):
+        case proved.Unread(reason=reason):
             return shown(reason)
         case _:
             assert_never(relation)
 
 
-def measured(relation: Relation) -> str:
+def measured(relation: proved.Relation) -> str:
     """Return the figures of a difference for a table: rows, ulp, the largest difference; without figures, the reason.
 
     Distinct tensors get the cosine instead of the ulp, which counts to billions across a zero.
     """
     match relation:
-        case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:
+        case proved.Near(figures=figures) | proved.Different(figures=figures) if figures.sign_of_zero_only:
             return "only the sign of zeros differs"
-        case Near(figures=figures):
+        case proved.Near(figures=figures):
             ulp = () if figures.max_ulp is None else (f"max {figures.max_ulp:,} ulp",)
             return ", ".join(_measures(figures, *ulp))
-        case Different(figures=figures, cosine=cosine):
+        case proved.Different(figures=figures, cosine=cosine):
             return ", ".join(_measures(figures, *(() if cosine is None else (f"cosine {cosine:.2g}",))))
-        case OtherSample(ranges_differing=ranges):
+        case proved.OtherSample(ranges_differing=ranges):
             return f"its bytes {', '.join(f'{start:,} to {end:,}' for start, end in ranges)} differ"
-        case OtherBytes(reason=reason) | Unread(reason=reason):
+        case proved.OtherBytes(reason=reason) | proved.Unread(reason=reason):
             return shown(reason) or "its bytes differ"
-        case OtherShape() | Empty() | Scaled() | Cast() | Transposed():
+        case proved.OtherShape() | proved.Empty() | proved.Scaled() | proved.Cast() | proved.Transposed():
             return "its bytes differ"
-        case Canonical() | Absent() | Aliased() | Identical():
+        case Canonical() | Absent() | Aliased() | proved.Identical():
             return "its bytes differ"
         case _:
             assert_never(relation)
 
 
-def _measures(figures: RowFigures, *similarity: str) -> Iterator[str]:
+def _measures(figures: proved.RowFigures, *similarity: str) -> Iterator[str]:
     yield f"{figures.rows_differing:,} of {figures.rows:,} rows differ"
     yield from similarity
     if figures.max_abs is not None:

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tieconv.checkpoint import graph_structure
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.graph_plan import RUNTIMES
-from tieconv.checkpoint.graph_structure import (
-    MIN_ELEMENTS,
-    OLDEST_IR,
-    OLDEST_OPSET,
-    OLDEST_QUANTISED_OPSET,
-    GraphRecord,
-    Latent,
-    MatrixUse,
-    near_homes,
-)
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import Cast, Transposed
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
@@ -25,7 +16,7 @@ from tieconv.checks import evidence
 from tieconv.checks.evidence import rule
 from tieconv.text import shown, size
 
-LARGE = 16 * MIN_ELEMENTS
+LARGE = 16 * graph_structure.MIN_ELEMENTS
 """The fewest elements of a copy outside the head that a finding reports, in every type."""
 
 _EQUAL = frozenset({State.IDENTICAL, State.TRANSPOSED})
@@ -134,7 +125,7 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
     # Pairs with a NaN are reported by ONX004.
     tensors = inspection.checkpoint.tensors
     for tie, member in heads(inspection):
-        counts = tensors[tie.canonical].elements >= MIN_ELEMENTS
+        counts = tensors[tie.canonical].elements >= graph_structure.MIN_ELEMENTS
         if (is_copy(member) or member.state is State.ALIASED) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
@@ -229,7 +220,7 @@ def latent_copy(inspection: Inspection) -> Iterator[Finding]:
                 yield _report(inspection, latent)
 
 
-def _report(inspection: Inspection, latent: Latent) -> Finding:
+def _report(inspection: Inspection, latent: graph_structure.Latent) -> Finding:
     codes = {read.name for graph in inspection.checkpoint.graphs for read in graph.quantised if read.parts}
     shareable = latent.operators == ("Transpose",) or (latent.operators == ("Reshape",) and latent.name in codes)
     operators = " and the ".join(dict.fromkeys(latent.operators))
@@ -336,27 +327,29 @@ class Outcome:
 class _Read:
     """A node's read of one copy: ``turned`` relative to the first copy, in the type ``dtype``."""
 
-    use: MatrixUse
+    use: graph_structure.MatrixUse
     turned: bool
     dtype: str
 
 
-def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
+def shared(
+    tensors: Mapping[str, TensorRecord], graph: graph_structure.GraphRecord, copies: Mapping[str, bool]
+) -> Outcome:
     """Return what `dedup` does with ``copies``, a map from names to whether each is transposed."""
     records = [tensors[name] for name in copies]
     why = _whole_graph(graph) or next((reason for copy in records if (reason := _alone(graph, copy))), "")
     if why:
         return Outcome(why)
     if _is_quantised_pair(graph, copies):
-        old = graph.opset < OLDEST_QUANTISED_OPSET
-        return Outcome(f"opset {graph.opset} is older than {OLDEST_QUANTISED_OPSET}" if old else "")
+        old = graph.opset < graph_structure.OLDEST_QUANTISED_OPSET
+        return Outcome(f"opset {graph.opset} is older than {graph_structure.OLDEST_QUANTISED_OPSET}" if old else "")
     shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}
     if len(shapes) > 1:
         return Outcome("they are stored in two shapes")
     uses = {name: [use for use in graph.uses if use.name == name] for name in copies}
     paths = [{use.path for use in read} or {()} if all(use.packed for use in read) else set() for read in uses.values()]
     names = list(copies)
-    homes = [{names[index]: copies[names[index]] for index in some} for _, some in near_homes(paths)]
+    homes = [{names[index]: copies[names[index]] for index in some} for _, some in graph_structure.near_homes(paths)]
     outcomes = [_in_one_home(tensors, graph, some) for some in homes if len(some) > 1 or len(copies) == 1]
     done = [outcome for outcome in outcomes if not outcome.why]
     if not done:
@@ -365,7 +358,9 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
     return Outcome(rounds=any(outcome.rounds for outcome in done), rest=rest)
 
 
-def _in_one_home(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
+def _in_one_home(
+    tensors: Mapping[str, TensorRecord], graph: graph_structure.GraphRecord, copies: Mapping[str, bool]
+) -> Outcome:
     """Return what `dedup` does with copies that one subgraph can hold."""
     records = [tensors[name] for name in copies]
     types = list(dict.fromkeys(record.dtype for record in records))
@@ -384,21 +379,21 @@ def _in_one_home(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies
     return Outcome(rounds=left and any(read.turned != chosen[0] for read in reads))
 
 
-def _is_quantised_pair(graph: GraphRecord, copies: Mapping[str, bool]) -> bool:
+def _is_quantised_pair(graph: graph_structure.GraphRecord, copies: Mapping[str, bool]) -> bool:
     """Return whether the copies are the codes of an embedding and a head that are quantised in blocks."""
     pair = {read.name: read.operator for read in graph.quantised if read.parts}
     return set(copies) <= set(pair) and "GatherBlockQuantized" in pair.values()
 
 
-def _whole_graph(graph: GraphRecord) -> str:
-    if graph.opset < OLDEST_OPSET:
-        return f"opset {graph.opset} is older than {OLDEST_OPSET}"
-    if graph.ir_version < OLDEST_IR:
-        return f"IR version {graph.ir_version} is older than {OLDEST_IR}"
+def _whole_graph(graph: graph_structure.GraphRecord) -> str:
+    if graph.opset < graph_structure.OLDEST_OPSET:
+        return f"opset {graph.opset} is older than {graph_structure.OLDEST_OPSET}"
+    if graph.ir_version < graph_structure.OLDEST_IR:
+        return f"IR version {graph.ir_version} is older than {graph_structure.OLDEST_IR}"
     return "the graph has sparse tensors" if graph.sparse else ""
 
 
-def _alone(graph: GraphRecord, record: TensorRecord) -> str:
+def _alone(graph: graph_structure.GraphRecord, record: TensorRecord) -> str:
     """Return why one copy cannot be shared; empty if it can."""
     if record.name in graph.overridable:
         return f"{shown(record.name)} is an input of the graph, so a caller may replace it"

@@ -18,20 +18,9 @@ from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
 from tieconv.errors import RefusedError
+from tieconv.inspection import view_reader
 from tieconv.inspection.equality import is_known_equal, relate_cast, transposable, transposed
 from tieconv.inspection.storage import sharing
-from tieconv.inspection.view_reader import (
-    ANNOUNCED,
-    BLOCK,
-    SAMPLE,
-    Piece,
-    announce,
-    announced,
-    read,
-    readable,
-    sample_pieces,
-    stored_pieces,
-)
 from tieconv.text import shown
 
 _EDGE_ELEMENTS = 4
@@ -57,7 +46,7 @@ def find_duplicates(
     is what need not be stored; for a cast, the narrower side. Raises what the reader raises.
     """
     reported = _Known(known)
-    reader, tensors = readable(reader, tensors)
+    reader, tensors = view_reader.readable(reader, tensors)
     large = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
     classes = sorted((_by_name(group) for group in equal_classes(reader, large)), key=lambda group: group[0].name)
     duplicates = [
@@ -141,10 +130,10 @@ def _has_partners(bucket: Sequence[_Class]) -> bool:
 
 
 def _end_elements(reader: ByteReader, tensor: TensorRecord) -> Hashable:
-    return tuple(bytes(read(reader, *end)) for end in _ends(tensor, 1))
+    return tuple(bytes(view_reader.read(reader, *end)) for end in _ends(tensor, 1))
 
 
-def _ends(tensor: TensorRecord, elements: int) -> tuple[Piece, Piece]:
+def _ends(tensor: TensorRecord, elements: int) -> tuple[view_reader.Piece, view_reader.Piece]:
     """Return the first and the last ``elements`` elements."""
     size = min(elements, tensor.elements) * (BITS[tensor.dtype] // 8)
     return (tensor.range, 0, size), (tensor.range, tensor.nbytes - size, size)
@@ -152,8 +141,8 @@ def _ends(tensor: TensorRecord, elements: int) -> tuple[Piece, Piece]:
 
 def _announce_ends(reader: ByteReader, classes: Iterable[_Class], elements: int) -> None:
     ends = [end for group in classes for end in _ends(group[0], elements)]
-    if len(ends) <= 2 * ANNOUNCED:
-        announce(reader, ends)
+    if len(ends) <= 2 * view_reader.ANNOUNCED:
+        view_reader.announce(reader, ends)
 
 
 def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:
@@ -187,7 +176,7 @@ def _may_be_cast(edges: dict[str, list[float]], left: TensorRecord, right: Tenso
 
 def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
     """Return the first and the last few values."""
-    raw = b"".join(read(reader, *end) for end in _ends(tensor, _EDGE_ELEMENTS))
+    raw = b"".join(view_reader.read(reader, *end) for end in _ends(tensor, _EDGE_ELEMENTS))
     if tensor.dtype == "BF16":
         raw = b"".join(b"\0\0" + raw[at : at + 2] for at in range(0, len(raw), 2))
     code = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}[tensor.dtype]
@@ -210,7 +199,7 @@ def _buckets(classes: Iterable[_Class], key: Callable[[_Class], Hashable | None]
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take in total."""
 
-_SMALL = 6 * SAMPLE
+_SMALL = 6 * view_reader.SAMPLE
 """Bytes of the largest tensor, or rest of one, whose reads are announced: a tensor without samples is not larger."""
 
 _OPEN_PARTS = 32
@@ -233,7 +222,7 @@ def equal_classes(reader: ByteReader, tensors: Iterable[TensorRecord]) -> Iterat
 def _split(reader: ByteReader, tensors: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
     """Yield classes of equal bytes among tensors of one size, by samples and then in lockstep."""
     groups = [tensors]
-    for offset, size in sample_pieces(tensors[0].nbytes):
+    for offset, size in view_reader.sample_pieces(tensors[0].nbytes):
         groups = [part for group in groups for part in _split_by_sample(reader, group, offset, size)]
     for group in groups:
         yield from _lockstep(reader, group)
@@ -245,7 +234,7 @@ def _split_by_sample(
     if len(group) == 1:
         return [group]
     parts: dict[int, list[TensorRecord]] = defaultdict(list)
-    samples = announced(reader, ((tensor.range, offset, size) for tensor in group))
+    samples = view_reader.announced(reader, ((tensor.range, offset, size) for tensor in group))
     for tensor, sample in zip(group, samples, strict=True):
         # A hash keeps no sample in memory; after a collision the lockstep decides.
         parts[hash(bytes(sample))].append(tensor)
@@ -270,9 +259,9 @@ def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[Te
 def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tuple[list[list[TensorRecord]], int]:
     """Read on to the first block in which the members differ; return the parts, and the offset to continue from."""
     total = members[0].nbytes
-    length = max(SAMPLE, min(BLOCK, _BUFFERED // len(members)))
+    length = max(view_reader.SAMPLE, min(view_reader.BLOCK, _BUFFERED // len(members)))
     buffers = [bytearray(0), bytearray(0)]
-    for offset, size in stored_pieces(reader, [member.range for member in members], start, total, length):
+    for offset, size in view_reader.stored_pieces(reader, [member.range for member in members], start, total, length):
         if len(buffers[0]) != size:
             buffers = [bytearray(size), bytearray(size)]
         parts = _parts(reader, members, offset, buffers)
@@ -292,8 +281,8 @@ def _parts(
     ``buffers`` are two of the block's size; more are allocated only if the members differ.
     """
     seen, scratch = [buffers[0]], buffers[1]
-    if len(scratch) <= _SMALL and len(members) <= ANNOUNCED:
-        announce(reader, [(member.range, offset, len(scratch)) for member in members])
+    if len(scratch) <= _SMALL and len(members) <= view_reader.ANNOUNCED:
+        view_reader.announce(reader, [(member.range, offset, len(scratch)) for member in members])
     reader.read_into(members[0].range, offset, memoryview(seen[0]))
     parts = [[members[0]]]
     for member in members[1:]:

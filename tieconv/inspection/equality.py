@@ -13,36 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.model_files import ByteReader
-from tieconv.checkpoint.relation.proved import (
-    Cast,
-    Compared,
-    Different,
-    Empty,
-    Identical,
-    Near,
-    OtherBytes,
-    OtherSample,
-    OtherShape,
-    RowFigures,
-    Scaled,
-    Transposed,
-    Unread,
-)
+from tieconv.checkpoint.relation import proved
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import BITS, FLOATS, QUANTISED, ByteRange, TensorRecord, nbytes
+from tieconv.inspection import view_reader
 from tieconv.inspection.storage import sharing
-from tieconv.inspection.view_reader import (
-    BLOCK,
-    SAMPLE,
-    announce,
-    announced,
-    read,
-    readable,
-    sample_pieces,
-    stored_pieces,
-    stream,
-)
 
 if TYPE_CHECKING:
     from tieconv.inspection.numeric.rows import Difference
@@ -55,7 +31,7 @@ NEAR_ROWS = 0.5
 """Largest share of differing rows for tensors to count as near, however large the difference."""
 
 
-def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
+def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Compared:
     """Return how ``compared`` relates to ``canonical``: identical, transposed, cast, scaled, near or distinct.
 
     Returns the first state that can be proved, with its figures. Integers and quantised codes are only compared as
@@ -64,20 +40,20 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
     known = sharing(canonical, compared)
     if known is not None:
         return known
-    reader, (canonical, compared) = readable(reader, (canonical, compared))
+    reader, (canonical, compared) = view_reader.readable(reader, (canonical, compared))
     watch = NanWatch(reader, canonical)
     if ((canonical.dtype, canonical.shape) == (compared.dtype, compared.shape)) and equal(
         reader, canonical.range, compared.range, watch
     ):
         watch.keep()
-        return Identical()
+        return proved.Identical()
     if transposed(reader, canonical, compared):
-        return Transposed()
+        return proved.Transposed()
     if canonical.shape != compared.shape:
         return _other_shape(reader, canonical, compared)
     reason = _incomparable(canonical, compared)
     if reason:
-        return OtherBytes(reason)
+        return proved.OtherBytes(reason)
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.rows import difference
 
@@ -89,10 +65,10 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
         return scaled
     differences = difference(Pair(reader, canonical, compared))
     figures = _figures(differences, same_dtype=canonical.dtype == compared.dtype)
-    return Near(figures) if _is_near(differences) else Different(figures, differences.cosine)
+    return proved.Near(figures) if _is_near(differences) else proved.Different(figures, differences.cosine)
 
 
-def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> Cast | None:
+def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> proved.Cast | None:
     """Return the `Cast` relation of two float tensors of one shape and two types, or ``None``.
 
     Raises what the reader raises.
@@ -105,12 +81,14 @@ def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
     if direction is None:
         return None
     pair, lossless = direction
-    return Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
+    return proved.Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
 
 
-def _other_shape(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape:
+def _other_shape(
+    reader: ByteReader, canonical: TensorRecord, compared: TensorRecord
+) -> proved.Empty | proved.OtherShape:
     if canonical.elements and not compared.elements:
-        return Empty()
+        return proved.Empty()
     # Whether both are stacks of rows of the same type and of whole bytes.
     if not (
         bool(canonical.shape and compared.shape)
@@ -119,11 +97,11 @@ def _other_shape(reader: ByteReader, canonical: TensorRecord, compared: TensorRe
         and canonical.nbytes * compared.shape[0] == compared.nbytes * canonical.shape[0]
         and bool(nbytes(canonical.dtype, canonical.shape[1:]))
     ):
-        return OtherShape(compared.shape, canonical.shape)
+        return proved.OtherShape(compared.shape, canonical.shape)
     rows, canonical_rows = compared.shape[0], canonical.shape[0]
     row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
     prefix = common_prefix(reader, canonical.range, compared.range)
-    return OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
+    return proved.OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
 
 
 def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
@@ -140,7 +118,7 @@ def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
     return ""
 
 
-def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Scaled | None:
+def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Scaled | None:
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.rows import scaling
 
@@ -148,7 +126,7 @@ def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord)
     if scale is None:
         return None
     forward = scale.pair.left is canonical
-    return Scaled(
+    return proved.Scaled(
         factor=scale.factor if forward else 1 / scale.factor,
         # Only then does the canonical tensor alone restore the other one.
         exact=scale.exact and forward,
@@ -158,9 +136,9 @@ def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord)
     )
 
 
-def _figures(differences: Difference, *, same_dtype: bool) -> RowFigures:
+def _figures(differences: Difference, *, same_dtype: bool) -> proved.RowFigures:
     unordered = bool(differences.nan.count)
-    return RowFigures(
+    return proved.RowFigures(
         rows_differing=differences.differing.count,
         rows=differences.rows,
         row_ranges=tuple((first, end) for first, end in differences.differing.ranges),
@@ -209,8 +187,8 @@ def transposed(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
 def _probes_agree(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
     width = BITS[a.dtype] // 8
     return all(
-        read(reader, a.range, (row * a.shape[1] + column) * width, width)
-        == read(reader, b.range, (column * b.shape[1] + row) * width, width)
+        view_reader.read(reader, a.range, (row * a.shape[1] + column) * width, width)
+        == view_reader.read(reader, b.range, (column * b.shape[1] + row) * width, width)
         for row, column in _places(*a.shape)
     )
 
@@ -235,7 +213,7 @@ HINT = "tieconv inspect --depth full compares every byte"
 
 def relate_sampled(
     reader: ByteReader, canonical: TensorRecord, compared: TensorRecord
-) -> Identical | Empty | OtherShape | OtherSample | Unread:
+) -> proved.Identical | proved.Empty | proved.OtherShape | proved.OtherSample | proved.Unread:
     """Return `distinct` with the range that proves it, `identical` if file hashes prove that, else `unread`.
 
     It takes one sample at the middle of each tensor, because padding and untrained rows are at the ends. It takes no
@@ -243,23 +221,23 @@ def relate_sampled(
     """
     if (canonical.dtype, canonical.shape) != (compared.dtype, compared.shape):
         if canonical.elements and not compared.elements:
-            return Empty()
+            return proved.Empty()
         if canonical.shape == compared.shape:
-            return Unread(reason=f"the types differ: {HINT}")
+            return proved.Unread(reason=f"the types differ: {HINT}")
         if canonical.shape == compared.shape[::-1]:
-            return Unread(reason=f"one may be the other transposed: {HINT}")
-        return OtherShape(compared.shape, canonical.shape)
+            return proved.Unread(reason=f"one may be the other transposed: {HINT}")
+        return proved.OtherShape(compared.shape, canonical.shape)
     if same_file_range(reader, canonical.range, compared.range):
-        return Identical(by="file hash")
+        return proved.Identical(by="file hash")
     if canonical.stride is not None or compared.stride is not None or not canonical.nbytes:
-        return Unread(reason=f"samples cannot prove a relation here: {HINT}")
-    size = min(SAMPLE, canonical.nbytes)
-    offset = (canonical.nbytes - size) // 2 // SAMPLE * SAMPLE
-    left, right = announced(reader, [(record.range, offset, size) for record in (canonical, compared)])
+        return proved.Unread(reason=f"samples cannot prove a relation here: {HINT}")
+    size = min(view_reader.SAMPLE, canonical.nbytes)
+    offset = (canonical.nbytes - size) // 2 // view_reader.SAMPLE * view_reader.SAMPLE
+    left, right = view_reader.announced(reader, [(record.range, offset, size) for record in (canonical, compared)])
     ranges = ((offset, offset + size),)
     if left != right:
-        return OtherSample(ranges)
-    return Unread(sampled=True, ranges_equal=ranges, reason=f"the sampled bytes are equal: {HINT}")
+        return proved.OtherSample(ranges)
+    return proved.Unread(sampled=True, ranges_equal=ranges, reason=f"the sampled bytes are equal: {HINT}")
 
 
 # Prove byte equality of stored tensors over every byte, with only the standard library.
@@ -278,7 +256,7 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
         return True
     if is_known_equal(reader, a, b):
         return True
-    if a.size <= SAMPLE:
+    if a.size <= view_reader.SAMPLE:
         same = _small_equal(reader, a, b, watch)
     else:
         same = samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)
@@ -307,16 +285,19 @@ def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
 
 def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     """Return whether the samples of two ranges of the same size agree; only a difference is a proof."""
-    samples = sample_pieces(a.size)
-    announce(reader, [(span, offset, size) for offset, size in samples for span in (a, b)])
-    return all(read(reader, a, offset, size) == read(reader, b, offset, size) for offset, size in samples)
+    samples = view_reader.sample_pieces(a.size)
+    view_reader.announce(reader, [(span, offset, size) for offset, size in samples for span in (a, b)])
+    return all(
+        view_reader.read(reader, a, offset, size) == view_reader.read(reader, b, offset, size)
+        for offset, size in samples
+    )
 
 
 def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
     """Return how many leading bytes two ranges of any size have in common; reads no further than that block."""
     size = min(a.size, b.size)
-    left = stream(reader, replace(a, end=a.start + size))
-    right = stream(reader, replace(b, end=b.start + size))
+    left = view_reader.stream(reader, replace(a, end=a.start + size))
+    right = view_reader.stream(reader, replace(b, end=b.start + size))
     done = 0
     for first, second in zip(left, right, strict=True):
         if first != second:
@@ -327,9 +308,9 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
 
 def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
     """Compare two ranges in one read each: a model may hold hundreds of thousands of such tensors."""
-    announce(reader, [(a, 0, a.size), (b, 0, b.size)])
-    data = read(reader, a, 0, a.size)
-    if data != read(reader, b, 0, b.size):
+    view_reader.announce(reader, [(a, 0, a.size), (b, 0, b.size)])
+    data = view_reader.read(reader, a, 0, a.size)
+    if data != view_reader.read(reader, b, 0, b.size):
         return False
     watch(data)
     return True
@@ -337,8 +318,8 @@ def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable
 
 def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
     # Whole bytearrays compare by memcmp; memoryviews compare item by item, five times slower.
-    left, right = bytearray(min(BLOCK, a.size)), bytearray(min(BLOCK, a.size))
-    for offset, size in stored_pieces(reader, (a, b), 0, a.size, BLOCK):
+    left, right = bytearray(min(view_reader.BLOCK, a.size)), bytearray(min(view_reader.BLOCK, a.size))
+    for offset, size in view_reader.stored_pieces(reader, (a, b), 0, a.size, view_reader.BLOCK):
         if size < len(left):
             left, right = bytearray(size), bytearray(size)
         reader.read_into(a, offset, memoryview(left))
@@ -390,7 +371,7 @@ _LAYOUTS = {
 def all_zero(reader: ByteReader, span: ByteRange) -> bool:
     """Return whether every byte of ``span`` is zero (so -0.0 is not), reading up to the first other byte."""
     zeros = b""
-    for block in stream(reader, span, holes=False):
+    for block in view_reader.stream(reader, span, holes=False):
         if len(zeros) != len(block):
             zeros = bytes(len(block))
         if block != zeros:
@@ -404,12 +385,14 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     A float bias is zero if each value is +0 or -0; for any other type only zero bytes count. The magnitude is ``None``
     for other types and if a value is infinite or NaN. Raises what the reader raises.
     """
-    reader, (record,) = readable(reader, (record,))
+    reader, (record,) = view_reader.readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
         zero = all_zero(reader, record.range)
         return (BiasState.ZERO, 0.0) if zero else (BiasState.NONZERO, None)
-    largest = max((_largest(block, layout) for block in stream(reader, record.range, holes=False)), default=0)
+    largest = max(
+        (_largest(block, layout) for block in view_reader.stream(reader, record.range, holes=False)), default=0
+    )
     if largest >= layout.infinity:
         return BiasState.NONZERO, None
     # The value of a finite magnitude.
@@ -430,13 +413,13 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
     known: bool | None = getattr(reader, "nans", {}).get(record.range)
     if known is not None:
         return known
-    reader, (record,) = readable(reader, (record,))
+    reader, (record,) = view_reader.readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
         return False
     return any(
         _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
-        for block in stream(reader, record.range, holes=False)
+        for block in view_reader.stream(reader, record.range, holes=False)
     )
 
 

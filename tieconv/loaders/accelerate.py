@@ -11,20 +11,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import TWO_FORMATS, Layout
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    TORCH,
-    Group,
-    file_names,
-    groups,
-    head_pair,
-    misshapen,
-    unclear_class,
-    unclear_files,
-    without_tensors,
-    wrong_format,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
 from tieconv.loaders.transformers5 import config_refusals, flag_refusals
@@ -41,11 +28,11 @@ def load(inspection: Inspection) -> Loaded:
     if refusal is not None:
         return stopped(_LOADER, refusal)
     unread = _unread(inspection)
-    read = without_tensors(inspection, unread)
-    names = file_names(read)
+    read = evidence.without_tensors(inspection, unread)
+    names = evidence.file_names(read)
     parameters = {name: _parameter(read, name) for name in names.values()}
     undecided = None
-    for group in groups(read):
+    for group in evidence.groups(read):
         if group.declared:
             undecided = undecided or _tie(group, parameters)
     absent = [name for name, parameter in parameters.items() if parameter.absence is Absence.UNSET]
@@ -67,7 +54,7 @@ def _parameter(inspection: Inspection, name: str) -> Parameter:
     return Parameter(None, name, Absence.ZERO if inspection.family.bias_is_row and "bias" in name else Absence.UNSET)
 
 
-def _tie(group: Group, parameters: dict[str, Parameter]) -> tuple[str, str] | None:
+def _tie(group: evidence.Group, parameters: dict[str, Parameter]) -> tuple[str, str] | None:
     """Give all names of a group the first loaded tensor. Return two of its tensors that were not compared."""
     stored = sorted(member.name for member in group.members if member.stored)
     if not stored:
@@ -80,14 +67,19 @@ def _tie(group: Group, parameters: dict[str, Parameter]) -> tuple[str, str] | No
 
 def _refusals(inspection: Inspection) -> Iterator[Refusal]:
     """Yield why accelerate fails, or why tieconv makes no claim, in the order of the steps."""
-    yield from filter(None, (unclear_files(inspection, TWO_FORMATS, "layout.ambiguous"), unclear_class(inspection)))
-    yield from filter(None, (wrong_format(inspection, _LOADER, (SAFETENSORS, TORCH)), _other_file(inspection)))
-    if head_pair(inspection) is None:
+    yield from filter(
+        None, (evidence.unclear_files(inspection, TWO_FORMATS, "layout.ambiguous"), evidence.unclear_class(inspection))
+    )
+    yield from filter(
+        None,
+        (evidence.wrong_format(inspection, _LOADER, (evidence.SAFETENSORS, evidence.TORCH)), _other_file(inspection)),
+    )
+    if evidence.head_pair(inspection) is None:
         yield unknown("the architecture table does not name both the embedding and the head")
     yield from config_refusals(inspection)
     yield from flag_refusals(inspection)
     yield from _names_refused(inspection)
-    misfit = misshapen(inspection)
+    misfit = evidence.misshapen(inspection)
     if misfit is not None:
         yield Refusal(Cause.SHAPES, f"accelerate refuses the shape of {shown(misfit)}", (misfit,))
 
@@ -113,7 +105,7 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
     start = "accelerate sets tensors by their names in the class, and transformers 5 renames tensors of"
     if family.text_class in release_tables.names(_LOADER, "renamed"):
         yield Refusal(Cause.NAMES, f"{start} {shown(family.architecture)}")
-    for name, stored in file_names(inspection).items():
+    for name, stored in evidence.file_names(inspection).items():
         if stored != name:
             yield Refusal(
                 Cause.NAMES, f"the class names {shown(stored)} {shown(name)}, and accelerate does not rename it"

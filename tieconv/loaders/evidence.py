@@ -7,34 +7,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import assert_never
 
-from tieconv.architectures import locate, spelled, unexplained
-from tieconv.architectures.effective_flag import (
-    DERIVED_KEY,
-    FLAG,
-    levels,
-    text_config,
-    vocabulary_rows,
-    vocabulary_sizes,
-)
+from tieconv.architectures import effective_flag, locate, spelled, unexplained
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import BLOCKING, OPENED, TWO_FORMATS, Layout
 from tieconv.checkpoint.quantised_matrix import quantised_twin
-from tieconv.checkpoint.relation import Absent, Aliased, Canonical
-from tieconv.checkpoint.relation.proved import (
-    Cast,
-    Different,
-    Empty,
-    Identical,
-    Near,
-    OtherBytes,
-    OtherSample,
-    OtherShape,
-    RowFigures,
-    Scaled,
-    Transposed,
-    Unread,
-)
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
 from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import fits
@@ -194,12 +172,12 @@ def wrong_rows(inspection: Inspection) -> Refusal | None:
 
     Loaders make a parameter of ``vocab_size`` rows and refuse to copy a tensor of another shape into it.
     """
-    return undeclared_rows(inspection, vocabulary_rows(inspection))
+    return undeclared_rows(inspection, effective_flag.vocabulary_rows(inspection))
 
 
 def undeclared_rows(inspection: Inspection, tables: Mapping[str, int]) -> Refusal | None:
     """Return the refusal of the first of ``tables``, names with their rows, whose rows the config does not declare."""
-    sizes = vocabulary_sizes(inspection)
+    sizes = effective_flag.vocabulary_sizes(inspection)
     for name, rows in tables.items() if sizes else ():
         if rows not in sizes.values():
             path, size = next(iter(sizes.items()))
@@ -283,11 +261,11 @@ def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> 
     """Return the factor of the head in the forward pass; 1 if the flag decides only about storage."""
     if meaning is FlagMeaning.STORAGE:
         return 1.0
-    config = text_config(inspection)
-    declared = levels(inspection).get(inspection.family.text_level, config.get(FLAG))
+    config = effective_flag.text_config(inspection)
+    declared = effective_flag.levels(inspection).get(inspection.family.text_level, config.get(effective_flag.FLAG))
     on = default if declared is None else bool(declared)
-    if meaning is FlagMeaning.DERIVES and DERIVED_KEY in config:
-        on = bool(config[DERIVED_KEY])
+    if meaning is FlagMeaning.DERIVES and effective_flag.DERIVED_KEY in config:
+        on = bool(config[effective_flag.DERIVED_KEY])
     width = config.get("d_model")
     return float(width) ** -0.5 if on and isinstance(width, int) and width > 0 else 1.0
 
@@ -308,7 +286,7 @@ def two_vocabularies(inspection: Inspection) -> bool:
     """Return whether the config gives the encoder a separate vocabulary, as FSMT's can."""
     if inspection.family.text_type not in release_tables.names("transformers-5", "two vocabularies"):
         return False
-    config = text_config(inspection)
+    config = effective_flag.text_config(inspection)
     both = (config.get("src_vocab_size"), config.get("tgt_vocab_size"))
     return None not in both and both[0] != both[1]
 
@@ -347,25 +325,34 @@ def equal_members(inspection: Inspection, first: Member, second: Member, dtype: 
 def _as_reference(inspection: Inspection, member: Member, dtype: str | None) -> bool | None:
     """Return whether a stored member equals the group's reference by value; ``None`` if that is not decided."""
     match member.relation:
-        case Canonical() | Aliased() | Identical():
+        case Canonical() | Aliased() | proved.Identical():
             return not member.relation.holds_nan
-        case Cast(lossless=True):
+        case proved.Cast(lossless=True):
             return True
-        case Cast(narrow=narrow) if dtype is not None:
+        case proved.Cast(narrow=narrow) if dtype is not None:
             return dtype == inspection.checkpoint.tensors[narrow].dtype
-        case Unread() | Cast():
+        case proved.Unread() | proved.Cast():
             return None
-        case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:
+        case proved.Near(figures=figures) | proved.Different(figures=figures) if figures.sign_of_zero_only:
             return True
-        case Near(figures=figures):
+        case proved.Near(figures=figures):
             return None if _may_round_to_equal(inspection, member, figures, dtype) else False
-        case Absent() | Transposed() | Scaled() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample():
+        case (
+            Absent()
+            | proved.Transposed()
+            | proved.Scaled()
+            | proved.Different()
+            | proved.Empty()
+            | proved.OtherShape()
+            | proved.OtherBytes()
+            | proved.OtherSample()
+        ):
             return False
         case _:
             assert_never(member.relation)
 
 
-def _may_round_to_equal(inspection: Inspection, member: Member, figures: RowFigures, dtype: str | None) -> bool:
+def _may_round_to_equal(inspection: Inspection, member: Member, figures: proved.RowFigures, dtype: str | None) -> bool:
     if inspection.checkpoint.tensors[member.name].dtype != "F32" or dtype not in _COARSER:
         return False
     return figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
@@ -437,7 +424,7 @@ def _referred(members: tuple[Member, ...]) -> tuple[Member, ...]:
     referred[first] = replace(members[first], relation=Canonical())
     for index in stored[1:]:
         if not (equal and same(members[index])):
-            referred[index] = replace(members[index], relation=Unread())
+            referred[index] = replace(members[index], relation=proved.Unread())
     return tuple(referred)
 
 
@@ -484,7 +471,7 @@ def unclear_class(inspection: Inspection, *, codes: bool = False) -> Refusal | N
     if family.pieces:
         return unknown("the file stores the input embedding as several tensors")
     # Whether the config gives the encoder and the decoder separate tables, as Marian's can.
-    shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
+    shared = effective_flag.text_config(inspection).get("share_encoder_decoder_embeddings", True)
     if not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart"):
         return unknown("share_encoder_decoder_embeddings is false, and tieconv has no measurement of that")
     tables = () if codes else (name for name in (family.input_embedding, family.output_head) if name)

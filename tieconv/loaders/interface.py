@@ -19,20 +19,7 @@ from tieconv.checkpoint.quantised_matrix import Verdict as Choice
 from tieconv.checkpoint.relation.proved import Cast
 from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    Pair,
-    bias_group,
-    class_bias,
-    groups,
-    head_pair,
-    in_file,
-    is_zero,
-    same,
-    unmeasured,
-    without_tensors,
-    wrong_rows,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.loaded import Absence, Cause, Loaded, stopped
 from tieconv.loaders.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables
 from tieconv.text import in_words, listed, shown
@@ -54,19 +41,24 @@ def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
     """Return what ``loaded`` does with the head, the embedding and the names tied to them."""
     if loaded.refusals:
         return _refused(loaded)
-    read = without_tensors(inspection, loaded.unread)
+    read = evidence.without_tensors(inspection, loaded.unread)
     answer = _of_parameters(read, loaded) if loaded.undecided is None else _of_alternatives(read, loaded)
     # ``answer`` with the stored names that the loader does not know.
     names = sorted(loaded.unread)
     if not names or answer.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
         return answer
-    words = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
-    differ = any(member.name in names and not same(member) for member in words)
+    words = [
+        member
+        for group in evidence.groups(inspection)
+        if group.role is not Role.OUTPUT_BIAS
+        for member in group.members
+    ]
+    differ = any(member.name in names and not evidence.same(member) for member in words)
     ungrouped = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in words}
-    loses = differ or any(in_file(inspection, name) in names for name in ungrouped if name)
+    loses = differ or any(evidence.in_file(inspection, name) in names for name in ungrouped if name)
     outcome = Outcome.DISCARDED if loses and answer.outcome is not Outcome.RANDOM else answer.outcome
     unread = f"{loaded.loader} does not know the {'name' if len(names) == 1 else 'names'} {in_words(names)}"
-    dropped = tuple(name for name in names if name in class_bias(inspection))
+    dropped = tuple(name for name in names if name in evidence.class_bias(inspection))
     return Verdict(outcome, f"{answer.detail}; {unread}", (*answer.tensors, *names), (*answer.dropped, *dropped))
 
 
@@ -86,7 +78,7 @@ def _of_alternatives(inspection: Inspection, loaded: Loaded) -> Verdict:
 
 
 def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
-    pair = head_pair(inspection)
+    pair = evidence.head_pair(inspection)
     if pair is None:
         return Verdict(Outcome.UNKNOWN, "the architecture table does not name both the embedding and the head")
     tables = {pair.head, pair.embedding, *_word_members(inspection)}
@@ -102,7 +94,7 @@ def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
 
 
 def _of_tables(
-    inspection: Inspection, loaded: Loaded, pair: Pair, names: Sequence[str]
+    inspection: Inspection, loaded: Loaded, pair: evidence.Pair, names: Sequence[str]
 ) -> tuple[Outcome, str, Sequence[str]]:
     """Return outcome, reason and tensors for ``names``, those of the word embeddings and of the ``pair``."""
     random = [name for name in names if loaded.parameters[name].absence is Absence.RANDOM]
@@ -121,7 +113,7 @@ def _of_tables(
     return outcome, f"{detail}; {loaded.remark}" if loaded.remark else detail, (pair.head, pair.embedding)
 
 
-def _of_pair(loaded: Loaded, pair: Pair) -> tuple[Outcome, str]:
+def _of_pair(loaded: Loaded, pair: evidence.Pair) -> tuple[Outcome, str]:
     both = in_words((pair.head, pair.embedding))
     if not loaded.tied(pair.head, pair.embedding):
         return Outcome.UNTIED, f"{both} are two parameters"
@@ -136,7 +128,7 @@ def _replaced(loaded: Loaded, lost: Sequence[str]) -> str:
 
 def _lost(inspection: Inspection, loaded: Loaded, names: Sequence[str]) -> Iterator[str]:
     """Yield the stored names that get the values of another tensor, unless both are proved equal."""
-    members = {member.name: member for group in groups(inspection) for member in group.members}
+    members = {member.name: member for group in evidence.groups(inspection) for member in group.members}
     for name in names:
         source = loaded.source(name)
         if name not in inspection.checkpoint.tensors or source in (None, name):
@@ -147,7 +139,7 @@ def _lost(inspection: Inspection, loaded: Loaded, names: Sequence[str]) -> Itera
 
 def _differs(base: Member, member: Member) -> bool:
     """Whether a member's values are lost where it gets those of ``base``."""
-    if same(base) and same(member):
+    if evidence.same(base) and evidence.same(member):
         return False
     if isinstance(member.relation, Cast):
         return member.relation.exact == member.name
@@ -155,14 +147,14 @@ def _differs(base: Member, member: Member) -> bool:
 
 
 def _word_members(inspection: Inspection) -> Iterator[str]:
-    for group in groups(inspection):
+    for group in evidence.groups(inspection):
         if group.role is Role.WORD_EMBEDDING:
             yield from (member.name for member in group.members)
 
 
 def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:
     """Return both names of a head bias if one is stored and neither gets values."""
-    pair = bias_group(inspection)
+    pair = evidence.bias_group(inspection)
     names = [member.name for member in pair.members] if pair is not None else []
     half = pair is not None and any(member.stored for member in pair.members)
     return names if half and all(name in loaded.unset for name in names) else []
@@ -170,18 +162,18 @@ def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:
 
 def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
     """Return the stored head biases with non-zero values that no logit gets."""
-    names = [in_file(inspection, name) for name in inspection.family.output_biases]
+    names = [evidence.in_file(inspection, name) for name in inspection.family.output_biases]
     if not any(name in loaded.parameters for name in names):
-        return tuple(name for name in class_bias(inspection) if loaded.source(name) != name)
-    pair = bias_group(inspection)
+        return tuple(name for name in evidence.class_bias(inspection) if loaded.source(name) != name)
+    pair = evidence.bias_group(inspection)
     if pair is None:
         return ()
     used = loaded.holder(names[-1])
     stored = [member for member in pair.members if member.stored]
-    if used is not None and all(same(member) for member in stored):
+    if used is not None and all(evidence.same(member) for member in stored):
         return ()
     unused = (member.name for member in stored if member.name != used)
-    return tuple(name for name in unused if used is not None or not is_zero(inspection, name))
+    return tuple(name for name in unused if used is not None or not evidence.is_zero(inspection, name))
 
 
 def _are(names: Sequence[str]) -> str:
@@ -306,7 +298,7 @@ def _stored(inspection: Inspection, role: str, matrix: QuantisedMatrix | None) -
         return QUANTISED
     family = inspection.family
     name = family.input_embedding if role == EMBEDDING else family.output_head
-    return FLOAT if name and in_file(inspection, name) in inspection.checkpoint.tensors else ABSENT
+    return FLOAT if name and evidence.in_file(inspection, name) in inspection.checkpoint.tensors else ABSENT
 
 
 # Say what a prediction rests on: the releases that the tests ran, or the source alone.
@@ -376,8 +368,8 @@ class Consumer:
         """Return what this loader does with the model."""
         loaded = self.load(inspection)
         if inspection.family.since and not loaded.refusals and self.name not in _OF_TRANSFORMERS:
-            loaded = stopped(loaded.loader, unmeasured(inspection, self.name))
-        rows = None if loaded.refusals or self.own_rows else wrong_rows(inspection)
+            loaded = stopped(loaded.loader, evidence.unmeasured(inspection, self.name))
+        rows = None if loaded.refusals or self.own_rows else evidence.wrong_rows(inspection)
         if rows is not None:
             loaded = stopped(loaded.loader, rows)
         reads = self.name == "mlx-lm" or not inspection.family.mlx_names

@@ -13,20 +13,7 @@ from dataclasses import replace
 
 from tieconv.architectures.effective_flag import FLAG, reading_v4, text_config
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    TORCH,
-    Pair,
-    PairModel,
-    by_pattern,
-    head_pair,
-    in_file,
-    row_count,
-    stored_bias,
-    without_tensors,
-    wrong_rows,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.text import in_words, shown
@@ -40,15 +27,15 @@ def load(inspection: Inspection) -> Loaded:
     """Return the model after conversion and loading; a GGUF file is only loaded."""
     if inspection.checkpoint.format == "gguf":
         return _gguf(inspection)
-    formats = (SAFETENSORS, TORCH)
-    refusal = by_pattern(inspection, _CONVERTER, formats, *_PATTERNS, indexed=True, prefers=True)
+    formats = (evidence.SAFETENSORS, evidence.TORCH)
+    refusal = evidence.by_pattern(inspection, _CONVERTER, formats, *_PATTERNS, indexed=True, prefers=True)
     known = refusal or _known(inspection)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     treatment, pair = known
     # The stored tensors that the converter knows as the embedding. It writes the first and skips the others.
     more = release_tables.by_type(_RELEASE, "embedding names").get(converted_class(inspection), ())
-    names = {pair.embedding, *(in_file(inspection, name) for name in more)}
+    names = {pair.embedding, *(evidence.in_file(inspection, name) for name in more)}
     embeddings = tuple(name for name in inspection.checkpoint.tensors if name in names)
     dropped = _dropped(inspection, treatment, pair)
     refusal = names_refused(inspection, treatment, pair, stored=bool(embeddings), dropped=dropped)
@@ -58,7 +45,7 @@ def load(inspection: Inspection) -> Loaded:
     refusal = rows_refused(inspection, pair, embeddings[0], dropped=dropped)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    model = PairModel(_LOADER, inspection, pair, has_bias=not treatment.isdisjoint({"bias", "needs bias"}))
+    model = evidence.PairModel(_LOADER, inspection, pair, has_bias=not treatment.isdisjoint({"bias", "needs bias"}))
     if written:
         remark = f"the converter writes {shown(pair.head)} as output.weight, with any tie flag"
         # The converter drops an equal head. Without a comparison, the model is not known.
@@ -74,12 +61,12 @@ def _gguf(inspection: Inspection) -> Loaded:
     """Return the model that libllama loads from a GGUF file."""
     if not inspection.checkpoint.tensors:
         return stopped(_LOADER, unknown("the file holds no tensors"))
-    architecture, pair = inspection.family.architecture, head_pair(inspection)
+    architecture, pair = inspection.family.architecture, evidence.head_pair(inspection)
     if head_rule(architecture) is None or pair is None:
         return stopped(
             _LOADER, unknown(f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}")
         )
-    model = PairModel(_LOADER, inspection, pair, has_bias=True)
+    model = evidence.PairModel(_LOADER, inspection, pair, has_bias=True)
     error = load_error(architecture, pair.head, stored=pair.has_head)
     if error is not None:
         return stopped(_LOADER, Refusal(Cause.NAMES, error))
@@ -90,9 +77,9 @@ def _gguf(inspection: Inspection) -> Loaded:
     )
 
 
-def _known(inspection: Inspection) -> tuple[Treatment, Pair] | Refusal:
+def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
     """Return what the converter and the loader do with the tables of the class."""
-    name, pair = converted_class(inspection), head_pair(inspection)
+    name, pair = converted_class(inspection), evidence.head_pair(inspection)
     kind = release_tables.kind("llama.cpp", name)
     if kind is None:
         return Refusal(Cause.CONFIG, f"{_CONVERTER} does not know the class {shown(name)}")
@@ -107,7 +94,7 @@ def _known(inspection: Inspection) -> tuple[Treatment, Pair] | Refusal:
     return frozenset(kind.split(", ")), pair
 
 
-def _dropped(inspection: Inspection, treatment: Treatment, pair: Pair) -> bool:
+def _dropped(inspection: Inspection, treatment: Treatment, pair: evidence.Pair) -> bool:
     """Return whether the converter leaves a stored head out."""
     if "converter drops if tied" in treatment:
         return _flag(inspection)
@@ -155,10 +142,10 @@ def converted_class(inspection: Inspection) -> str:
 
 
 def names_refused(
-    inspection: Inspection, treatment: Treatment, pair: Pair, *, stored: bool, dropped: bool
+    inspection: Inspection, treatment: Treatment, pair: evidence.Pair, *, stored: bool, dropped: bool
 ) -> Refusal | None:
     """Return the refusal of a name. An embedding is ``stored``, or not; the converter has ``dropped`` a stored head."""
-    bias, head = stored_bias(inspection), shown(pair.head)
+    bias, head = evidence.stored_bias(inspection), shown(pair.head)
     needs_prefix = release_tables.by_type(_RELEASE, "classes")["needs prefix"]
     shortened = stored and pair.embedding != inspection.family.input_embedding
     if "converter refuses both" in treatment or (shortened and converted_class(inspection) in needs_prefix):
@@ -170,7 +157,7 @@ def names_refused(
     if bias and treatment.isdisjoint({"bias", "needs bias", "ignores bias"}):
         return Refusal(Cause.NAMES, f"the architecture has no tensor for {in_words(bias)}", bias)
     if "needs bias" in treatment and not bias:
-        names = tuple(in_file(inspection, name) for name in inspection.family.output_biases)
+        names = tuple(evidence.in_file(inspection, name) for name in inspection.family.output_biases)
         return Refusal(
             Cause.NAMES, f"{in_words(names)} is not stored, and the architecture needs an output.bias", names
         )
@@ -182,15 +169,18 @@ def names_refused(
     return None
 
 
-def rows_refused(inspection: Inspection, pair: Pair, embedding: str, *, dropped: bool) -> Refusal | None:
+def rows_refused(inspection: Inspection, pair: evidence.Pair, embedding: str, *, dropped: bool) -> Refusal | None:
     """Return the refusal of a table in the GGUF without one row for each token. A head may be ``dropped``."""
-    rows, head_rows = row_count(inspection, embedding), row_count(inspection, pair.head) if pair.has_head else 0
+    rows, head_rows = (
+        evidence.row_count(inspection, embedding),
+        evidence.row_count(inspection, pair.head) if pair.has_head else 0,
+    )
     if pair.has_head and not dropped and head_rows != rows:
         sentence = f"{shown(pair.head)} has {head_rows} rows, and {shown(embedding)} has {rows}"
         return Refusal(Cause.SHAPES, sentence, (pair.head, embedding))
     multiple = release_tables.by_type(_RELEASE, "vocabulary multiple").get(converted_class(inspection))
     if multiple is None:
-        return wrong_rows(without_tensors(inspection, {pair.head} if dropped else ()))
+        return evidence.wrong_rows(evidence.without_tensors(inspection, {pair.head} if dropped else ()))
     size = text_config(inspection).get("vocab_size")
     tokens = -(size // -multiple) * multiple if isinstance(size, int) else rows
     if tokens == rows:

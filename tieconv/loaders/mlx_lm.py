@@ -16,19 +16,7 @@ from tieconv.architectures.effective_flag import FLAG
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    Pair,
-    PairModel,
-    by_pattern,
-    head_pair,
-    in_file,
-    known_pair,
-    row_count,
-    stored_bias,
-    with_unused_files,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, missing, stopped, unknown
 from tieconv.text import in_words, shown, with_type
@@ -41,16 +29,18 @@ _PARTS = ("scales", "biases")
 def load(inspection: Inspection, *, release: str) -> Loaded:
     """Return the head and the embedding in mlx-lm's model."""
     codes = all(_is_mlx(inspection, name) for name in _quantised(inspection))
-    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS,), _PATTERN, prefers=True, joined=True, codes=codes)
+    refusal = evidence.by_pattern(
+        inspection, _LOADER, (evidence.SAFETENSORS,), _PATTERN, prefers=True, joined=True, codes=codes
+    )
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    read = with_unused_files(inspection, _PATTERN)
+    read = evidence.with_unused_files(inspection, _PATTERN)
     text = text_model(read, release)
     if isinstance(text, Refusal):
         return stopped(_LOADER, text)
     # The refusal of a config with which mlx-lm's class cannot be built, or ``None``.
     refusal = next(_refused(text), None) or names_refused(read, text)
-    known = refusal or known_pair(read, f"{_LOADER} {release}", text.tables, text.name)
+    known = refusal or evidence.known_pair(read, f"{_LOADER} {release}", text.tables, text.name)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     kind, pair = known
@@ -58,14 +48,14 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     refusal = _head_refused(read, kind, pair, tied) or shapes_refused(read, text, pair, tied="drops" in kind and tied)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    model = PairModel(_LOADER, read, pair, has_bias="bias" in kind)
+    model = evidence.PairModel(_LOADER, read, pair, has_bias="bias" in kind)
     return model.tied(pair.embedding) if tied else model.untied()
 
 
 def _quantised(inspection: Inspection) -> list[str]:
     """Return the file names of the tables that are stored as codes, quantised by any program."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    names = (in_file(inspection, name) for name in (family.input_embedding, family.output_head) if name)
+    names = (evidence.in_file(inspection, name) for name in (family.input_embedding, family.output_head) if name)
     return [name for name in names if quantised_twin(name, tensors) is not None]
 
 
@@ -75,7 +65,7 @@ def _is_mlx(inspection: Inspection, name: str) -> bool:
     return name in tensors and tensors[name].dtype == "U32" and f"{name.removesuffix('weight')}scales" in tensors
 
 
-def _is_tied(text: TextModel, kind: str, pair: Pair) -> bool | None:
+def _is_tied(text: TextModel, kind: str, pair: evidence.Pair) -> bool | None:
     """Return whether the head is the embedding; ``None`` if the config lacks a flag that the model requires."""
     if kind == "if stored":
         return not pair.has_head
@@ -86,8 +76,8 @@ def _is_tied(text: TextModel, kind: str, pair: Pair) -> bool | None:
     return None if "required" in kind else "default true" in kind
 
 
-def _head_refused(inspection: Inspection, kind: str, pair: Pair, tied: bool | None) -> Refusal | None:
-    bias, tensors = stored_bias(inspection), inspection.checkpoint.tensors
+def _head_refused(inspection: Inspection, kind: str, pair: evidence.Pair, tied: bool | None) -> Refusal | None:
+    bias, tensors = evidence.stored_bias(inspection), inspection.checkpoint.tensors
     if not pair.has_embedding:
         return other_spelling(inspection, pair) or missing([pair.embedding])
     if bias and "bias" not in kind:
@@ -230,7 +220,7 @@ def names_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
 
 
 def _names(inspection: Inspection, text: TextModel) -> Iterator[Refusal]:
-    names, pair = inspection.checkpoint.tensors, head_pair(inspection)
+    names, pair = inspection.checkpoint.tensors, evidence.head_pair(inspection)
     if (
         pair is not None
         and pair.has_embedding
@@ -253,24 +243,26 @@ def _names(inspection: Inspection, text: TextModel) -> Iterator[Refusal]:
             yield Refusal(Cause.NAMES, f"the file does not contain {shown(pattern)}, which mlx-lm's model class needs")
 
 
-def other_spelling(inspection: Inspection, pair: Pair) -> Refusal | None:
+def other_spelling(inspection: Inspection, pair: evidence.Pair) -> Refusal | None:
     """Return the refusal of a claim if another stored name may be that of the embedding, or ``None``."""
     end = "." + ".".join(pair.embedding.split(".")[-2:])
     name = next((name for name in inspection.checkpoint.tensors if name.endswith(end)), None)
     return unknown(f"{shown(name)} may be the embedding under another name") if name is not None else None
 
 
-def shapes_refused(inspection: Inspection, text: TextModel, pair: Pair, *, tied: bool | None) -> Refusal | None:
+def shapes_refused(
+    inspection: Inspection, text: TextModel, pair: evidence.Pair, *, tied: bool | None
+) -> Refusal | None:
     """Return the refusal of a table with another shape than the class has, or ``None``.
 
     ``tied`` says that the class drops the head before it compares shapes.
     """
     tensors = inspection.checkpoint.tensors
     tables = [name for name in (pair.embedding, *(() if tied else (pair.head,))) if name in tensors]
-    rows = _vocabulary(text) or row_count(inspection, tables[0])
+    rows = _vocabulary(text) or evidence.row_count(inspection, tables[0])
     misfit = next((name for name in tables if tensors[name].shape[:1] != (rows,)), None)
     if misfit is not None:
-        sentence = f"{shown(misfit)} has {row_count(inspection, misfit)} rows, and mlx-lm's model has {rows}"
+        sentence = f"{shown(misfit)} has {evidence.row_count(inspection, misfit)} rows, and mlx-lm's model has {rows}"
         return Refusal(Cause.SHAPES, sentence, (misfit,))
     # The refusal of a query projection if the config has no head size and the class has another default.
     defaults = release_tables.by_type(text.tables, "default head size").get(text.name, {})

@@ -14,18 +14,7 @@ from tieconv.architectures.effective_flag import FLAG
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    TORCH,
-    Pair,
-    PairModel,
-    by_pattern,
-    known_pair,
-    row_count,
-    stored_bias,
-    undeclared_rows,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.loaders.transformers5 import flag_refusals
@@ -39,15 +28,17 @@ _PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 def load(inspection: Inspection) -> Loaded:
     """Return the head and the embedding in SGLang's class of the architecture."""
     refusal = next(_refusals(inspection), None)
-    refusal = refusal or by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), *_PATTERNS, indexed=True, prefers=True)
-    known = refusal or known_pair(inspection, _LOADER, _DATA)
+    refusal = refusal or evidence.by_pattern(
+        inspection, _LOADER, (evidence.SAFETENSORS, evidence.TORCH), *_PATTERNS, indexed=True, prefers=True
+    )
+    known = refusal or evidence.known_pair(inspection, _LOADER, _DATA)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     kind, pair = known
     renamed = _renamed(inspection, pair)
     if renamed is not None:
         return stopped(_LOADER, renamed)
-    tables = _Tables(PairModel(_LOADER, inspection, pair, absence=Absence.MEMORY), kind.split(", "))
+    tables = _Tables(evidence.PairModel(_LOADER, inspection, pair, absence=Absence.MEMORY), kind.split(", "))
     loaded = tables.loaded()
     refusal = next(tables.refusals(loaded), None)
     return loaded if refusal is None else stopped(_LOADER, refusal)
@@ -99,7 +90,7 @@ def _has_key(config: Mapping[str, object], path: str) -> bool:
     return key in config and (not rest or (isinstance(value, Mapping) and _has_key(value, rest)))
 
 
-def _renamed(inspection: Inspection, pair: Pair) -> Refusal | None:
+def _renamed(inspection: Inspection, pair: evidence.Pair) -> Refusal | None:
     """Return the refusal of a claim for names that are not those of the class."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     names = ((pair.embedding, family.input_embedding), (pair.head, family.output_head))
@@ -113,7 +104,7 @@ def _renamed(inspection: Inspection, pair: Pair) -> Refusal | None:
 class _Tables:
     """The embedding and the head of one model. ``kind`` are the words of the table that lists its class."""
 
-    model: PairModel
+    model: evidence.PairModel
     kind: list[str]
 
     def loaded(self) -> Loaded:
@@ -139,12 +130,12 @@ class _Tables:
         loads = self._skips or "loads both" in self.kind
         stored: tuple[str, ...] = (pair.head,) if pair.has_head and self._tied and not loads else ()
         if "any bias" not in self.kind and not ("backend" in self.kind and self._tied):
-            stored += stored_bias(inspection)
+            stored += evidence.stored_bias(inspection)
         if stored and "strict" in self.kind:
             yield Refusal(Cause.NAMES, f"{_LOADER}'s class has no parameter for {shown(stored[0])}", stored[:1])
         read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
-        rows = {name: row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
-        refusal = undeclared_rows(inspection, rows)
+        rows = {name: evidence.row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
+        refusal = evidence.undeclared_rows(inspection, rows)
         if refusal is not None:
             yield refusal
 

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    TORCH,
-    Pair,
-    PairModel,
-    by_pattern,
-    class_bias,
-    flags_agree,
-    known_pair,
-)
+from tieconv.loaders import evidence
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Loaded, Refusal, stopped, unknown
 
@@ -26,9 +17,9 @@ def engine(inspection: Inspection) -> Loaded:
     known = _pair(inspection)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
-    if class_bias(inspection):
+    if evidence.class_bias(inspection):
         return stopped(_LOADER, unknown(_UNKNOWN_BIAS))
-    model = PairModel(_LOADER, inspection, known)
+    model = evidence.PairModel(_LOADER, inspection, known)
     if known.has_head and known.has_embedding:
         return model.untied()
     if not known.has_head and not known.has_embedding:
@@ -42,20 +33,20 @@ def pytorch(inspection: Inspection) -> Loaded:
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     tied = inspection.config.effective
-    if flags_agree(inspection) is None:
+    if evidence.flags_agree(inspection) is None:
         sentence = "the config sets no tie flag or different ones, so the installed transformers decides"
         return stopped(_LOADER, unknown(sentence))
-    if class_bias(inspection):
+    if evidence.class_bias(inspection):
         return stopped(_LOADER, unknown(_UNKNOWN_BIAS))
     if not known.has_embedding or (not tied and not known.has_head):
         return stopped(_LOADER, unknown(f"tieconv has no measurement of {_LOADER} for a tensor that is not stored"))
-    model = PairModel(_LOADER, inspection, known)
+    model = evidence.PairModel(_LOADER, inspection, known)
     return model.tied(known.embedding) if tied else model.untied()
 
 
-def _pair(inspection: Inspection) -> Pair | Refusal:
-    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), *_PATTERNS)
-    known = refusal or known_pair(inspection, _LOADER, "tensorrt-llm")
+def _pair(inspection: Inspection) -> evidence.Pair | Refusal:
+    refusal = evidence.by_pattern(inspection, _LOADER, (evidence.SAFETENSORS, evidence.TORCH), *_PATTERNS)
+    known = refusal or evidence.known_pair(inspection, _LOADER, "tensorrt-llm")
     return known if isinstance(known, Refusal) else known[1]
 
 

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    TORCH,
-    Pair,
-    PairModel,
-    by_pattern,
-    class_bias,
-    flags_agree,
-    known_pair,
-)
+from tieconv.loaders import evidence
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Loaded, Refusal, missing, stopped, unknown
 
@@ -21,22 +12,22 @@ _LOADER = "text-generation-inference"
 
 def load(inspection: Inspection) -> Loaded:
     """Return the head and the embedding in the flash model of the architecture."""
-    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), "*.safetensors", "*.bin")
-    known = refusal or known_pair(inspection, _LOADER, _LOADER)
+    refusal = evidence.by_pattern(inspection, _LOADER, (evidence.SAFETENSORS, evidence.TORCH), "*.safetensors", "*.bin")
+    known = refusal or evidence.known_pair(inspection, _LOADER, _LOADER)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     _, pair = known
     refusal = _refused(inspection, pair)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    model = PairModel(_LOADER, inspection, pair)
+    model = evidence.PairModel(_LOADER, inspection, pair)
     return model.tied(pair.embedding) if inspection.config.effective else model.untied()
 
 
-def _refused(inspection: Inspection, pair: Pair) -> Refusal | None:
-    if flags_agree(inspection) is None:
+def _refused(inspection: Inspection, pair: evidence.Pair) -> Refusal | None:
+    if evidence.flags_agree(inspection) is None:
         return unknown("the config sets no tie flag or different ones, so the installed transformers decides")
-    if class_bias(inspection):
+    if evidence.class_bias(inspection):
         return unknown(f"tieconv has no measurement of {_LOADER} for a head bias")
     if not pair.has_embedding:
         return missing([pair.embedding])

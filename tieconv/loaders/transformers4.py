@@ -13,22 +13,7 @@ from tieconv.architectures.stored_names import known_names, locate
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Member
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    Group,
-    before_ties,
-    discarded,
-    file_names,
-    groups,
-    head_factor,
-    head_pair,
-    in_file,
-    misshapen,
-    stored_bias,
-    two_vocabularies,
-    without_tensors,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
 from tieconv.loaders.transformers_files import by_name
 from tieconv.text import shown, with_type
@@ -40,23 +25,25 @@ def load(inspection: Inspection, version: str) -> Loaded:
     """Return the model in transformers ``version``, `4.48` or `4.57`."""
     family, stored = inspection.family, inspection.checkpoint.tensors
     unknown_names = unread(family, stored, version) | _unindexed(inspection)
-    read = without_tensors(inspection, unknown_names)
-    parameters = before_ties(read, f"transformers-{version}")
-    open_pairs = [_tie(read, group, parameters, version) for group in groups(read)]
-    head, embedding = (in_file(read, name) if name else "" for name in (family.output_head, family.input_embedding))
+    read = evidence.without_tensors(inspection, unknown_names)
+    parameters = evidence.before_ties(read, f"transformers-{version}")
+    open_pairs = [_tie(read, group, parameters, version) for group in evidence.groups(read)]
+    head, embedding = (
+        evidence.in_file(read, name) if name else "" for name in (family.output_head, family.input_embedding)
+    )
     if ties_alone(read, version):
         source = parameters[embedding]
         absence = None if source.stored else Absence.UNSET
         parameters |= {name: Parameter(source.stored, embedding, absence) for name in (head, embedding)}
     if head in parameters:
-        factor = head_factor(read, family.meaning_v4, bool(family.default_v4))
+        factor = evidence.head_factor(read, family.meaning_v4, bool(family.default_v4))
         parameters[head] = replace(parameters[head], factor=factor)
     return Loaded(
         f"transformers {version}",
-        file_names(read),
+        evidence.file_names(read),
         parameters,
         unread=unknown_names,
-        discarded=discarded(read, parameters, unknown_names),
+        discarded=evidence.discarded(read, parameters, unknown_names),
         refusals=tuple(_refusals(inspection, read, version)),
         in_order=_in_order(read, version),
         undecided=next(filter(None, open_pairs), None),
@@ -70,7 +57,7 @@ def _unindexed(inspection: Inspection) -> frozenset[str]:
 
 
 def _tie(
-    inspection: Inspection, group: Group, parameters: dict[str, Parameter], version: str
+    inspection: Inspection, group: evidence.Group, parameters: dict[str, Parameter], version: str
 ) -> tuple[str, str] | None:
     """Set the values of one group's names. Return a stored pair that becomes one parameter and was not compared."""
     if group.role is Role.OUTPUT_BIAS:
@@ -102,7 +89,7 @@ def _not_compared(base: Member, member: Member) -> tuple[str, str] | None:
     return (base.name, member.name) if member.state is State.UNREAD else (member.name, base.name)
 
 
-def is_tied(inspection: Inspection, group: Group) -> bool:
+def is_tied(inspection: Inspection, group: evidence.Group) -> bool:
     """Return whether a group is tied. For the head, the flag decides in every class."""
     family, flag = inspection.family, reading_v4(inspection)
     if flag is None or family.tying is Tying.NEVER:
@@ -131,7 +118,7 @@ def _in_order(inspection: Inspection, version: str) -> tuple[str, ...]:
     return ()
 
 
-def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Parameter], version: str) -> None:
+def _tie_biases(inspection: Inspection, group: evidence.Group, parameters: dict[str, Parameter], version: str) -> None:
     """Give both names of the head bias the values that reach the logits.
 
     Release 4.48 sets the whole head module to zero if one of its names counts as missing. With a missing embedding it
@@ -139,7 +126,7 @@ def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Para
     """
     outer, inner = group.members[0], group.members[-1]
     prefers_inner = inspection.family.text_type in release_tables.names(f"transformers-{version}", "inner bias")
-    pair = head_pair(inspection)
+    pair = evidence.head_pair(inspection)
     if version == "4.48" and (pair is None or not pair.has_embedding):
         order: tuple[Member, ...] = (inner, outer)
     elif version == "4.48":
@@ -169,7 +156,7 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
         stored = f"it has {shown(name)}, and none of its names starts with {shown(f'{family.prefix}.')}"
         yield Refusal(Cause.NAMES, f"transformers 4 treats the file as corrupted: {stored}", (name,))
     # A refusal for tied tables of two vocabularies, which were not measured.
-    if reading_v4(read) and two_vocabularies(read):
+    if reading_v4(read) and evidence.two_vocabularies(read):
         yield unknown("encoder and decoder have separate vocabularies, and tieconv has no measurement of tying them")
     yield from _config_and_shapes(inspection, read, version)
     # Why the answer depends on tensors that were not compared, or on a case that was not measured.
@@ -187,7 +174,7 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
 
 
 def _metadata(inspection: Inspection) -> Iterator[Refusal]:
-    for file in inspection.checkpoint.files if inspection.checkpoint.format == SAFETENSORS else ():
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == evidence.SAFETENSORS else ():
         if file.refused_format is not None:
             entry = f"the format {shown(file.refused_format)}" if file.refused_format else 'no "format" entry'
             sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
@@ -200,7 +187,7 @@ def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -
     if nested and family.model_type in release_tables.names(f"transformers-{version}", "flat config"):
         sentence = f"the {shown(family.model_type)} config of transformers {version} has no text_config"
         yield Refusal(Cause.CONFIG, sentence)
-    misfit = None if family.misfit and not reading_v4(inspection) else misshapen(read)
+    misfit = None if family.misfit and not reading_v4(inspection) else evidence.misshapen(read)
     if misfit is not None:
         sentence = f"{shown(misfit)} and the tensor that it is tied to have different shapes"
         yield Refusal(Cause.SHAPES, sentence, (misfit,))
@@ -228,7 +215,7 @@ def ties_alone(inspection: Inspection, version: str) -> bool:
 def unclear_model(inspection: Inspection, version: str) -> Iterator[Refusal]:
     """Yield why tieconv cannot tell how the release loads such a model, whatever its names are."""
     family = inspection.family
-    for file in inspection.checkpoint.files if inspection.checkpoint.format == SAFETENSORS else ():
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == evidence.SAFETENSORS else ():
         framework = (file.metadata or {}).get("format")
         if framework in ("tf", "flax"):
             yield unknown(
@@ -236,7 +223,7 @@ def unclear_model(inspection: Inspection, version: str) -> Iterator[Refusal]:
             )
     if reading_v4(inspection) is None or (version == "4.48" and not has_class_448(family)):
         yield _without_class(inspection, version)
-    if head_pair(inspection) is None:
+    if evidence.head_pair(inspection) is None:
         yield unknown("the architecture table does not name both the embedding and the head")
     if _listed(family.model_type, version, "not understood"):
         yield unknown(f"tieconv cannot explain how transformers {version} loads {shown(family.architecture)}")
@@ -256,15 +243,15 @@ def _without_class(inspection: Inspection, version: str) -> Refusal:
 
 def _lacks_tables(inspection: Inspection) -> bool:
     """Return whether some of the tables are missing that BART-like classes share on construction."""
-    pair = head_pair(inspection)
+    pair = evidence.head_pair(inspection)
     tied = bool(reading_v4(inspection)) and inspection.family.tying is not Tying.NEVER
-    tables = [group.members for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
+    tables = [group.members for group in evidence.groups(inspection) if group.role is Role.WORD_EMBEDDING]
     if not tied and _listed(inspection.family.text_type, "4.48", "not understood untied"):
         return any(not members[0].stored for members in tables)
     if not inspection.family.bias_is_row or pair is None:
         return False
     if tied:
-        return not pair.has_embedding and bool(stored_bias(inspection))
+        return not pair.has_embedding and bool(evidence.stored_bias(inspection))
     return pair.has_head and not all(member.stored for members in tables for member in members)
 
 
@@ -392,7 +379,7 @@ def copies_in_place(inspection: Inspection) -> bool | None:
     first = release_tables.by_type(_RELEASE, "first tensor").get(family.architecture or "", family.input_embedding)
     if first is None:
         return None
-    stored = checkpoint.tensors.get(in_file(inspection, first) if first == family.input_embedding else first)
+    stored = checkpoint.tensors.get(evidence.in_file(inspection, first) if first == family.input_embedding else first)
     if stored is None or stored.dtype != _DTYPE:
         return True
     return stored.range.file != min(tensor.range.file for tensor in checkpoint.tensors.values())

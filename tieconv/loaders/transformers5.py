@@ -13,20 +13,7 @@ from tieconv.architectures.effective_flag import FLAG, cannot_build
 from tieconv.architectures.stored_names import known_names, locate, variants
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    Group,
-    before_ties,
-    discarded,
-    equal_members,
-    file_names,
-    groups,
-    head_factor,
-    head_pair,
-    in_file,
-    misshapen,
-    without_tensors,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.loaders.transformers_files import by_name
 from tieconv.text import in_words, shown, with_type
@@ -91,21 +78,21 @@ def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded
     ``compares`` says that the release compares two stored tensors of a tied group.
     """
     unknown_names = unread(inspection.family, inspection.checkpoint.tensors)
-    read = without_tensors(inspection, unknown_names)
-    family, parameters = read.family, before_ties(read, RELEASE)
+    read = evidence.without_tensors(inspection, unknown_names)
+    family, parameters = read.family, evidence.before_ties(read, RELEASE)
     untied = not compares and _leaves_untied(read)
-    tied = [group for group in groups(read) if group.declared and not (untied and group.gated)]
+    tied = [group for group in evidence.groups(read) if group.declared and not (untied and group.gated)]
     open_pairs = [_tie(read, group, parameters, guesses, compares=compares) for group in tied]
-    pair = [in_file(read, name) for name in (family.output_head, family.input_embedding) if name]
+    pair = [evidence.in_file(read, name) for name in (family.output_head, family.input_embedding) if name]
     if family.output_head:
-        factor = head_factor(read, family.meaning_v5, family.default_v5)
+        factor = evidence.head_factor(read, family.meaning_v5, family.default_v5)
         parameters[pair[0]] = replace(parameters[pair[0]], factor=factor)
     return Loaded(
         "transformers 5",
-        file_names(read),
+        evidence.file_names(read),
         {name: parameters[name] for name in dict.fromkeys((*pair, *parameters))},
         unread=unknown_names,
-        discarded=discarded(read, parameters, unknown_names),
+        discarded=evidence.discarded(read, parameters, unknown_names),
         refusals=tuple(_refusals(inspection, read, compares=compares)),
         undecided=next(filter(None, open_pairs), None),
         remark=remark(read, compares=compares) if len({parameters[name].parameter for name in pair}) > 1 else "",
@@ -113,7 +100,7 @@ def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded
 
 
 def _tie(
-    inspection: Inspection, group: Group, parameters: dict[str, Parameter], guesses: Guesses, *, compares: bool
+    inspection: Inspection, group: evidence.Group, parameters: dict[str, Parameter], guesses: Guesses, *, compares: bool
 ) -> tuple[str, str] | None:
     """Tie the names of one group. Return the first stored pair that was not compared, or ``None``."""
     names = {name: member.name for name, member in zip(group.names, group.members, strict=True)}
@@ -134,13 +121,15 @@ def _tie(
     return undecided
 
 
-def _equal(inspection: Inspection, group: Group, first: str | None, second: str | None, guesses: Guesses) -> bool:
+def _equal(
+    inspection: Inspection, group: evidence.Group, first: str | None, second: str | None, guesses: Guesses
+) -> bool:
     members = {member.name: member for member in group.members}
     if first == second or first is None or second is None:
         return True
     if (first, second) in guesses:
         return guesses[first, second]
-    equal = equal_members(inspection, members[first], members[second], load_dtype(inspection))
+    equal = evidence.equal_members(inspection, members[first], members[second], load_dtype(inspection))
     if equal is None:
         raise _UndecidedError(first, second)
     return equal
@@ -173,7 +162,7 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
     if mistaken is not None:
         missing, name = map(shown, mistaken)
         yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
-    misfit = None if read.family.misfit else misshapen(read)
+    misfit = None if read.family.misfit else evidence.misshapen(read)
     if misfit is not None:
         yield Refusal(
             Cause.SHAPES, f"{shown(misfit)} and the tensor that it is tied to have different shapes", (misfit,)
@@ -225,7 +214,7 @@ def remark(inspection: Inspection, *, compares: bool) -> str:
 
     ``compares`` says that the release compares the values. 5.0 to 5.3 only look at which names are stored.
     """
-    pair = head_pair(inspection)
+    pair = evidence.head_pair(inspection)
     head = "" if pair is None else pair.head
     tie = next((tie for tie in inspection.ties if any(member.name == head for member in tie.members)), None)
     if tie is not None and tie.declared and not compares:

@@ -18,18 +18,7 @@ from tieconv.architectures.effective_flag import FLAG
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TWO_FORMATS, Layout
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import release_tables
-from tieconv.loaders.evidence import (
-    SAFETENSORS,
-    TORCH,
-    PairModel,
-    by_pattern,
-    equal_members,
-    known_pair,
-    row_count,
-    stored_bias,
-    undeclared_rows,
-)
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, stopped, unknown
 from tieconv.loaders.transformers5 import flag_refusals, load_dtype
@@ -43,26 +32,28 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     """Return the head and the embedding in vLLM's class of the architecture."""
     inspection = _safetensors_first(inspection)
     refusal = _native(inspection) or next(_class_refused(inspection, release), None)
-    refusal = refusal or by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), *_PATTERNS, indexed=True)
-    known = refusal or known_pair(inspection, f"vLLM {release}", f"vllm-{release}")
+    refusal = refusal or evidence.by_pattern(
+        inspection, _LOADER, (evidence.SAFETENSORS, evidence.TORCH), *_PATTERNS, indexed=True
+    )
+    known = refusal or evidence.known_pair(inspection, f"vLLM {release}", f"vllm-{release}")
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     kind, pair = known
-    model = PairModel(_LOADER, inspection, pair, has_bias=_has_bias(inspection, kind), absence=Absence.MEMORY)
+    model = evidence.PairModel(_LOADER, inspection, pair, has_bias=_has_bias(inspection, kind), absence=Absence.MEMORY)
     tables = Tables(model, kind)
     return tables.loaded_028() if release == "0.28" else tables.loaded_033()
 
 
 def _has_bias(inspection: Inspection, kind: str) -> bool:
     """Return whether the logits get the bias; vLLM's Transformers backend looks for one name."""
-    stored = stored_bias(inspection)
+    stored = evidence.stored_bias(inspection)
     return "bias" in kind and ("any bias" not in kind or all(name.endswith("lm_head.bias") for name in stored))
 
 
 def _safetensors_first(inspection: Inspection) -> Inspection:
     """Return the inspection without the caution about a second format: vLLM reads torch files only without others."""
     checkpoint = inspection.checkpoint
-    if checkpoint.format != SAFETENSORS:
+    if checkpoint.format != evidence.SAFETENSORS:
         return inspection
     cautions = tuple(caution for caution in checkpoint.cautions if caution.code != TWO_FORMATS)
     return replace(inspection, checkpoint=replace(checkpoint, cautions=cautions))
@@ -149,7 +140,7 @@ _PER_LAYER = "hidden_size_per_layer_input"
 class Tables:
     """The embedding and the head of one model. ``kind`` is the name of the table that lists its class."""
 
-    model: PairModel
+    model: evidence.PairModel
     kind: str
 
     def loaded_028(self) -> Loaded:
@@ -197,7 +188,7 @@ class Tables:
     def _file_has_head(self) -> bool:
         """Return whether any safetensors file of the directory has a head, also a file that the index does not list."""
         checkpoint = self.model.inspection.checkpoint
-        if checkpoint.format != SAFETENSORS:
+        if checkpoint.format != evidence.SAFETENSORS:
             return False
         files = (*checkpoint.files, *checkpoint.orphans)
         return any(tensor.name.endswith(_HEAD) for file in files for tensor in file.tensors)
@@ -234,13 +225,13 @@ class Tables:
         if "demands" in self.kind and tied is self.kind.startswith("demands false"):
             sentence = f"vLLM's class requires tie_word_embeddings to be {'false' if tied else 'true'}"
             yield Refusal(Cause.CONFIG, sentence)
-        stored = (*((pair.head,) if pair.has_head else ()), *stored_bias(self.model.inspection))
+        stored = (*((pair.head,) if pair.has_head else ()), *evidence.stored_bias(self.model.inspection))
         if stored and "refuses" in self.kind:
             yield Refusal(Cause.NAMES, f"vLLM's class has no parameter for {shown(stored[0])}", stored[:1])
         read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
         inspection = self.model.inspection
-        tables = {name: row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
-        rows = undeclared_rows(inspection, tables)
+        tables = {name: evidence.row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
+        rows = evidence.undeclared_rows(inspection, tables)
         if rows is not None:
             yield rows
 
@@ -259,4 +250,4 @@ def _equal(inspection: Inspection, first: str, second: str, dtype: str | None) -
     members = {member.name: member for tie in inspection.ties for member in tie.members}
     if first not in members or second not in members:
         return None
-    return equal_members(inspection, members[first], members[second], dtype)
+    return evidence.equal_members(inspection, members[first], members[second], dtype)

@@ -7,35 +7,11 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from tieconv.architectures.effective_flag import is_foreign
+from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Tie
-from tieconv.checkpoint.write_plan import (
-    AverageTensor,
-    CopyTensor,
-    DropConfig,
-    DropFile,
-    DropTensor,
-    FillTensor,
-    KeepTensor,
-    LinkFile,
-    Operation,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Plan,
-    Promises,
-    RenameTensor,
-    ResizeTensor,
-    ScaleTensor,
-    SetConfig,
-    SetMetadata,
-    SetTensor,
-    ShareTensor,
-    TiePromise,
-    TrimStorage,
-)
 from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.loaders.loaded import Cause
 from tieconv.plans.config import set_flag
@@ -57,13 +33,14 @@ def build(
     edits: Edits,
     *,
     tied: bool | None,
-    promises: Promises,
+    promises: write_plan.Promises,
     options: Mapping[str, str | None],
     notes: Notes,
-    document: tuple[OutputText | None, tuple[SetConfig | DropConfig, ...]] | None = None,
+    document: tuple[write_plan.OutputText | None, tuple[write_plan.SetConfig | write_plan.DropConfig, ...]]
+    | None = None,
     spared: Collection[str] = (),
     forced: bool = False,
-) -> Plan:
+) -> write_plan.Plan:
     """Return the plan of ``edits`` with the flag set to ``tied``, after `judged` has accepted it.
 
     With ``tied`` ``None`` the flag does not change. ``document`` is the config with all changes, if others than the
@@ -75,13 +52,13 @@ def build(
     _guard_foreign(inspection, edits, text.name if text is not None else "")
     guard_lone_config(inspection, bool(changes))
     if tied is not None and checkpoint.config is None:
-        promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
+        promises = write_plan.Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
 
-    def drafted(promises: Promises) -> Plan:
+    def drafted(promises: write_plan.Promises) -> write_plan.Plan:
         files = files_of(edits)
         if text is not None:
             files = with_text(files, text, changes)
-        return Plan(
+        return write_plan.Plan(
             command=command,
             checkpoint=checkpoint,
             fingerprint=dict(checkpoint.states),
@@ -158,11 +135,11 @@ def still_stored(ties: Iterable[Tie], edits: Edits) -> tuple[Tie, ...]:
     return tuple(tie for tie in ties if any(member.name in after for member in tie.members))
 
 
-def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
+def kept_promise(edits: Edits, tie: Tie) -> write_plan.TiePromise:
     """Return the promise that the config declares the group as before, with the names that the edits leave."""
     after = edits.after()
     names = [member.name for member in tie.members]
-    return TiePromise(
+    return write_plan.TiePromise(
         tie.canonical,
         tie.declared,
         tuple(name for name in names if name in after),
@@ -170,16 +147,16 @@ def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
     )
 
 
-def _summary(command: str, operations: Collection[Operation], config_changes: bool) -> str:
+def _summary(command: str, operations: Collection[write_plan.Operation], config_changes: bool) -> str:
     kinds = {
-        "added": (CopyTensor, FillTensor, ScaleTensor),
-        "averaged": (AverageTensor,),
-        "dropped": (DropTensor,),
-        "changed": (SetTensor,),
-        "renamed": (RenameTensor,),
-        "resized": (ResizeTensor,),
-        "shared": (ShareTensor,),
-        "trimmed": (TrimStorage,),
+        "added": (write_plan.CopyTensor, write_plan.FillTensor, write_plan.ScaleTensor),
+        "averaged": (write_plan.AverageTensor,),
+        "dropped": (write_plan.DropTensor,),
+        "changed": (write_plan.SetTensor,),
+        "renamed": (write_plan.RenameTensor,),
+        "resized": (write_plan.ResizeTensor,),
+        "shared": (write_plan.ShareTensor,),
+        "trimmed": (write_plan.TrimStorage,),
     }
     parts = []
     for word, types in kinds.items():
@@ -188,7 +165,7 @@ def _summary(command: str, operations: Collection[Operation], config_changes: bo
             parts.append(f"{count(number, 'tensor')} {word}")
     if config_changes:
         parts.append("config updated")
-    if any(isinstance(operation, SetMetadata) for operation in operations):
+    if any(isinstance(operation, write_plan.SetMetadata) for operation in operations):
         parts.append("metadata updated")
     done = {"retie": "tied", "untie": "untied"}.get(command, "done")
     return ", ".join(parts) if parts else f"already {done}: nothing to change"
@@ -210,7 +187,7 @@ def needs_prefix(before: Inspection, after: Inspection) -> bool:
     return load(before, TRANSFORMERS_4).refused(Cause.NAMES) is None
 
 
-def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tuple[Promises, str]:
+def give_prefix(inspection: Inspection, edits: Edits, promises: write_plan.Promises) -> tuple[write_plan.Promises, str]:
     """Rename the base model's tensors in ``edits``. Return the promises with the new names, and a note."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     start = f"{family.prefix}."
@@ -222,7 +199,7 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     for name in tensors:
         if name not in edits.drops and name not in edits.additions and to(name) != name:
             renamed = edits.renames.get(name)
-            edits.renames[name] = RenameTensor(name, to(renamed.to if renamed else name))
+            edits.renames[name] = write_plan.RenameTensor(name, to(renamed.to if renamed else name))
     edits.operations[:] = _operations(edits, to)
     edits.additions.update(
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
@@ -239,18 +216,20 @@ def _outside_the_base(family: Family) -> Iterator[str]:
         yield from (group.canonical, *group.members)
 
 
-def _operations(edits: Edits, to: Rename) -> Iterator[Operation]:
+def _operations(edits: Edits, to: Rename) -> Iterator[write_plan.Operation]:
     """Yield the operations with the new names. Operations that only rename come first."""
-    operations = tuple(operation for operation in edits.operations if not isinstance(operation, RenameTensor))
+    operations = tuple(
+        operation for operation in edits.operations if not isinstance(operation, write_plan.RenameTensor)
+    )
     yield from edits.renames.values()
     for operation in operations:
-        if isinstance(operation, CopyTensor | FillTensor | ScaleTensor):
+        if isinstance(operation, write_plan.CopyTensor | write_plan.FillTensor | write_plan.ScaleTensor):
             yield replace(operation, name=to(operation.name))
         else:
             yield operation
 
 
-def _promises(promises: Promises, to: Rename) -> Promises:
+def _promises(promises: write_plan.Promises, to: Rename) -> write_plan.Promises:
     ties = (
         replace(tie, canonical=to(tie.canonical), stored=tuple(map(to, tie.stored)), absent=tuple(map(to, tie.absent)))
         for tie in promises.ties
@@ -264,22 +243,22 @@ def _promises(promises: Promises, to: Rename) -> Promises:
 FORMAT, TORCH = "format", "pt"
 
 
-def plan_add_format(inspection: Inspection) -> Plan:
+def plan_add_format(inspection: Inspection) -> write_plan.Plan:
     """Return the plan that adds the "format" entry to a model of one file. Raises `RefusedError` for other formats."""
     guard_layout(inspection)
     checkpoint = inspection.checkpoint
     guard_named(checkpoint, again(inspection, "inspect"))
     weights = with_format(checkpoint)
-    plan = Plan(
+    plan = write_plan.Plan(
         command="reindex",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
-        operations=(*named(weights), *(KeepTensor(name) for name in checkpoint.tensors)),
+        operations=(*named(weights), *(write_plan.KeepTensor(name) for name in checkpoint.tensors)),
         weights=weights,
         texts=(),
-        links=tuple(LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
+        links=tuple(write_plan.LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
         removed=(),
-        promises=Promises(inspection.config.effective, ()),
+        promises=write_plan.Promises(inspection.config.effective, ()),
         summary=summary(weights) or 'the metadata already has a "format" entry: nothing to change',
         options={"add-format": "true"},
     )
@@ -296,12 +275,15 @@ def guard_named(checkpoint: Checkpoint, hint: str) -> None:
         )
 
 
-def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
+def with_format(checkpoint: Checkpoint) -> tuple[write_plan.OutputWeights, ...]:
     """Return the files without a "format" entry that loaders accept, with that entry. Nothing else changes."""
     return tuple(
-        OutputWeights(
+        write_plan.OutputWeights(
             file.name,
-            tuple(OutputTensor(tensor.name, tensor.dtype, tensor.shape, tensor.range) for tensor in file.tensors),
+            tuple(
+                write_plan.OutputTensor(tensor.name, tensor.dtype, tensor.shape, tensor.range)
+                for tensor in file.tensors
+            ),
             {**(file.metadata or {}), FORMAT: TORCH},
         )
         for file in checkpoint.files
@@ -309,17 +291,17 @@ def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
     )
 
 
-def named(weights: tuple[OutputWeights, ...]) -> tuple[SetMetadata, ...]:
+def named(weights: tuple[write_plan.OutputWeights, ...]) -> tuple[write_plan.SetMetadata, ...]:
     """Return the operations for the files from `with_format`."""
-    return tuple(SetMetadata(output.name, FORMAT, TORCH) for output in weights)
+    return tuple(write_plan.SetMetadata(output.name, FORMAT, TORCH) for output in weights)
 
 
-def summary(weights: tuple[OutputWeights, ...]) -> str:
+def summary(weights: tuple[write_plan.OutputWeights, ...]) -> str:
     """Return the summary, such as ``format pt added to 2 files``. It is empty for no file."""
     return f"format {TORCH} added to {count(len(weights), 'file')}" if weights else ""
 
 
-def _files(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) -> Mapping[str, int]:
+def _files(checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...]) -> Mapping[str, int]:
     """Return the unchanged files of the model and their sizes in bytes."""
     files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
     if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
@@ -340,7 +322,7 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-def dropping(plan: Plan) -> Plan:
+def dropping(plan: write_plan.Plan) -> write_plan.Plan:
     """Add to a plan for an `alone` checkpoint the files to drop.
 
     The fingerprint has the state of each, so a file that has changed since is refused.
@@ -349,7 +331,7 @@ def dropping(plan: Plan) -> Plan:
     if not others:
         return plan
     written = {output.name for output in plan.weights} | {text.name for text in plan.texts}
-    drops = tuple(DropFile(name, state.size) for name, state in others.items())
+    drops = tuple(write_plan.DropFile(name, state.size) for name, state in others.items())
     return replace(
         plan,
         fingerprint={**plan.fingerprint, **others},

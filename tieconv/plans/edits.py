@@ -5,37 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tieconv.checkpoint import value_type, weight_file
+from tieconv.checkpoint import value_type, weight_file, write_plan
 from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile, nbytes
-from tieconv.checkpoint.write_plan import (
-    AllZero,
-    Averaged,
-    AverageTensor,
-    CopyTensor,
-    DropTensor,
-    Equal,
-    FillTensor,
-    InlineBytes,
-    KeepTensor,
-    LinkFile,
-    Operation,
-    OutputStorage,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Padded,
-    Proof,
-    RenameTensor,
-    ResizeTensor,
-    Scaled,
-    ScaleTensor,
-    SetMetadata,
-    SetTensor,
-    ShareTensor,
-    TrimStorage,
-    Zeros,
-)
 from tieconv.formats.directory import edit_index
 
 # Collect a planner's edits of names and bytes. `tieconv.plans.edits` turns them into files.
@@ -46,18 +18,18 @@ class Edits:
     """The tensor edits of a planner. All other tensors stay as they are."""
 
     checkpoint: Checkpoint
-    drops: dict[str, DropTensor] = field(default_factory=dict)
-    renames: dict[str, RenameTensor] = field(default_factory=dict)
-    additions: dict[str, tuple[OutputTensor, str]] = field(default_factory=dict)
-    operations: list[Operation] = field(default_factory=list)
-    trims: dict[tuple[str, str], OutputStorage] = field(default_factory=dict)
-    proofs: list[Proof] = field(default_factory=list)
+    drops: dict[str, write_plan.DropTensor] = field(default_factory=dict)
+    renames: dict[str, write_plan.RenameTensor] = field(default_factory=dict)
+    additions: dict[str, tuple[write_plan.OutputTensor, str]] = field(default_factory=dict)
+    operations: list[write_plan.Operation] = field(default_factory=list)
+    trims: dict[tuple[str, str], write_plan.OutputStorage] = field(default_factory=dict)
+    proofs: list[write_plan.Proof] = field(default_factory=list)
     kept_copies: set[str] = field(default_factory=set)
 
     def drop(self, name: str, because: str) -> None:
         """Leave a stored tensor out."""
-        self._record(DropTensor(name, because))
-        self.drops[name] = DropTensor(name, because)
+        self._record(write_plan.DropTensor(name, because))
+        self.drops[name] = write_plan.DropTensor(name, because)
 
     def drop_equal(self, name: str, source: str, because: str, exponent: int = 0) -> None:
         """Leave out a stored tensor that is proved to be ``source`` times 2**``exponent``."""
@@ -67,53 +39,55 @@ class Edits:
     def drop_zero(self, name: str, because: str) -> None:
         """Leave out a stored tensor that is proved to be all zero."""
         self.drop(name, because)
-        self.proofs.append(AllZero(self.checkpoint.tensors[name]))
+        self.proofs.append(write_plan.AllZero(self.checkpoint.tensors[name]))
 
     def _prove_equal(self, name: str, source: str, exponent: int = 0) -> None:
         dropped, record = self.checkpoint.tensors[name], self.checkpoint.tensors[source]
         if (dropped.range, dropped.stride) != (record.range, record.stride) or exponent:
-            self.proofs.append(Equal(dropped, record, exponent))
+            self.proofs.append(write_plan.Equal(dropped, record, exponent))
 
     def rename(self, name: str, to: str) -> None:
         """Store a tensor under another name."""
-        self._record(RenameTensor(name, to))
-        self.renames[name] = RenameTensor(name, to)
+        self._record(write_plan.RenameTensor(name, to))
+        self.renames[name] = write_plan.RenameTensor(name, to)
 
     def copy(self, name: str, source: TensorRecord) -> None:
         """Store the bytes of ``source`` under ``name`` too."""
-        self._record(CopyTensor(name, source.name))
-        self._add(OutputTensor(name, source.dtype, source.shape, source.range, source.stride), source.name)
+        self._record(write_plan.CopyTensor(name, source.name))
+        self._add(write_plan.OutputTensor(name, source.dtype, source.shape, source.range, source.stride), source.name)
 
     def scale(self, name: str, source: TensorRecord, exponent: int) -> None:
         """Store ``source`` × 2**``exponent`` under ``name``."""
-        self._record(ScaleTensor(name, source.name, exponent))
-        content = Scaled(source.range, source.dtype, exponent)
-        self._add(OutputTensor(name, source.dtype, source.shape, content, source.stride), source.name)
+        self._record(write_plan.ScaleTensor(name, source.name, exponent))
+        content = write_plan.Scaled(source.range, source.dtype, exponent)
+        self._add(write_plan.OutputTensor(name, source.dtype, source.shape, content, source.stride), source.name)
 
     def fill(self, name: str, dtype: str, shape: tuple[int, ...], beside: str) -> None:
         """Store an all-zero tensor."""
         size = nbytes(dtype, shape)
         assert size is not None, dtype  # callers pass the dtype of a float matrix
-        self._record(FillTensor(name, dtype, shape, beside))
-        self._add(OutputTensor(name, dtype, shape, Zeros(size)), beside)
+        self._record(write_plan.FillTensor(name, dtype, shape, beside))
+        self._add(write_plan.OutputTensor(name, dtype, shape, write_plan.Zeros(size)), beside)
 
     def replace_content(self, name: str, source: TensorRecord) -> None:
         """Replace the bytes, dtype and shape of ``name`` by those of ``source``."""
         home = self.checkpoint.tensors[name]
-        self._record(CopyTensor(name, source.name))
-        copy = OutputTensor(name, source.dtype, source.shape, source.range, source.stride)
+        self._record(write_plan.CopyTensor(name, source.name))
+        copy = write_plan.OutputTensor(name, source.dtype, source.shape, source.range, source.stride)
         self.additions[name] = (copy, home.name)
 
     def average(self, name: str, first: TensorRecord, second: TensorRecord) -> None:
         """Store under ``name`` the mean of two dense tensors with the same dtype and shape."""
-        self._record(AverageTensor(name, first.name, second.name))
-        content = Averaged(first.range, second.range, first.dtype, (first.name, second.name))
-        self._add(OutputTensor(name, first.dtype, first.shape, content), first.name)
+        self._record(write_plan.AverageTensor(name, first.name, second.name))
+        content = write_plan.Averaged(first.range, second.range, first.dtype, (first.name, second.name))
+        self._add(write_plan.OutputTensor(name, first.dtype, first.shape, content), first.name)
 
     def give(self, record: TensorRecord, data: bytes, because: str) -> None:
         """Replace the values of a tensor by ``data``, dense and in the same dtype."""
-        self._record(SetTensor(record.name, because))
-        self._add(OutputTensor(record.name, record.dtype, record.shape, InlineBytes(data)), record.name)
+        self._record(write_plan.SetTensor(record.name, because))
+        self._add(
+            write_plan.OutputTensor(record.name, record.dtype, record.shape, write_plan.InlineBytes(data)), record.name
+        )
 
     def resize(
         self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None, *, zero_end: bool = True
@@ -124,16 +98,18 @@ class Edits:
         """
         size = nbytes(record.dtype, shape)
         assert size is not None, record.dtype  # callers pass dtypes of whole bytes
-        self._record(ResizeTensor(record.name, record.shape, shape))
+        self._record(write_plan.ResizeTensor(record.name, record.shape, shape))
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
         more = size - content.size
-        tail = InlineBytes(row * (more // len(row))) if row else Zeros(more)
+        tail = write_plan.InlineBytes(row * (more // len(row))) if row else write_plan.Zeros(more)
         if content.end < end and zero_end:
             cut = ByteRange(record.range.file, content.end, end)
-            self.proofs.append(AllZero(TensorRecord(record.name, record.dtype, (), cut)))
+            self.proofs.append(write_plan.AllZero(TensorRecord(record.name, record.dtype, (), cut)))
         self.additions[record.name] = (
-            OutputTensor(record.name, record.dtype, shape, Padded(content, tail) if more else content),
+            write_plan.OutputTensor(
+                record.name, record.dtype, shape, write_plan.Padded(content, tail) if more else content
+            ),
             record.name,
         )
 
@@ -143,29 +119,29 @@ class Edits:
 
     def share(self, name: str, source: TensorRecord) -> None:
         """Make ``name`` a view of the storage of ``source``. Both are in the same file."""
-        self._record(ShareTensor(name, source.name))
+        self._record(write_plan.ShareTensor(name, source.name))
         self._prove_equal(name, source.name)
-        view = OutputTensor(name, source.dtype, source.shape, source.range, source.stride, self.home(source))
+        view = write_plan.OutputTensor(name, source.dtype, source.shape, source.range, source.stride, self.home(source))
         self.additions[name] = (view, name)
 
-    def trim(self, record: TensorRecord, storage: OutputStorage, freed: int) -> None:
+    def trim(self, record: TensorRecord, storage: write_plan.OutputStorage, freed: int) -> None:
         """Write the storage of ``record`` without the ``freed`` bytes that no tensor uses."""
         assert record.storage is not None
-        self._record(TrimStorage(record.name, freed))
+        self._record(write_plan.TrimStorage(record.name, freed))
         self.trims[record.range.file, record.storage] = storage
 
-    def home(self, record: TensorRecord) -> OutputStorage | None:
+    def home(self, record: TensorRecord) -> write_plan.OutputStorage | None:
         """Return the storage of a tensor as it will be written, or ``None`` for a tensor without shared storage."""
         if record.storage is None:
             return None
         file = self.checkpoint.file(record.range.file)
         storage = next(each for each in file.storages if each.key == record.storage)
-        return self.trims.get((file.name, storage.key)) or OutputStorage(storage.range, storage.crc)
+        return self.trims.get((file.name, storage.key)) or write_plan.OutputStorage(storage.range, storage.crc)
 
-    def _add(self, tensor: OutputTensor, beside: str) -> None:
+    def _add(self, tensor: write_plan.OutputTensor, beside: str) -> None:
         self.additions[tensor.name] = (tensor, beside)
 
-    def _record(self, operation: Operation) -> None:
+    def _record(self, operation: write_plan.Operation) -> None:
         self.operations.append(operation)
 
     def after(self) -> set[str]:
@@ -190,11 +166,11 @@ other shard needs a new name.
 class Files:
     """The weight files and index that a plan writes, links and removes."""
 
-    weights: tuple[OutputWeights, ...]
-    texts: tuple[OutputText, ...]
-    links: tuple[LinkFile, ...]
+    weights: tuple[write_plan.OutputWeights, ...]
+    texts: tuple[write_plan.OutputText, ...]
+    links: tuple[write_plan.LinkFile, ...]
     removed: tuple[str, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[write_plan.Operation, ...]
 
 
 def files_of(edits: Edits) -> Files:
@@ -216,7 +192,7 @@ def _sharded(edits: Edits) -> Files:
     tensors = edits.checkpoint.tensors
     replaced = {name: edits.additions[name] for name in edits.additions if name in tensors}
     new = {name: added for name, added in edits.additions.items() if name not in tensors}
-    weights: list[OutputWeights] = []
+    weights: list[write_plan.OutputWeights] = []
     removed: list[str] = []
     for file in edits.checkpoint.files:
         mine = {name: added for name, added in replaced.items() if tensors[name].range.file == file.name}
@@ -228,35 +204,39 @@ def _sharded(edits: Edits) -> Files:
     if new:
         shard = _unused_name(edits.checkpoint)
         metadata = metadata_of_new(edits, shard, {tensor.name for tensor, _ in new.values()})
-        weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
+        weights.append(write_plan.OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
     text = index_text(edits, tuple(weights), removed)
     return _assemble(edits, tuple(weights), text, tuple(removed))
 
 
-def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
+def _rewrite(
+    file: WeightFile, edits: Edits, additions: Mapping[str, tuple[write_plan.OutputTensor, str]]
+) -> write_plan.OutputWeights | None:
     """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
     mine = {tensor.name for tensor in file.tensors}
     metadata, changed = metadata_after(file, edits, _names_after(edits, mine, additions))
     trimmed = any(name == file.name for name, _ in edits.trims)
     if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
         return None
-    storages = {storage.key: OutputStorage(storage.range, storage.crc) for storage in file.storages}
+    storages = {storage.key: write_plan.OutputStorage(storage.range, storage.crc) for storage in file.storages}
     storages |= {key: storage for (name, key), storage in edits.trims.items() if name == file.name}
-    tensors: list[OutputTensor] = []
+    tensors: list[write_plan.OutputTensor] = []
     for record in file.tensors:
         if record.name in additions:
             tensors.append(additions[record.name][0])
         elif record.name not in edits.drops:
             name = edits.renames[record.name].to if record.name in edits.renames else record.name
             home = storages[record.storage] if record.storage is not None else None
-            tensors.append(OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home))
+            tensors.append(write_plan.OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home))
         tensors += [
             tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
         ]
-    return OutputWeights(file.name, tuple(tensors), metadata, file.gguf)
+    return write_plan.OutputWeights(file.name, tuple(tensors), metadata, file.gguf)
 
 
-def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:
+def _names_after(
+    edits: Edits, mine: set[str], additions: Mapping[str, tuple[write_plan.OutputTensor, str]]
+) -> set[str]:
     """Return the names that a file with the names ``mine`` will have."""
     stays = {name for name in mine if name not in edits.drops and name not in additions}
     renamed = {edits.renames[name].to if name in edits.renames else name for name in stays}
@@ -274,7 +254,10 @@ def _unused_name(checkpoint: Checkpoint) -> str:
 
 
 def _assemble(
-    edits: Edits, weights: tuple[OutputWeights, ...], texts: tuple[OutputText, ...], removed: tuple[str, ...]
+    edits: Edits,
+    weights: tuple[write_plan.OutputWeights, ...],
+    texts: tuple[write_plan.OutputText, ...],
+    removed: tuple[str, ...],
 ) -> Files:
     checkpoint = edits.checkpoint
     written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
@@ -286,12 +269,12 @@ def _assemble(
             links[document.name] = checkpoint.states[document.name].size
     links |= checkpoint.companions
     touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
-    unchanged = tuple(KeepTensor(name) for name in checkpoint.tensors if name not in touched)
-    linked = tuple(LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
+    unchanged = tuple(write_plan.KeepTensor(name) for name in checkpoint.tensors if name not in touched)
+    linked = tuple(write_plan.LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
     return Files(weights, texts, linked, removed, (*edits.operations, *unchanged))
 
 
-def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...]) -> Files:
+def with_text(files: Files, text: write_plan.OutputText, operations: tuple[write_plan.Operation, ...]) -> Files:
     """Return ``files`` with one more document that is written instead of linked."""
     return replace(
         files,
@@ -301,7 +284,9 @@ def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...])
     )
 
 
-def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str]) -> tuple[OutputText, ...]:
+def index_text(
+    edits: Edits, weights: Iterable[write_plan.OutputWeights], removed: list[str]
+) -> tuple[write_plan.OutputText, ...]:
     """Return the index for the written shards, or nothing if its text does not change."""
     index = edits.checkpoint.index
     assert index is not None  # a guard has refused a sharded model without an index
@@ -324,10 +309,12 @@ def index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str
     parameters = sum(elements for _, _, elements in after.values())
     parameters -= sum(record.elements for record in edits.checkpoint.tensors.values())
     text = edit_index(index.text, drop=drop, add=add, total_size=total, parameters_added=parameters)
-    return (OutputText(index.name, text),) if text != index.text else ()
+    return (write_plan.OutputText(index.name, text),) if text != index.text else ()
 
 
-def _total(edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[str, tuple[str, int, int]]) -> int:
+def _total(
+    edits: Edits, written: Mapping[str, write_plan.OutputWeights], after: Mapping[str, tuple[str, int, int]]
+) -> int:
     """Return the bytes of all tensors. Names with the same view of one storage count once, as in transformers."""
     seen: dict[object, int] = {}
     for file in edits.checkpoint.files:
@@ -357,7 +344,7 @@ def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Map
     stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
     after = {key: value for key, value in file.metadata.items() if key not in stale}
     for key in stale:
-        edits.operations.append(SetMetadata(file.name, key, None))
+        edits.operations.append(write_plan.SetMetadata(file.name, key, None))
     changed = edits.checkpoint.format == "safetensors" and _mark_copies(file, edits, names, after)
     return after, changed or bool(stale)
 
@@ -370,7 +357,7 @@ def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict
     if before == after:
         return False
     value = weight_file.entry(after) if after else None
-    edits.operations.append(SetMetadata(file.name, weight_file.KEY, value))
+    edits.operations.append(write_plan.SetMetadata(file.name, weight_file.KEY, value))
     if value is None:
         del metadata[weight_file.KEY]
     else:
@@ -385,5 +372,5 @@ def metadata_of_new(edits: Edits, shard: str, names: Iterable[str]) -> Mapping[s
     copies = edits.kept_copies.intersection(names)
     if not copies:
         return {"format": "pt"}
-    edits.operations.append(SetMetadata(shard, weight_file.KEY, weight_file.entry(copies)))
+    edits.operations.append(write_plan.SetMetadata(shard, weight_file.KEY, weight_file.entry(copies)))
     return {"format": "pt", weight_file.KEY: weight_file.entry(copies)}

@@ -12,27 +12,10 @@ from pathlib import PurePath
 from typing import Any
 
 from tieconv.architectures.effective_flag import is_foreign
+from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord
-from tieconv.checkpoint.write_plan import (
-    Assembled,
-    DropTensor,
-    Equal,
-    Gathered,
-    KeepTensor,
-    LinkFile,
-    Operation,
-    OutputStorage,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Plan,
-    Promises,
-    Proof,
-    RenameTensor,
-    TiePromise,
-)
 from tieconv.formats.limits import MAX_TENSORS
 from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import described, judged
@@ -53,7 +36,7 @@ class Format(StrEnum):
 _FILES = {Format.SAFETENSORS: ("model", ".safetensors"), Format.TORCH: ("pytorch_model", ".bin")}
 
 
-def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD_SIZE) -> Plan:
+def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD_SIZE) -> write_plan.Plan:
     """Return the plan that stores the model as ``to``, in shards of at most ``max_shard_size`` tensor bytes.
 
     A larger tensor gets a separate shard. Names that share one storage become one tensor if loaders restore the
@@ -101,8 +84,8 @@ def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _weights(
-    checkpoint: Checkpoint, groups: list[list[OutputTensor]], to: Format, metadata: Mapping[str, str] | None
-) -> tuple[OutputWeights, ...]:
+    checkpoint: Checkpoint, groups: list[list[write_plan.OutputTensor]], to: Format, metadata: Mapping[str, str] | None
+) -> tuple[write_plan.OutputWeights, ...]:
     stem, suffix = _FILES[to]
     if checkpoint.layout is Layout.FILE:
         names = [PurePath(checkpoint.files[0].name).stem + suffix]
@@ -111,7 +94,7 @@ def _weights(
     else:
         names = [f"{stem}-{number:05d}-of-{len(groups):05d}{suffix}" for number in range(1, len(groups) + 1)]
     return tuple(
-        OutputWeights(name, tuple(group if to is Format.TORCH else widest_first(group)), metadata)
+        write_plan.OutputWeights(name, tuple(group if to is Format.TORCH else widest_first(group)), metadata)
         for name, group in zip(names, groups, strict=True)
     )
 
@@ -135,17 +118,19 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
     return merged, tuple(notes)
 
 
-def _index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...], to: Format) -> OutputText:
+def _index(checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...], to: Format) -> write_plan.OutputText:
     stem, suffix = _FILES[to]
     old = checkpoint.index.value.get("metadata") if checkpoint.index else None
     metadata: dict[str, Any] = dict(old) if isinstance(old, Mapping) else {}
     metadata["total_size"] = sum(file.nbytes for file in weights)
     entries = {tensor.name: file.name for file in weights for tensor in file.tensors}
     text = json.dumps({"metadata": metadata, "weight_map": entries}, indent=2, sort_keys=True) + "\n"
-    return OutputText(f"{stem}{suffix}.index.json", text)
+    return write_plan.OutputText(f"{stem}{suffix}.index.json", text)
 
 
-def _one_file_index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) -> tuple[OutputText, ...]:
+def _one_file_index(
+    checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...]
+) -> tuple[write_plan.OutputText, ...]:
     """Return the index of a model that stays one file: mlx-lm writes one."""
     document = _document(checkpoint) if checkpoint.layout is Layout.SINGLE else None
     return (document,) if document is not None and all(_stands(checkpoint, output) for output in weights) else ()
@@ -185,10 +170,10 @@ def _same_bytes(record: TensorRecord, source: TensorRecord) -> bool:
 def _assemble(
     inspection: Inspection,
     to: Format,
-    weights: tuple[OutputWeights, ...],
-    texts: tuple[OutputText, ...],
+    weights: tuple[write_plan.OutputWeights, ...],
+    texts: tuple[write_plan.OutputText, ...],
     dropped: Mapping[str, str],
-) -> Plan:
+) -> write_plan.Plan:
     checkpoint = inspection.checkpoint
     changed = tuple(output for output in weights if not _stands(checkpoint, output))
     rewritten = tuple(text for text in texts if checkpoint.index is None or text != _document(checkpoint))
@@ -197,20 +182,24 @@ def _assemble(
     _check_free(checkpoint, used)
     _check_named(checkpoint, used)
     before = [file.name for file in checkpoint.files] + ([checkpoint.index.name] if checkpoint.index else [])
-    kept_or_dropped: tuple[Operation, ...] = tuple(
-        DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
+    kept_or_dropped: tuple[write_plan.Operation, ...] = tuple(
+        write_plan.DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
         if name in dropped
         else keep_tensor(checkpoint, name)
         for name in checkpoint.tensors
     )
-    return Plan(
+    return write_plan.Plan(
         command="convert",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
         operations=(*kept_or_dropped, *operations(checkpoint)),
         weights=changed,
         texts=rewritten,
-        links=tuple(LinkFile(name, bytes_) for name, bytes_ in _links(checkpoint, before, used) if name not in written),
+        links=tuple(
+            write_plan.LinkFile(name, bytes_)
+            for name, bytes_ in _links(checkpoint, before, used)
+            if name not in written
+        ),
         # A training checkpoint holds more than the new files, so convert does not remove it.
         removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
         promises=_promises(inspection, dropped),
@@ -220,7 +209,7 @@ def _assemble(
     )
 
 
-def _stands(checkpoint: Checkpoint, output: OutputWeights) -> bool:
+def _stands(checkpoint: Checkpoint, output: write_plan.OutputWeights) -> bool:
     """Return whether the source already has this exact file."""
     file = next((file for file in checkpoint.files if file.name == output.name), None)
     if file is None or file.metadata != output.metadata:
@@ -233,8 +222,8 @@ def _stands(checkpoint: Checkpoint, output: OutputWeights) -> bool:
     ]
 
 
-def _document(checkpoint: Checkpoint) -> OutputText | None:
-    return OutputText(checkpoint.index.name, checkpoint.index.text) if checkpoint.index else None
+def _document(checkpoint: Checkpoint) -> write_plan.OutputText | None:
+    return write_plan.OutputText(checkpoint.index.name, checkpoint.index.text) if checkpoint.index else None
 
 
 def _check_free(checkpoint: Checkpoint, used: set[str]) -> None:
@@ -267,17 +256,19 @@ def _links(checkpoint: Checkpoint, before: list[str], used: set[str]) -> Iterato
     yield from sorted({**names, **beside}.items())
 
 
-def _promises(inspection: Inspection, dropped: Mapping[str, str]) -> Promises:
+def _promises(inspection: Inspection, dropped: Mapping[str, str]) -> write_plan.Promises:
     ties = []
     for tie in inspection.ties:
         names = {member.name: member.stored and member.name not in dropped for member in tie.members}
         stored = tuple(name for name, there in names.items() if there)
         absent = tuple(name for name in names if name not in stored)
-        ties.append(TiePromise(tie.canonical, tie.declared, stored, absent))
-    return Promises(inspection.config.effective, tuple(ties))
+        ties.append(write_plan.TiePromise(tie.canonical, tie.declared, stored, absent))
+    return write_plan.Promises(inspection.config.effective, tuple(ties))
 
 
-def _summary(to: Format, weights: tuple[OutputWeights, ...], changed: tuple[OutputWeights, ...]) -> str:
+def _summary(
+    to: Format, weights: tuple[write_plan.OutputWeights, ...], changed: tuple[write_plan.OutputWeights, ...]
+) -> str:
     largest = max(file.nbytes for file in weights)
     shape = f"{count(len(weights), f'{to} file')}" + (f" of at most {size(largest)}" if len(weights) > 1 else "")
     return shape if changed else f"already stored as {shape}: nothing to change"
@@ -320,17 +311,17 @@ def convertible(inspection: Inspection, to: str) -> Inspection:
     return replace(inspection, checkpoint=replace(checkpoint, read_only=""))
 
 
-def assembled(table: ChunkTable, record: TensorRecord) -> OutputTensor:
+def assembled(table: ChunkTable, record: TensorRecord) -> write_plan.OutputTensor:
     """Return the tensor, put together from its chunks."""
-    content = Assembled(record, table.chunks[record.name], record.name in table.overlapping)
-    return OutputTensor(record.name, record.dtype, record.shape, content)
+    content = write_plan.Assembled(record, table.chunks[record.name], record.name in table.overlapping)
+    return write_plan.OutputTensor(record.name, record.dtype, record.shape, content)
 
 
-def config_text(checkpoint: Checkpoint) -> tuple[OutputText, ...]:
+def config_text(checkpoint: Checkpoint) -> tuple[write_plan.OutputText, ...]:
     """Return the config of a training checkpoint, which may be in another directory."""
     if not checkpoint.table or checkpoint.config is None:
         return ()
-    return (OutputText(_CONFIG, checkpoint.config.text),)
+    return (write_plan.OutputText(_CONFIG, checkpoint.config.text),)
 
 
 def companions(checkpoint: Checkpoint) -> dict[str, int]:
@@ -365,62 +356,62 @@ def _prefix(table: ChunkTable) -> str:
     return next((stored.removesuffix(name) for stored, name in pairs if stored != name and stored.endswith(name)), "")
 
 
-def keep_tensor(checkpoint: Checkpoint, name: str) -> Operation:
+def keep_tensor(checkpoint: Checkpoint, name: str) -> write_plan.Operation:
     """Return the operation on a tensor of the model, whose name may lose a prefix."""
     stored = checkpoint.table.stored_names.get(name, name)
-    return KeepTensor(name) if stored == name else RenameTensor(stored, name)
+    return write_plan.KeepTensor(name) if stored == name else write_plan.RenameTensor(stored, name)
 
 
-def operations(checkpoint: Checkpoint) -> Iterator[Operation]:
+def operations(checkpoint: Checkpoint) -> Iterator[write_plan.Operation]:
     """Yield the operations on the tensors that are not the model's."""
     table = checkpoint.table
     for name in table.training:
-        yield DropTensor(name, "it is training state, not a weight")
+        yield write_plan.DropTensor(name, "it is training state, not a weight")
     for name in table.outside:
-        yield DropTensor(name, "it is not below the model's prefix")
+        yield write_plan.DropTensor(name, "it is not below the model's prefix")
 
 
-def proofs(checkpoint: Checkpoint, dropped: Mapping[str, str]) -> tuple[Proof, ...]:
+def proofs(checkpoint: Checkpoint, dropped: Mapping[str, str]) -> tuple[write_plan.Proof, ...]:
     """Return the proof for each copy that is left out of the model."""
     if not checkpoint.table:
         return ()
     tensors = checkpoint.tensors
-    return tuple(Equal(tensors[name], tensors[source]) for name, source in dropped.items())
+    return tuple(write_plan.Equal(tensors[name], tensors[source]) for name, source in dropped.items())
 
 
 # Lay out tensors for new files: dense or in their storages, split into shards, widest dtypes first.
 
 
-def dense(record: TensorRecord) -> OutputTensor:
+def dense(record: TensorRecord) -> write_plan.OutputTensor:
     """Return the tensor with its elements in row-major order; gathers a strided view."""
     if record.stride is None:
-        return OutputTensor(record.name, record.dtype, record.shape, record.range)
-    content = Gathered(record.range, record.dtype, record.shape, record.stride)
-    return OutputTensor(record.name, record.dtype, record.shape, content)
+        return write_plan.OutputTensor(record.name, record.dtype, record.shape, record.range)
+    content = write_plan.Gathered(record.range, record.dtype, record.shape, record.stride)
+    return write_plan.OutputTensor(record.name, record.dtype, record.shape, content)
 
 
 class Storages:
     """Storages of a new torch file: the source storages without the bytes that no tensor views."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.homes: dict[tuple[str, str], OutputStorage] = {}
+        self.homes: dict[tuple[str, str], write_plan.OutputStorage] = {}
         for file in checkpoint.files:
             for storage in file.storages:
                 views = [record for record in file.tensors if record.storage == storage.key]
                 self.homes[file.name, storage.key] = trimmed(storage, views)
 
-    def output(self, record: TensorRecord) -> OutputTensor:
+    def output(self, record: TensorRecord) -> write_plan.OutputTensor:
         """Return the tensor as a view of its storage."""
         home = None if record.storage is None else self.homes[record.range.file, record.storage]
-        return OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
+        return write_plan.OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
 
 
-def split_shards(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[OutputTensor]]:
+def split_shards(tensors: Iterable[write_plan.OutputTensor], limit: int) -> Iterator[list[write_plan.OutputTensor]]:
     """Split tensors greedily in the given order, as `huggingface_hub` does; tensors of one storage stay together."""
-    blocks: dict[object, list[OutputTensor]] = {}
+    blocks: dict[object, list[write_plan.OutputTensor]] = {}
     for tensor in tensors:
         blocks.setdefault(tensor.storage or tensor, []).append(tensor)
-    shard: list[OutputTensor] = []
+    shard: list[write_plan.OutputTensor] = []
     total = 0
     for block in blocks.values():
         needed = block[0].storage.range.size if block[0].storage else block[0].nbytes
@@ -436,6 +427,6 @@ def split_shards(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[O
         yield shard
 
 
-def widest_first(tensors: list[OutputTensor]) -> list[OutputTensor]:
+def widest_first(tensors: list[write_plan.OutputTensor]) -> list[write_plan.OutputTensor]:
     """Sort tensors by dtype width, widest first, so that each one starts aligned and readers can map it."""
     return sorted(tensors, key=lambda tensor: -BITS.get(tensor.dtype, 8))

@@ -6,24 +6,16 @@ import json
 from typing import Any
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.results.checked import (
-    CHECK_SCHEMA,
-    CheckedFinding,
-    CheckedModel,
-    CheckReport,
-    Failure,
-    Fix,
-    Waiver,
-)
+from tieconv.checkpoint.results import checked
 
 
-def render(report: CheckReport) -> str:
+def render(report: checked.CheckReport) -> str:
     """Return one JSON document in ASCII. Names are exact, without the escapes of text output."""
     # A CI runner obeys `##[` anywhere in a line; only strings hold a `#`.
     return str(report).replace("##", "#\\u0023")
 
 
-def read(text: str | bytes) -> CheckReport:
+def read(text: str | bytes) -> checked.CheckReport:
     """Return the report that `render` wrote. Raises ``ValueError`` for any other text."""
     try:
         return report_of(json.loads(text))
@@ -31,25 +23,27 @@ def read(text: str | bytes) -> CheckReport:
         raise ValueError("it is nested too deeply") from error
 
 
-def report_of(document: Any) -> CheckReport:
+def report_of(document: Any) -> checked.CheckReport:
     """Return the report of a parsed document. Raises ``ValueError`` for any other value."""
     try:
-        if document["schema"] != CHECK_SCHEMA:
-            raise ValueError(f"its schema is not {CHECK_SCHEMA}")
+        if document["schema"] != checked.CHECK_SCHEMA:
+            raise ValueError(f"its schema is not {checked.CHECK_SCHEMA}")
         models = tuple(_model_of(model) for model in document["models"])
         notes, rules = _texts(document["notes"]), _texts(document["rules"])
         settings = _text(document["settings"] or "") if "settings" in document else None  # an older report has no key
-        return CheckReport(models, Level(document["fail_on"]), notes, rules, settings)
+        return checked.CheckReport(models, Level(document["fail_on"]), notes, rules, settings)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a key is missing or does not fit {CHECK_SCHEMA}: {error}") from error
+        raise ValueError(f"a key is missing or does not fit {checked.CHECK_SCHEMA}: {error}") from error
 
 
-def _model_of(document: dict[str, Any]) -> CheckedModel:
+def _model_of(document: dict[str, Any]) -> checked.CheckedModel:
     failure = document["failure"]
-    reason = Failure(_text(failure["message"]), _text(failure["hint"])) if failure else None
-    fixes = tuple(Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in document["fixes"])
+    reason = checked.Failure(_text(failure["message"]), _text(failure["hint"])) if failure else None
+    fixes = tuple(
+        checked.Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in document["fixes"]
+    )
     output = None if document["output"] is None else _text(document["output"])
-    return CheckedModel(
+    return checked.CheckedModel(
         _text(document["source"]),
         tuple(map(_finding_of, document["findings"])),
         reason,
@@ -61,7 +55,7 @@ def _model_of(document: dict[str, Any]) -> CheckedModel:
     )
 
 
-def _finding_of(document: dict[str, Any]) -> CheckedFinding:
+def _finding_of(document: dict[str, Any]) -> checked.CheckedFinding:
     remedy, waived = document["remedy"], document["waiver"]
     finding = Finding(
         _text(document["rule"]),
@@ -70,8 +64,8 @@ def _finding_of(document: dict[str, Any]) -> CheckedFinding:
         _texts(document["tensors"]),
         Remedy(_text(remedy["command"]), remedy["safe"] is True) if remedy else None,
     )
-    waiver = Waiver(_text(waived["by"]), _text(waived["reason"])) if waived else None
-    return CheckedFinding(finding, _text(document["file"]), waiver)
+    waiver = checked.Waiver(_text(waived["by"]), _text(waived["reason"])) if waived else None
+    return checked.CheckedFinding(finding, _text(document["file"]), waiver)
 
 
 def _text(value: object) -> str:

@@ -6,21 +6,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from tieconv.checkpoint.phrases import measured
-from tieconv.checkpoint.relation import Absent, Aliased, Canonical
-from tieconv.checkpoint.relation.proved import (
-    Cast,
-    Different,
-    Empty,
-    Identical,
-    Near,
-    OtherBytes,
-    OtherSample,
-    OtherShape,
-    Relation,
-    Scaled,
-    Transposed,
-    Unread,
-)
+from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
@@ -116,17 +102,25 @@ def _contrast(difference: TensorDifference) -> str:
             assert_never(difference.evidence)
 
 
-def _relation(contrast: Contrast, relation: Relation) -> str:
+def _relation(contrast: Contrast, relation: proved.Relation) -> str:
     match relation:
-        case Transposed():
+        case proved.Transposed():
             return "transposed"
-        case Cast(exact=exact):
+        case proved.Cast(exact=exact):
             return f"equal after a cast; {exact} has the full precision"
-        case Scaled(factor=factor):
+        case proved.Scaled(factor=factor):
             return f"B is {factor} times A"
-        case Near() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample() | Unread():
+        case (
+            proved.Near()
+            | proved.Different()
+            | proved.Empty()
+            | proved.OtherShape()
+            | proved.OtherBytes()
+            | proved.OtherSample()
+            | proved.Unread()
+        ):
             return f"{contrast}: {measured(relation)}"
-        case Canonical() | Absent() | Aliased() | Identical():
+        case Canonical() | Absent() | Aliased() | proved.Identical():
             return str(contrast)
         case _:
             assert_never(relation)

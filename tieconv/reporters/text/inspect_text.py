@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint import quantised_matrix
 from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
-from tieconv.checkpoint.quantised_matrix import (
-    ErrorFigures,
-    PairRelation,
-    PairState,
-    QuantisedMatrix,
-    QuantisedTables,
-    Verdict,
-    parametrised_parts,
-)
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.text import count, listed, shown, size
@@ -377,7 +369,7 @@ def _in_parts(inspection: Inspection, role: str) -> bool:
 
 def _parts(inspection: Inspection, role: str) -> str:
     matrix = inspection.quantised.of(role) if inspection.quantised is not None else None
-    kind = "parametrised" if matrix is not None and parametrised_parts(matrix) else "quantised"
+    kind = "parametrised" if matrix is not None and quantised_matrix.parametrised_parts(matrix) else "quantised"
     return f"{kind}, stored in parts"
 
 
@@ -385,7 +377,7 @@ def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
     """Return the cells for the quantised matrix of a graph in ``role``, or nothing."""
     heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
     relation = inspection.quantised.relation if inspection.quantised else None
-    compared = relation is not None and relation.state is not PairState.UNREAD
+    compared = relation is not None and relation.state is not quantised_matrix.PairState.UNREAD
     return (
         (shown(heads[0].name), f"quantised ({shown(heads[0].operator)}){'' if compared else ', not compared'}")
         if heads
@@ -429,16 +421,16 @@ def _save(live: LiveModel) -> Iterator[Row]:
 
 
 _STATES = {
-    PairState.EQUAL: "equal: the scheme and every byte of every part",
-    PairState.EQUAL_VALUES: "equal after dequantising: the parts differ, every value is equal",
-    PairState.COPY: "a quantised copy: every value rounds to its code",
-    PairState.CALIBRATED_COPY: "a calibrated copy: the error is small, but more than rounding leaves",
-    PairState.DIFFERENT: "different",
-    PairState.UNREAD: "not compared",
+    quantised_matrix.PairState.EQUAL: "equal: the scheme and every byte of every part",
+    quantised_matrix.PairState.EQUAL_VALUES: "equal after dequantising: the parts differ, every value is equal",
+    quantised_matrix.PairState.COPY: "a quantised copy: every value rounds to its code",
+    quantised_matrix.PairState.CALIBRATED_COPY: "a calibrated copy: the error is small, but more than rounding leaves",
+    quantised_matrix.PairState.DIFFERENT: "different",
+    quantised_matrix.PairState.UNREAD: "not compared",
 }
 
 
-def quantised_rows(tables: QuantisedTables) -> Iterator[Row]:
+def quantised_rows(tables: quantised_matrix.QuantisedTables) -> Iterator[Row]:
     """Yield the rows of both matrices, their parts, the config, and how the two relate."""
     for matrix in tables.matrices:
         label = "input embedding" if matrix.role == "embedding" else "output head"
@@ -446,7 +438,7 @@ def quantised_rows(tables: QuantisedTables) -> Iterator[Row]:
         for part in matrix.parts:
             shape = ", ".join(map(str, part.shape))
             yield "", f"  {part.role.replace('_', ' ')}", f"{shown(part.name)} [{shape}] {shown(part.dtype)}"
-        if matrix.config.verdict is not Verdict.UNDECIDED:
+        if matrix.config.verdict is not quantised_matrix.Verdict.UNDECIDED:
             verdict = str(matrix.config.verdict).replace("_", " ")
             entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
             yield "", "  config", f"{verdict}{entry}"
@@ -458,13 +450,13 @@ def quantised_rows(tables: QuantisedTables) -> Iterator[Row]:
         yield "head and embedding", related(tables.relation)
 
 
-def _described(matrix: QuantisedMatrix) -> str:
+def _described(matrix: quantised_matrix.QuantisedMatrix) -> str:
     shape = f"[{matrix.shape[0]}, {matrix.shape[1]}] " if matrix.shape else ""
     bits = f", {matrix.bits} bits" if matrix.bits else ""
     return f"{shape}{matrix.scheme or 'unknown scheme'}{bits}{_grouped(matrix)}, {size(matrix.nbytes)}"
 
 
-def _grouped(matrix: QuantisedMatrix) -> str:
+def _grouped(matrix: quantised_matrix.QuantisedMatrix) -> str:
     """Say how many weights share a scale."""
     if matrix.block is None:
         return ""
@@ -476,21 +468,21 @@ def _grouped(matrix: QuantisedMatrix) -> str:
     return ", one scale a row" if rows else f", groups of {matrix.block[1]}"
 
 
-def related(relation: PairRelation) -> str:
+def related(relation: quantised_matrix.PairRelation) -> str:
     """Return the state of two matrices, the parts that differ, and the errors."""
     parts = [_STATES[relation.state]]
     if relation.reason:
         parts.append(relation.reason)
     if relation.differing:
         parts.append(f"differing parts: {listed(name.replace('_', ' ') for name in relation.differing)}")
-    if relation.figures is not None and relation.state is not PairState.EQUAL_VALUES:
+    if relation.figures is not None and relation.state is not quantised_matrix.PairState.EQUAL_VALUES:
         parts.append(_figures(relation.figures))
     if relation.bytes_wasted:
         parts.append(f"{size(relation.bytes_wasted)} stored twice")
     return "; ".join(parts)
 
 
-def _figures(figures: ErrorFigures) -> str:
+def _figures(figures: quantised_matrix.ErrorFigures) -> str:
     words = []
     if figures.largest is not None:
         words.append(f"largest error {figures.largest:.3g}")

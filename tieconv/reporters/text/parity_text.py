@@ -6,28 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tieconv.checkpoint.graph_plan import ExportOutcome, ExportPlan, SessionProof
-from tieconv.checkpoint.results.parity import (
-    Case,
-    Figures,
-    Gate,
-    Identity,
-    Loss,
-    Lost,
-    Metrics,
-    Parity,
-    Quantised,
-    Verdict,
-)
+from tieconv.checkpoint.results import parity
 from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
 _SHOWN = 12
 _PASSED = "passed: the graph holds the checkpoint's weights, and its errors are within the limits"
 _QUANTISED_PASSED = "passed: the graph computes with its quantised weights, and its losses are within the limits"
-_STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "warning"}
+_STYLES = {parity.Verdict.PASSED: "good", parity.Verdict.FAILED: "error", parity.Verdict.NOT_RUN: "warning"}
 
 
-def render_parity(report: Parity, paint: Paint = plain, width: int | None = None) -> str:
+def render_parity(report: parity.Parity, paint: Paint = plain, width: int | None = None) -> str:
     """Return the whole report, without a newline at the end."""
     blocks = [_title(report, paint), "\n".join(columns(facts(report), width=width))]
     if report.identity is not None and (report.identity.lost or report.identity.unexplained):
@@ -41,11 +30,11 @@ def render_parity(report: Parity, paint: Paint = plain, width: int | None = None
     return "\n\n".join(blocks)
 
 
-def _title(report: Parity, paint: Paint) -> str:
+def _title(report: parity.Parity, paint: Paint) -> str:
     return f"{paint(shown(report.graph), 'heading')} against {paint(shown(report.model), 'heading')}"
 
 
-def facts(report: Parity) -> Iterator[tuple[str, str]]:
+def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
     """Yield what was measured, where and with what, as names and sentences."""
     structure, use = report.structure, report.provider
     if structure is not None:
@@ -72,7 +61,7 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
         yield from _not_judged(metrics)
 
 
-def _not_judged(metrics: Metrics) -> Iterator[tuple[str, str]]:
+def _not_judged(metrics: parity.Metrics) -> Iterator[tuple[str, str]]:
     """Yield the figures that no gate uses."""
     free = metrics.free_run
     if free is not None:
@@ -83,7 +72,7 @@ def _not_judged(metrics: Metrics) -> Iterator[tuple[str, str]]:
         yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
 
 
-def _coverage(identity: Identity) -> str:
+def _coverage(identity: parity.Identity) -> str:
     share = identity.bytes_found / identity.bytes if identity.bytes else 1.0
     forms = ", ".join(f"{number} {form}" for form, number in sorted(identity.how.items()))
     copies = f"; the graph stores the word embedding {count(identity.copies, 'time')}" if identity.copies else ""
@@ -94,14 +83,14 @@ def _coverage(identity: Identity) -> str:
     )
 
 
-def _weights(identity: Identity) -> list[tuple[str, ...]]:
+def _weights(identity: parity.Identity) -> list[tuple[str, ...]]:
     rows = [_lost("not found", entry) for entry in identity.lost]
     rows += [_lost("in the graph only", entry) for entry in identity.unexplained]
     left = len(rows) - _SHOWN
     return [*rows[:_SHOWN], ("…", f"{left:,} more (--json lists them)")] if left > 0 else rows
 
 
-def _lost(kind: str, entry: Lost) -> tuple[str, ...]:
+def _lost(kind: str, entry: parity.Lost) -> tuple[str, ...]:
     judged = "fails the verdict" if entry.required else "not judged"
     return kind, shown(entry.name), f"{list(entry.shape)} {entry.dtype}", f"{entry.reason} ({judged})"
 
@@ -109,10 +98,10 @@ def _lost(kind: str, entry: Lost) -> tuple[str, ...]:
 _HEAD = ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's", "ratio", "max ratio", "top-1", "KL")
 
 
-def _cases(cases: Iterable[Case]) -> Iterator[tuple[str, ...]]:
+def _cases(cases: Iterable[parity.Case]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each shape, with the worst of its seeds."""
     yield _HEAD
-    shapes: dict[tuple[object, ...], list[Case]] = {}
+    shapes: dict[tuple[object, ...], list[parity.Case]] = {}
     for case in cases:
         shapes.setdefault((case.batch, case.sequence, case.past, case.padding, case.group), []).append(case)
     for (*shape, _), of_shape in shapes.items():
@@ -125,7 +114,7 @@ def _cases(cases: Iterable[Case]) -> Iterator[tuple[str, ...]]:
         yield (*map(str, shape), *_figures(worst.graph, worst.floor, of_shape), _kind(worst))
 
 
-def _figures(graph: Figures, floor: Figures, cases: list[Case]) -> tuple[str, ...]:
+def _figures(graph: parity.Figures, floor: parity.Figures, cases: list[parity.Case]) -> tuple[str, ...]:
     positions = sum(case.graph.positions for case in cases if case.graph)
     flips = sum(case.graph.flips for case in cases if case.graph)
     return (
@@ -139,12 +128,12 @@ def _figures(graph: Figures, floor: Figures, cases: list[Case]) -> tuple[str, ..
     )
 
 
-def _kind(case: Case) -> str:
+def _kind(case: parity.Case) -> str:
     """Return the group, if the shape alone does not tell it."""
     return "" if case.group in ("one token", "no past", "past", "left padding") else case.group
 
 
-def _gate(gate: Gate, paint: Paint) -> tuple[str, ...]:
+def _gate(gate: parity.Gate, paint: Paint) -> tuple[str, ...]:
     mark = paint("passed", "good") if gate.passed else paint("FAILED", "error")
     figures = f"{number(gate.value)} {'≤' if gate.passed else '>'} {number(gate.limit)}"
     return mark, gate.name, figures, shown(gate.sentence, 400)
@@ -157,18 +146,18 @@ def number(value: float | None) -> str:
     return f"{value:.3g}" if value < 10000 else f"{value:.1e}"
 
 
-def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
+def _verdict(report: parity.Parity, paint: Paint, width: int | None) -> Iterator[str]:
     sentences = {
-        Verdict.PASSED: _PASSED if report.quantised is None else _QUANTISED_PASSED,
-        Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
-        Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
+        parity.Verdict.PASSED: _PASSED if report.quantised is None else _QUANTISED_PASSED,
+        parity.Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
+        parity.Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(sentences, "", width))
-    if report.reason and report.verdict is Verdict.FAILED:
+    if report.reason and report.verdict is parity.Verdict.FAILED:
         yield from wrapped(f"cause: {shown(report.reason, 400)}", "", width)
 
 
-def quantised_facts(figures: Quantised) -> Iterator[tuple[str, str]]:
+def quantised_facts(figures: parity.Quantised) -> Iterator[tuple[str, str]]:
     """Yield how the weights are quantised, and what the graph and the known-good quantiser lose."""
     forms = Counter(f"of {weight.operator} with {weight.bits} bits" for weight in figures.weights)
     listed = ", ".join(f"{number} {shown(form)}" for form, number in forms.items())
@@ -184,7 +173,7 @@ def quantised_facts(figures: Quantised) -> Iterator[tuple[str, str]]:
         yield "perplexity", f"{figures.reference_perplexity:.4g} of the float reference on {source}"
 
 
-def _loss(loss: Loss) -> str:
+def _loss(loss: parity.Loss) -> str:
     perplexity = "" if loss.perplexity is None else f", perplexity {loss.perplexity:.4g}"
     return f"top-1 {loss.top1:.1%}, KL {loss.kl:.2e}{perplexity}"
 

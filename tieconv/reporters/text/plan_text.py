@@ -6,32 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from tieconv.checkpoint import weight_file
+from tieconv.checkpoint import weight_file, write_plan
 from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof, SharedMatrix
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.push import Effect, FileChange, Push
-from tieconv.checkpoint.write_plan import (
-    AverageTensor,
-    CopyTensor,
-    DropConfig,
-    DropFile,
-    DropTensor,
-    FillTensor,
-    KeepTensor,
-    LinkFile,
-    Operation,
-    Outcome,
-    Plan,
-    RemoteTransfer,
-    RenameTensor,
-    ResizeTensor,
-    ScaleTensor,
-    SetConfig,
-    SetMetadata,
-    SetTensor,
-    ShareTensor,
-    TrimStorage,
-)
 from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 from tieconv.version import VERSION
@@ -40,7 +18,7 @@ _REMOVED = {"convert": "its tensors are in the new files", "reindex": "the new i
 
 
 def render(
-    outcome: Outcome,
+    outcome: write_plan.Outcome,
     paint: Paint = plain,
     width: int | None = None,
     *,
@@ -61,17 +39,17 @@ def render(
     return "\n".join(lines)
 
 
-def _rows(outcome: Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+def _rows(outcome: write_plan.Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
     plan = outcome.plan
     unchanged, left, moved = 0, 0, _moved(plan)
     if moved:
         yield "rename", count(len(moved), "tensor"), f"{_prefix_change(moved[0])}, byte for byte"
     for operation in plan.operations:
-        if isinstance(operation, KeepTensor):
+        if isinstance(operation, write_plan.KeepTensor):
             unchanged += 1
-        elif isinstance(operation, DropTensor) and operation.name not in plan.checkpoint.tensors:
+        elif isinstance(operation, write_plan.DropTensor) and operation.name not in plan.checkpoint.tensors:
             left += 1
-        elif not (moved and isinstance(operation, RenameTensor)):
+        elif not (moved and isinstance(operation, write_plan.RenameTensor)):
             yield _row(plan, operation)
     if unchanged or not moved:
         yield "keep", count(unchanged, "tensor"), "byte for byte"
@@ -81,7 +59,7 @@ def _rows(outcome: Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[st
     yield "bytes", _figures(plan, outcome.remote)
 
 
-def _figures(plan: Plan, remote: RemoteTransfer | None) -> str:
+def _figures(plan: write_plan.Plan, remote: write_plan.RemoteTransfer | None) -> str:
     if remote is None:
         return f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
     moved = f"{size(remote.bytes_read)} read, {size(remote.bytes_uploaded)} uploaded"
@@ -90,70 +68,70 @@ def _figures(plan: Plan, remote: RemoteTransfer | None) -> str:
     return f"{moved} from a temporary directory, because {remote.why}"
 
 
-def _prefix_change(renamed: RenameTensor) -> str:
+def _prefix_change(renamed: write_plan.RenameTensor) -> str:
     if renamed.to.endswith(renamed.name):
         return f"each name gets the prefix {shown(renamed.to.removesuffix(renamed.name))}"
     return f"each name loses the prefix {shown(renamed.name.removesuffix(renamed.to))}"
 
 
-def _moved(plan: Plan) -> list[RenameTensor]:
+def _moved(plan: write_plan.Plan) -> list[write_plan.RenameTensor]:
     """Return the renamings if all add or remove one prefix and there are more than two, else an empty list."""
-    renamed = [operation for operation in plan.operations if isinstance(operation, RenameTensor)]
+    renamed = [operation for operation in plan.operations if isinstance(operation, write_plan.RenameTensor)]
     added = {to.removesuffix(name) if to.endswith(name) else None for name, to in _pairs(renamed)}
     removed = {name.removesuffix(to) if name.endswith(to) else None for name, to in _pairs(renamed)}
     is_common = any(len(prefixes) == 1 and None not in prefixes for prefixes in (added, removed))
     return renamed if len(renamed) > 2 and is_common else []
 
 
-def _pairs(renamed: list[RenameTensor]) -> Iterator[tuple[str, str]]:
+def _pairs(renamed: list[write_plan.RenameTensor]) -> Iterator[tuple[str, str]]:
     return ((operation.name, operation.to) for operation in renamed)
 
 
-def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
+def _row(plan: write_plan.Plan, operation: write_plan.Operation) -> tuple[str, ...]:
     match operation:
-        case DropTensor(name, because):
+        case write_plan.DropTensor(name, because):
             return "drop", shown(name), f"{size(plan.checkpoint.tensors[name].nbytes)}, {shown(because)}"
-        case CopyTensor(name, source):
+        case write_plan.CopyTensor(name, source):
             return "add", shown(name), f"{size(plan.checkpoint.tensors[source].nbytes)}, a copy of {shown(source)}"
-        case RenameTensor(name, to):
+        case write_plan.RenameTensor(name, to):
             return "rename", shown(name), f"to {shown(to)}"
-        case FillTensor(name, dtype, shape):
+        case write_plan.FillTensor(name, dtype, shape):
             return "add", shown(name), f"all zero, {list(shape)} {dtype}"
-        case ScaleTensor(name, source, exponent):
+        case write_plan.ScaleTensor(name, source, exponent):
             return "add", shown(name), f"{shown(source)} times 2**{exponent}, exact"
-        case AverageTensor(name, first, second):
+        case write_plan.AverageTensor(name, first, second):
             return "mean", shown(name), f"of {shown(first)} and {shown(second)}, each element rounded once"
-        case SetTensor(name, because):
+        case write_plan.SetTensor(name, because):
             return "change", shown(name), shown(because)
-        case ResizeTensor(name, before, after):
+        case write_plan.ResizeTensor(name, before, after):
             return "resize", shown(name), f"{list(before)} becomes {list(after)}, {_resized(before, after)}"
-        case ShareTensor(name, source):
+        case write_plan.ShareTensor(name, source):
             return (
                 "share",
                 shown(name),
                 f"{size(plan.checkpoint.tensors[name].nbytes)}, stored once with {shown(source)}",
             )
-        case TrimStorage(name, freed):
+        case write_plan.TrimStorage(name, freed):
             return "trim", shown(name), f"{size(freed)} of its storage, which no tensor uses"
-        case SetConfig(path, value, before, present):
+        case write_plan.SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
-        case DropConfig(path, before):
+        case write_plan.DropConfig(path, before):
             return "config", shown(path), f"removed; it was {_json(before)}"
-        case SetMetadata(file, weight_file.KEY, None):
+        case write_plan.SetMetadata(file, weight_file.KEY, None):
             return "metadata", shown(file), f"{weight_file.KEY} removed: the file no longer has the copy"
-        case SetMetadata(file, key, None):
+        case write_plan.SetMetadata(file, key, None):
             return "metadata", shown(file), f"{shown(key)} removed: the tensor that it names is not stored"
-        case SetMetadata(file, weight_file.KEY, value):
+        case write_plan.SetMetadata(file, weight_file.KEY, value):
             names = ", ".join(map(shown, sorted(weight_file.names_in({weight_file.KEY: value or ""}))))
             return "metadata", shown(file), f"{weight_file.KEY} marks {names} as stored twice on purpose"
-        case SetMetadata(file, key, value):
+        case write_plan.SetMetadata(file, key, value):
             return "metadata", shown(file), f"{shown(key)} becomes {shown(value)}"
-        case KeepTensor(name):
+        case write_plan.KeepTensor(name):
             return "keep", shown(name), "byte for byte"
-        case DropFile(name, bytes_):
+        case write_plan.DropFile(name, bytes_):
             return "drop", shown(name), f"{size(bytes_)}, the old model in another format"
-        case LinkFile(name, bytes_):
+        case write_plan.LinkFile(name, bytes_):
             return "copy", shown(name), size(bytes_)
     assert_never(operation)
 
@@ -164,7 +142,7 @@ def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return f"{rows} added at the end" if new > old else f"{rows} removed at the end"
 
 
-def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+def _files(plan: write_plan.Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
     before = {file.name for file in plan.checkpoint.files}
     for output in plan.weights:
         verb = "rewrite" if output.name in before else "create"
@@ -172,7 +150,7 @@ def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ..
     for text in plan.texts:
         verb = "rewrite" if text.name in plan.checkpoint.states else "create"
         yield verb, shown(text.name), size(len(text.text.encode()))
-    dropped = {operation.name for operation in plan.operations if isinstance(operation, DropFile)}
+    dropped = {operation.name for operation in plan.operations if isinstance(operation, write_plan.DropFile)}
     for name in (name for name in plan.removed if name not in dropped):
         yield "remove" if in_place else "skip", shown(name), _REMOVED.get(plan.command, "it would hold no tensors")
     if plan.links:
