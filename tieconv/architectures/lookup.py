@@ -43,7 +43,9 @@ def find(
         family = load(architecture, config)
         if family is not None:
             return family
-    sibling = _sibling(config, model_type)
+    # The family of the main language-model class of the config's type.
+    sibling_name = table.main_class(model_type)
+    sibling = load(sibling_name, config) if sibling_name else None
     if not listed and sibling is not None:
         return sibling
     if sibling is not None and any(map(is_headless, listed)):
@@ -65,12 +67,6 @@ def _architectures(config: Mapping[str, object]) -> tuple[str, ...]:
 
 _MOST_ARCHITECTURES = 64
 """Most entries of `architectures` that are looked up. transformers writes one."""
-
-
-def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
-    """Return the family of the main language-model class of the config's type."""
-    name = table.main_class(model_type)
-    return load(name, config) if name else None
 
 
 def is_headless(name: str) -> bool:

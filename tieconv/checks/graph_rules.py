@@ -132,7 +132,11 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
         inside = (duplicate for duplicate in inspection.duplicates if set(duplicate.tensors) <= set(graph.names))
         copies = [duplicate for duplicate in inside if _counts(duplicate, inspection)]
         # A copy that `dedup` keeps is still a finding afterwards, so each finding has one answer.
-        for why, some in _by_answer(inspection, copies).items():
+        # The copies grouped by what `dedup` does with them.
+        parts: dict[Answer, list[Duplicate]] = {}
+        for answer_duplicate in copies:
+            parts.setdefault(answer_of(inspection, group(inspection, answer_duplicate)), []).append(answer_duplicate)
+        for why, some in parts.items():
             yield _others(inspection, some, why)
 
 
@@ -162,14 +166,6 @@ def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:
     """Return whether the removable copies hold enough elements together."""
     numbers = (len(duplicate.tensors) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
     return duplicate.kind in _WORDS and numbers >= LARGE
-
-
-def _by_answer(inspection: Inspection, copies: list[Duplicate]) -> dict[Answer, list[Duplicate]]:
-    """Return the copies grouped by what `dedup` does with them."""
-    parts: dict[Answer, list[Duplicate]] = {}
-    for duplicate in copies:
-        parts.setdefault(answer_of(inspection, group(inspection, duplicate)), []).append(duplicate)
-    return parts
 
 
 def _others(inspection: Inspection, copies: list[Duplicate], answer: Answer) -> Finding:
@@ -340,7 +336,9 @@ def shared(
     why = _whole_graph(graph) or next((reason for copy in records if (reason := _alone(graph, copy))), "")
     if why:
         return Outcome(why)
-    if _is_quantised_pair(graph, copies):
+    # Whether the copies are the codes of an embedding and a head that are quantised in blocks.
+    pair = {pair_read.name: pair_read.operator for pair_read in graph.quantised if pair_read.parts}
+    if set(copies) <= set(pair) and "GatherBlockQuantized" in pair.values():
         old = graph.opset < graph_structure.OLDEST_QUANTISED_OPSET
         return Outcome(f"opset {graph.opset} is older than {graph_structure.OLDEST_QUANTISED_OPSET}" if old else "")
     shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}
@@ -377,12 +375,6 @@ def _in_one_home(
         return Outcome(refusals[0])
     left = any(read.use.operator == "MatMul" and read.use.index == 0 for read in reads)
     return Outcome(rounds=left and any(read.turned != chosen[0] for read in reads))
-
-
-def _is_quantised_pair(graph: graph_structure.GraphRecord, copies: Mapping[str, bool]) -> bool:
-    """Return whether the copies are the codes of an embedding and a head that are quantised in blocks."""
-    pair = {read.name: read.operator for read in graph.quantised if read.parts}
-    return set(copies) <= set(pair) and "GatherBlockQuantized" in pair.values()
 
 
 def _whole_graph(graph: graph_structure.GraphRecord) -> str:

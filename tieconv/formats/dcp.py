@@ -131,7 +131,13 @@ def overlaps(name: str, shape: Sequence[int], chunks: Sequence[Chunk], source: s
 
     The borders of all chunks cut the tensor into cells. Each chunk then is a box of whole cells.
     """
-    _check_inside(name, shape, chunks, source)
+    for inside_chunk in chunks:
+        ends = [
+            start + inside_side for start, inside_side in zip(inside_chunk.offsets, inside_chunk.shape, strict=True)
+        ]
+        if any(end > inside_side for end, inside_side in zip(ends, shape, strict=True)):
+            where = f"a chunk of {shown(name)} that reaches to {_index(ends)}"
+            raise _malformed(source, f"has {where}, outside the shape {_index(shape)}", "dcp.outside")
     if not prod(shape):
         return False
     chunks = [chunk for chunk in chunks if prod(chunk.shape)]
@@ -146,18 +152,15 @@ def overlaps(name: str, shape: Sequence[int], chunks: Sequence[Chunk], source: s
             shared |= bool(covered[cell])
             covered[cell] = 1
     if not all(covered):
-        missing = _unravel(covered.index(0), sides)
+        number = covered.index(0)
+        unravel_index = []
+        for unravel_side in reversed(sides):
+            number, position = divmod(number, unravel_side)
+            unravel_index.append(position)
+        missing = tuple(reversed(unravel_index))
         corner = tuple(border[index] for border, index in zip(borders, missing, strict=True))
         raise _malformed(source, f"has no chunk of {shown(name)} for the element {_index(corner)}", "dcp.hole")
     return shared
-
-
-def _check_inside(name: str, shape: Sequence[int], chunks: Sequence[Chunk], source: str) -> None:
-    for chunk in chunks:
-        ends = [start + side for start, side in zip(chunk.offsets, chunk.shape, strict=True)]
-        if any(end > side for end, side in zip(ends, shape, strict=True)):
-            where = f"a chunk of {shown(name)} that reaches to {_index(ends)}"
-            raise _malformed(source, f"has {where}, outside the shape {_index(shape)}", "dcp.outside")
 
 
 def _borders(chunks: Sequence[Chunk], axis: int) -> Iterator[int]:
@@ -177,14 +180,6 @@ def _cells(chunk: Chunk, borders: Sequence[Sequence[int]], sides: Sequence[int])
         for position, side in zip(index, sides, strict=True):
             number = number * side + position
         yield number
-
-
-def _unravel(number: int, sides: Sequence[int]) -> tuple[int, ...]:
-    index = []
-    for side in reversed(sides):
-        number, position = divmod(number, side)
-        index.append(position)
-    return tuple(reversed(index))
 
 
 def _index(values: Sequence[int]) -> str:
@@ -234,7 +229,15 @@ _LIMIT = 100_000_000
 def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...], tuple[str, ...]]:
     """Return the tensors, and the files that hold them. Raises `UnreadableError` with a stable code."""
     names = sorted(name for name in listing.top if DCP_SHARD.fullmatch(name))
-    _check_ranks(names)
+    # Refuse a gap in the numbers of the ranks. A missing last rank shows only as a hole or a smaller shape.
+    ranks = sorted({int(match.group(1)) for ranks_name in names if (match := DCP_SHARD.fullmatch(ranks_name))})
+    missing = next((number for number, rank in enumerate(ranks, 1) if number != rank), None)
+    if missing is not None:
+        raise UnreadableError(
+            f"the files of rank {missing} are missing: no file starts with shard-{missing:05d}",
+            "fetch the missing file: every rank writes a separate file",
+            "dcp.absent-file",
+        )
     chunks: dict[str, list[Chunk]] = {}
     dtypes: dict[str, str] = {}
     for name in names:
@@ -250,18 +253,6 @@ def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...
 
 def _pread(files: Files, name: str, size: int, offset: int) -> bytes:
     return files.pread(name, size, offset)
-
-
-def _check_ranks(names: list[str]) -> None:
-    """Refuse a gap in the numbers of the ranks. A missing last rank shows only as a hole or a smaller shape."""
-    ranks = sorted({int(match.group(1)) for name in names if (match := DCP_SHARD.fullmatch(name))})
-    missing = next((number for number, rank in enumerate(ranks, 1) if number != rank), None)
-    if missing is not None:
-        raise UnreadableError(
-            f"the files of rank {missing} are missing: no file starts with shard-{missing:05d}",
-            "fetch the missing file: every rank writes a separate file",
-            "dcp.absent-file",
-        )
 
 
 def _chunks(file: WeightFile) -> Iterator[tuple[TensorRecord, tuple[int, ...]]]:

@@ -297,7 +297,9 @@ def others(chosen: Format, listing: Listing, files: Files) -> tuple[dict[str, Fi
         return {}, ()
     whole = replace(listing, named=None)
     if listing.named and not listing.named.endswith(INDEX_SUFFIX):
-        return {}, _not_alone(chosen, listing.named, whole)
+        # A caution if the directory of the file ``listing.named`` may hold another model.
+        again = any(alone_kind is not chosen and holds_model(alone_kind, whole) for alone_kind in _WHOLE_MODELS)
+        return {}, ((not_alone(listing.named),) if again else ())
     present = [kind for kind in _WHOLE_MODELS if kind is chosen or holds_model(kind, whole)]
     taken = preferred(present, whole)
     present.sort(key=lambda kind: kind is not taken)
@@ -314,12 +316,6 @@ def twins(chosen: Format, listing: Listing, files: Files) -> tuple[WeightFile, .
         return TORCH.read(whole, files).files
     except UnreadableError:
         return ()
-
-
-def _not_alone(chosen: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
-    """Return a caution if the directory of the file ``named`` may hold another model."""
-    again = any(kind is not chosen and holds_model(kind, whole) for kind in _WHOLE_MODELS)
-    return (not_alone(named),) if again else ()
 
 
 def holds_model(candidate: Format, listing: Listing) -> bool:

@@ -155,7 +155,16 @@ def _duplicates(
         return ()
     candidates = _candidates(tensors, view, depth)
     if is_costly(reader):
-        candidates = _without_proved(candidates, ties)
+        # Leave out copies that a tied group proved equal, so that they are not fetched again.
+        # A copy stays if a tensor of its form is outside the group: both may be in a larger class.
+        proved: set[str] = set()
+        for proved_tie in ties:
+            forms = {(record.dtype, record.shape) for record in candidates if record.name not in _names(proved_tie)}
+            copies = {
+                proved_member.name for proved_member in proved_tie.members if proved_member.state is State.IDENTICAL
+            }
+            proved |= {r.name for r in candidates if r.name in copies and (r.dtype, r.shape) not in forms}
+        candidates = tuple(record for record in candidates if record.name not in proved)
     if len(candidates) < 2:
         return ()
     from tieconv.inspection.duplicates import find_duplicates
@@ -182,19 +191,6 @@ def _not_compared(
     reads = depth is Depth.CANDIDATES and not is_sampled(reader)
     compared = {record.name for record in _candidates(tensors, view, depth)} if reads else played
     return NotCompared.among([record for name, record in tensors.items() if name not in compared])
-
-
-def _without_proved(candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...]) -> tuple[TensorRecord, ...]:
-    """Leave out copies that a tied group proved equal, so that they are not fetched again.
-
-    A copy stays if a tensor of its form is outside the group: both may be in a larger class.
-    """
-    proved: set[str] = set()
-    for tie in ties:
-        forms = {(record.dtype, record.shape) for record in candidates if record.name not in _names(tie)}
-        copies = {member.name for member in tie.members if member.state is State.IDENTICAL}
-        proved |= {r.name for r in candidates if r.name in copies and (r.dtype, r.shape) not in forms}
-    return tuple(record for record in candidates if record.name not in proved)
 
 
 def _names(tie: Tie) -> set[str]:

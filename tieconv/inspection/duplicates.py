@@ -106,7 +106,8 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
     Transposing keeps the first and the last element in position, so only classes with equal ones are compared.
     """
     for bucket in _buckets(classes, _transposable_form):
-        if not _has_partners(bucket):
+        first = bucket[0][0]
+        if not any(transposable(first, partners_group[0]) for partners_group in bucket[1:]):
             continue
         _announce_ends(reader, bucket, 1)
         for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
@@ -122,11 +123,6 @@ def _transposable_form(group: _Class) -> Hashable | None:
     tensor = group[0]
     fits = len(tensor.shape) == 2 and BITS.get(tensor.dtype, 1) % 8 == 0
     return (tensor.dtype, tuple(sorted(tensor.shape))) if fits else None
-
-
-def _has_partners(bucket: Sequence[_Class]) -> bool:
-    first = bucket[0][0]
-    return any(transposable(first, group[0]) for group in bucket[1:])
 
 
 def _end_elements(reader: ByteReader, tensor: TensorRecord) -> Hashable:

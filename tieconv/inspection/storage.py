@@ -29,7 +29,11 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
     slack: list[Slack] = []
     for file in files:
         alone = _alone(file)
-        held = _by_storage(file, alone)
+        storage_held: dict[str, list[TensorRecord]] = defaultdict(list)
+        for tensor in file.tensors:
+            if tensor.storage is not None and tensor.storage not in alone:
+                storage_held[tensor.storage].append(tensor)
+        held = storage_held
         for storage in file.storages:
             if storage.key in alone:
                 continue
@@ -68,14 +72,6 @@ def _alone(file: WeightFile) -> set[str]:
         and users[record.storage] == 1
         and record.range == ranges[record.storage]
     }
-
-
-def _by_storage(file: WeightFile, alone: set[str]) -> dict[str, list[TensorRecord]]:
-    held: dict[str, list[TensorRecord]] = defaultdict(list)
-    for tensor in file.tensors:
-        if tensor.storage is not None and tensor.storage not in alone:
-            held[tensor.storage].append(tensor)
-    return held
 
 
 def _names(tensors: Iterable[TensorRecord]) -> tuple[str, ...]:

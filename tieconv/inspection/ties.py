@@ -228,7 +228,15 @@ def with_bare_names(checkpoint: Checkpoint, embed: str | None = None) -> Checkpo
     prefix = _prefix(checkpoint, embed)
     names = below(prefix, tensors)
     outside = {name: record for name, record in tensors.items() if name not in names.values()}
-    _check_outside(checkpoint, prefix, outside)
+    # Refuse to leave out a tensor that may belong to the model. A counter has one element.
+    left = next((outside_record for outside_record in outside.values() if outside_record.elements > 1), None)
+    # Whether another state dict of the checkpoint, such as averaged weights, holds the tensor.
+    if left is not None and left.name not in checkpoint.table.starts:
+        raise RefusedError(
+            f"{shown(checkpoint.source)}: {shown(left.name)} is not below {shown(prefix)}, where the model is",
+            "save the model's state dict alone, then convert that checkpoint",
+            "dcp.outside-model",
+        )
     bare = {stored: name for name, stored in names.items()}
     files = tuple(
         replace(file, tensors=tuple(_renamed(record, bare) for record in file.tensors if record.name in bare))
@@ -288,18 +296,6 @@ def _several(checkpoint: Checkpoint, family: Family, prefixes: tuple[str, ...]) 
 
 def _named(prefix: str) -> str:
     return shown(prefix) if prefix else "no prefix"
-
-
-def _check_outside(checkpoint: Checkpoint, prefix: str, outside: Mapping[str, TensorRecord]) -> None:
-    """Refuse to leave out a tensor that may belong to the model. A counter has one element."""
-    left = next((record for record in outside.values() if record.elements > 1), None)
-    # Whether another state dict of the checkpoint, such as averaged weights, holds the tensor.
-    if left is not None and left.name not in checkpoint.table.starts:
-        raise RefusedError(
-            f"{shown(checkpoint.source)}: {shown(left.name)} is not below {shown(prefix)}, where the model is",
-            "save the model's state dict alone, then convert that checkpoint",
-            "dcp.outside-model",
-        )
 
 
 def _renamed(record: TensorRecord, bare: Mapping[str, str]) -> TensorRecord:

@@ -24,7 +24,11 @@ _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
 def load(inspection: Inspection, version: str) -> Loaded:
     """Return the model in transformers ``version``, `4.48` or `4.57`."""
     family, stored = inspection.family, inspection.checkpoint.tensors
-    unknown_names = unread(family, stored, version) | _unindexed(inspection)
+    # The tensors in shards that the index does not list. transformers 4 does not read them.
+    cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
+    unknown_names = unread(family, stored, version) | frozenset(
+        unindexed_name for caution in cautions for unindexed_name in caution.tensors
+    )
     read = evidence.without_tensors(inspection, unknown_names)
     parameters = evidence.before_ties(read, f"transformers-{version}")
     open_pairs = [_tie(read, group, parameters, version) for group in evidence.groups(read)]
@@ -48,12 +52,6 @@ def load(inspection: Inspection, version: str) -> Loaded:
         in_order=_in_order(read, version),
         undecided=next(filter(None, open_pairs), None),
     )
-
-
-def _unindexed(inspection: Inspection) -> frozenset[str]:
-    """Return the tensors in shards that the index does not list. transformers 4 does not read them."""
-    cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
-    return frozenset(name for caution in cautions for name in caution.tensors)
 
 
 def _tie(

@@ -214,7 +214,12 @@ def _rewrite(
 ) -> write_plan.OutputWeights | None:
     """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
     mine = {tensor.name for tensor in file.tensors}
-    metadata, changed = metadata_after(file, edits, _names_after(edits, mine, additions))
+    # The names that a file with the names ``mine`` will have.
+    stays = {after_name for after_name in mine if after_name not in edits.drops and after_name not in additions}
+    renamed = {edits.renames[after_name].to if after_name in edits.renames else after_name for after_name in stays}
+    metadata, changed = metadata_after(
+        file, edits, renamed | {after_tensor.name for after_tensor, after__ in additions.values()}
+    )
     trimmed = any(name == file.name for name, _ in edits.trims)
     if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
         return None
@@ -232,15 +237,6 @@ def _rewrite(
             tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
         ]
     return write_plan.OutputWeights(file.name, tuple(tensors), metadata, file.gguf)
-
-
-def _names_after(
-    edits: Edits, mine: set[str], additions: Mapping[str, tuple[write_plan.OutputTensor, str]]
-) -> set[str]:
-    """Return the names that a file with the names ``mine`` will have."""
-    stays = {name for name in mine if name not in edits.drops and name not in additions}
-    renamed = {edits.renames[name].to if name in edits.renames else name for name in stays}
-    return renamed | {tensor.name for tensor, _ in additions.values()}
 
 
 def _unused_name(checkpoint: Checkpoint) -> str:

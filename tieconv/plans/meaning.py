@@ -208,7 +208,24 @@ def changes(
             continue
         if quantised_twin(old, values.tensors) is None:
             yield from _change(old, before.parameters[old], after.parameters[after.names[name]], values)
-    yield from _beyond_the_table(result, before, after, values)
+    # The changes of tensors that are not in the class table. Each is a separate parameter.
+    # Its values must stay stored, under any name.
+    stored, known = result.checkpoint.tensors, set(before.names.values())
+    left: set[object] | None = None
+    for table_name, tensor in values.tensors.items():
+        if table_name in known:
+            continue
+        own = Parameter(table_name, table_name)
+        if table_name in before.unread:
+            if table_name in stored and table_name not in after.unread:
+                yield Change(table_name, replace(own, stored=None, absence=Absence.RANDOM), own, table_name)
+        elif stored.get(table_name) is not tensor:
+            if left is None:
+                left = {values.after(Parameter(each, each)) for each in stored}
+            if values.before(own) not in left and values.before(own) != ZEROS:
+                yield Change(
+                    table_name, own, own if table_name in stored else Parameter(None, table_name, Absence.RANDOM)
+                )
 
 
 def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) -> Iterator[Change]:
@@ -217,27 +234,6 @@ def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) ->
     if was.absence in (Absence.RANDOM, Absence.UNSET) and comes.stored is None:
         return  # it has no stored values before or after
     yield Change(name, was, comes, values.origin(comes))
-
-
-def _beyond_the_table(result: Inspection, before: Loaded, after: Loaded, values: KnownValues) -> Iterator[Change]:
-    """Yield the changes of tensors that are not in the class table. Each is a separate parameter.
-
-    Its values must stay stored, under any name.
-    """
-    stored, known = result.checkpoint.tensors, set(before.names.values())
-    left: set[object] | None = None
-    for name, tensor in values.tensors.items():
-        if name in known:
-            continue
-        own = Parameter(name, name)
-        if name in before.unread:
-            if name in stored and name not in after.unread:
-                yield Change(name, replace(own, stored=None, absence=Absence.RANDOM), own, name)
-        elif stored.get(name) is not tensor:
-            if left is None:
-                left = {values.after(Parameter(each, each)) for each in stored}
-            if values.before(own) not in left and values.before(own) != ZEROS:
-                yield Change(name, own, own if name in stored else Parameter(None, name, Absence.RANDOM))
 
 
 # Write the sentences about values that transformers loads differently after a plan.

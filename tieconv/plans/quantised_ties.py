@@ -40,7 +40,19 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     assert tables is not None  # the caller has asked for `quantised_tables`
     _guard_matrices(inspection, tables)
     _guard_flag(inspection, verb)
-    _guard_groups(inspection)
+    # Refuse a class that ties more than the embedding and the head.
+    groups_tables = inspection.quantised
+    names = {matrix.name for matrix in groups_tables.matrices} if groups_tables else set()
+    names |= {inspection.family.input_embedding or "", inspection.family.output_head or ""}
+    for group in inspection.family.groups:
+        others = [name for name in (group.canonical, *group.members) if name not in names]
+        if others and (group.gated or group.role is Role.WORD_EMBEDDING):
+            refuse(
+                f"{inspection.family.architecture} ties {shown(others[0])} too, and tieconv changes only quantised "
+                "models that tie two tables",
+                inspect_hint(inspection),
+                "tie.quantised",
+            )
     embedding = tables.of(EMBEDDING)
     if embedding is None:
         head = tables.of(HEAD)
@@ -148,22 +160,6 @@ def _guard_flag(inspection: Inspection, verb: str) -> None:
             "do not change the head",
             "flag.forward",
         )
-
-
-def _guard_groups(inspection: Inspection) -> None:
-    """Refuse a class that ties more than the embedding and the head."""
-    tables = inspection.quantised
-    names = {matrix.name for matrix in tables.matrices} if tables else set()
-    names |= {inspection.family.input_embedding or "", inspection.family.output_head or ""}
-    for group in inspection.family.groups:
-        others = [name for name in (group.canonical, *group.members) if name not in names]
-        if others and (group.gated or group.role is Role.WORD_EMBEDDING):
-            refuse(
-                f"{inspection.family.architecture} ties {shown(others[0])} too, and tieconv changes only quantised "
-                "models that tie two tables",
-                inspect_hint(inspection),
-                "tie.quantised",
-            )
 
 
 def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: bool, inexact: bool) -> Plan:

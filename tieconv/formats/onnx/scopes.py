@@ -409,7 +409,10 @@ def _of_graph(graph: Graph, outer: list[set[str]], imports: _Imports) -> Iterato
         if element is not None and element not in TYPES and element != STRING:
             yield SESSION, f"the input or output {shown(name) or '(empty)'} has the undefined element type {element}"
     yield from _of_nodes(graph, [*outer, made], imports)
-    yield from _of_outputs(graph, [*outer, made])
+    scopes = [*outer, made]
+    for outputs_name in graph.outputs:
+        if not any(outputs_name in scope for scope in scopes):
+            yield SESSION, f"no node computes its output {shown(outputs_name)}"
 
 
 def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
@@ -521,12 +524,6 @@ def _of_values(names: list[str], letters: str, fewest: int, noun: str) -> Iterat
     for number, (name, letter) in enumerate(zip(names, letters, strict=False)):
         if not name and letter == "s":
             yield f"leaves {noun} {number} empty, which is required"
-
-
-def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
-    for name in graph.outputs:
-        if not any(name in scope for scope in scopes):
-            yield SESSION, f"no node computes its output {shown(name)}"
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

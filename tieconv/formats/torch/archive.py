@@ -128,23 +128,6 @@ def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, i
     return start, length, count, end
 
 
-def listed_entries(data: bytes, count: int) -> list[Listed]:
-    """Return the ``count`` entries of the directory ``data``. Refuses compressed entries."""
-    _check_kind(data)
-    listed: list[Listed] = []
-    position, last_start = 0, len(data) - _CENTRAL.size
-    for _ in range(count):
-        if position > last_start:
-            malformed("ends inside its directory", "zip.directory")
-        entry, position = _listed(data, position)
-        listed.append(entry)
-    if position != len(data):
-        malformed("has bytes after the last entry of its directory", "zip.junk")
-    if any(entry.method for entry in listed):
-        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
-    return listed
-
-
 def _check_kind(data: bytes) -> None:
     """Refuse an archive of another tool, recognised by the names of its entries."""
     names = _names(data)
@@ -256,7 +239,21 @@ def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, 
     Raises `PickleProblem` for an archive that is not exactly what `torch.save` writes.
     """
     start, length, count, end = directory_place(pread, size)
-    listed = listed_entries(pread(length, start), count)
+    # The ``count`` entries of the directory ``data``. Refuses compressed entries.
+    data = pread(length, start)
+    _check_kind(data)
+    entries_listed: list[Listed] = []
+    position, last_start = 0, len(data) - _CENTRAL.size
+    for _ in range(count):
+        if position > last_start:
+            malformed("ends inside its directory", "zip.directory")
+        entry, position = _listed(data, position)
+        entries_listed.append(entry)
+    if position != len(data):
+        malformed("has bytes after the last entry of its directory", "zip.junk")
+    if any(entry.method for entry in entries_listed):
+        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
+    listed = entries_listed
     listed.sort()
     entries = _entries(_Window(pread, start), listed, start, sparse)
     if start + length != end:

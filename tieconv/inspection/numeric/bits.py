@@ -255,7 +255,16 @@ def transpose_equal(reader: ByteReader, a: TensorRecord, b: TensorRecord, width:
         tall, wide = min(height, rows - row), min(breadth, columns - column)
         left = _read_tile(reader, a, (row, column), (tall, wide), width)
         right = _read_tile(reader, b, (column, row), (wide, tall), width)
-        if not _tiles_equal(left, right):
+        elements = _STRIP_BYTES // left.itemsize
+        # Taller if there are few columns, wider if there are few rows: calls for short strips would cost the most.
+        equal_tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
+        equal_wide = elements // equal_tall
+        if not all(
+            np.array_equal(
+                left[i : i + equal_tall, j : j + equal_wide], right[j : j + equal_wide, i : i + equal_tall].T
+            )
+            for i, j in product(range(0, left.shape[0], equal_tall), range(0, left.shape[1], equal_wide))
+        ):
             return False
     return True
 
@@ -291,14 +300,3 @@ def _read_tile(
         offset = ((corner[0] + row) * stride + corner[1]) * width
         reader.read_into(record.range, offset, view[row * length : (row + 1) * length])
     return tile
-
-
-def _tiles_equal(left: Array, right: Array) -> bool:
-    elements = _STRIP_BYTES // left.itemsize
-    # Taller if there are few columns, wider if there are few rows: calls for short strips would cost the most.
-    tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
-    wide = elements // tall
-    return all(
-        np.array_equal(left[i : i + tall, j : j + wide], right[j : j + wide, i : i + tall].T)
-        for i, j in product(range(0, left.shape[0], tall), range(0, left.shape[1], wide))
-    )

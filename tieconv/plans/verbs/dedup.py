@@ -57,7 +57,18 @@ def plan_dedup(inspection: Inspection) -> Plan:
                 edits.trim(views[0], output, storage.range.size - output.range.size)
     for group in shared_groups(inspection):
         notes += settle(edits, group)
-    notes += _placeholders(edits, inspection)
+    # Drop empty tensors under tied names; return a note for each empty tensor that stays.
+    placeholders_notes = []
+    for placeholders_tie in inspection.ties:
+        for member in placeholders_tie.stored_members:
+            if not (member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements):
+                continue
+            why = _not_restored(inspection, placeholders_tie, {member.name})
+            if why:
+                placeholders_notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
+            else:
+                edits.drop(member.name, "it is empty")
+    notes += placeholders_notes
     promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
     return build(
         "dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes), spared=edits.drops
@@ -160,18 +171,3 @@ def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> lis
 def _needed(name: str) -> str:
     module = name.rpartition(".")[0] or name
     return f"{shown(module)} needs it: no loader restores a copy of it from another name"
-
-
-def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
-    """Drop empty tensors under tied names; return a note for each empty tensor that stays."""
-    notes = []
-    for tie in inspection.ties:
-        for member in tie.stored_members:
-            if not (member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements):
-                continue
-            why = _not_restored(inspection, tie, {member.name})
-            if why:
-                notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
-            else:
-                edits.drop(member.name, "it is empty")
-    return notes
