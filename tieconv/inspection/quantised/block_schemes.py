@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
 
 from tieconv.checkpoint.graph_structure import QuantisedRead
 from tieconv.checkpoint.quantised_matrix import (
@@ -23,6 +24,8 @@ STATE, NESTED_SCALES, NESTED_MAP = "state", "nested_scales", "nested_code_map"
 """The purposes of parts."""
 
 UNDECIDED = ConfigChoice(Verdict.UNDECIDED)
+Sides = tuple[int, int]
+"""Rows and columns."""
 
 
 @record
@@ -52,14 +55,18 @@ class StoredModule:
 
 @record
 class Faults:
-    """Collect the faults of a module."""
+    """Collect the faults of a module, and describe its matrix with them."""
 
     module: StoredModule
-    entries: list[MatrixFault]
+    entries: list[MatrixFault] = field(default_factory=list)
 
     def missing(self, kind: FaultKind, reason: str, leaves: Iterable[str]) -> None:
         """Add a fault about a part that is absent; the finding names the stored tensors of ``leaves``."""
         self.entries.append(MatrixFault(kind, reason, self._names(leaves)))
+
+    def lacks(self, codes: str, part: str, kind: FaultKind = FaultKind.NO_SCALES) -> None:
+        """Add a fault about the ``part`` that the ``codes`` need."""
+        self.missing(kind, f"{shown(self.module.tensors[codes].name)} has no {part}", [codes])
 
     def misfit(self, leaf: str, reason: str) -> None:
         """Add a fault about the shape of a part."""
@@ -70,52 +77,45 @@ class Faults:
     def _names(self, leaves: Iterable[str]) -> tuple[str, ...]:
         return tuple(self.module.tensors[leaf].name for leaf in leaves if leaf in self.module.tensors)
 
+    def scaled(self, codes: str, scales: str) -> bool:
+        """Return whether the scales are stored; add a fault if they are not."""
+        if scales not in self.module.tensors:
+            self.lacks(codes, shown(scales))
+        return scales in self.module.tensors
 
-def faults_of(module: StoredModule) -> Faults:
-    """Return an empty collection."""
-    return Faults(module, [])
+    def block(
+        self, codes: str, scales: str, shape: Sides | None, declared: Sides | None = None, reason: str = ""
+    ) -> Sides | None:
+        """Return the block of one scale as `scale_block`; add a fault if scales are missing or do not fit."""
+        if not self.scaled(codes, scales) or shape is None:
+            return None
+        block = scale_block(self.module.shape(scales), shape, declared)
+        if block is None:
+            self.misfit(scales, reason or f"the matrix is {shape[0]}×{shape[1]}")
+        return block
+
+    def matrix(
+        self,
+        scheme: str,
+        roles: Mapping[str, str],
+        *,
+        bits: int | None,
+        block: Sides | None,
+        shape: Sides | None,
+        symmetric: bool | None = None,
+        uncomputed: str = "",
+    ) -> QuantisedMatrix:
+        """Return the matrix; ``roles`` maps the ends of names to purposes."""
+        module = self.module
+        parts = (_part(role, module.tensors[leaf]) for leaf, role in roles.items() if leaf in module.tensors)
+        name, faults = f"{module.name}.weight", tuple(self.entries)
+        return QuantisedMatrix(
+            module.role, name, scheme, bits, block, symmetric, shape, tuple(parts), module.choice, faults, uncomputed
+        )
 
 
-def require_scales(module: StoredModule, faults: Faults, codes: str, scales: str) -> bool:
-    """Return whether the scales are stored; add a fault if they are not."""
-    if scales in module.tensors:
-        return True
-    reason = f"{shown(module.tensors[codes].name)} has no {shown(scales)}"
-    faults.missing(FaultKind.NO_SCALES, reason, [codes])
-    return False
-
-
-def described(
-    module: StoredModule,
-    scheme: str,
-    roles: Mapping[str, str],
-    faults: Faults,
-    *,
-    bits: int | None,
-    block: tuple[int, int] | None,
-    shape: tuple[int, int] | None,
-    symmetric: bool | None = None,
-    uncomputed: str = "",
-) -> QuantisedMatrix:
-    """Return the matrix; ``roles`` maps the ends of names to purposes."""
-    parts = tuple(
-        QuantisedPart(role, record.name, record.dtype, record.shape, record.nbytes)
-        for leaf, role in roles.items()
-        if (record := module.tensors.get(leaf)) is not None
-    )
-    return QuantisedMatrix(
-        module.role,
-        f"{module.name}.weight",
-        scheme,
-        bits,
-        block,
-        symmetric,
-        shape,
-        parts,
-        module.choice,
-        tuple(faults.entries),
-        uncomputed,
-    )
+def _part(role: str, tensor: TensorRecord) -> QuantisedPart:
+    return QuantisedPart(role, tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
 
 
 def matrix_sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -187,11 +187,9 @@ def recognise_ggml_blocks(module: StoredModule) -> QuantisedMatrix | None:
     uncomputed = "" if kind in COMPUTED else f"tieconv does not compute the values of {kind}"
     uncomputed = "" if not uncomputed and shape else uncomputed or "the tensor is not a matrix"
     symmetric = kind not in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
-    return described(
-        module,
+    return Faults(module).matrix(
         f"ggml {kind}",
         _GGML_BLOCKS_ROLES,
-        faults_of(module),
         bits=bits,
         block=(1, group),
         shape=shape,
@@ -214,10 +212,10 @@ def recognise_mlx_modes(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix of a module with codes in 32-bit words beside `scales`."""
     if module.dtype("weight") != "U32" or ("scales" not in module.tensors and module.method != "mlx"):
         return None
-    faults, sides = faults_of(module), matrix_sides(module.shape("weight"))
+    faults, sides = Faults(module), matrix_sides(module.shape("weight"))
     mode = module.choice.layout or ("affine" if "biases" in module.tensors else "")
     bits, group = FLOAT_MODES.get(mode) or _numbers(module, sides)
-    scaled = require_scales(module, faults, "weight", "scales")
+    scaled = faults.scaled("weight", "scales")
     shape = (sides[0], sides[1] * 32 // bits) if sides and bits else None
     if scaled and shape and group:
         needed = shape[0], -(-shape[1] // group)
@@ -228,11 +226,9 @@ def recognise_mlx_modes(module: StoredModule) -> QuantisedMatrix | None:
     if scaled and mode == "affine" and "biases" not in module.tensors:
         name = shown(module.tensors["weight"].name)
         faults.missing(FaultKind.NO_ZERO_POINTS, f"{name} has no biases, but its mode is affine", ["weight"])
-    return described(
-        module,
+    return faults.matrix(
         f"MLX {mode}" if mode else "MLX",
         _MLX_MODES_ROLES,
-        faults,
         bits=bits,
         block=(1, group) if group else None,
         shape=shape,
@@ -277,10 +273,7 @@ def describe(read: QuantisedRead, tensors: Mapping[str, TensorRecord], width: in
     """Return the matrix that an operator reads; ``width`` is the config's hidden size."""
     names = read.parts or (read.name,)
     records = [tensors[name] for name in names]
-    parts = tuple(
-        QuantisedPart(role, record.name, record.dtype, record.shape, record.nbytes)
-        for role, record in zip(_PURPOSES, records, strict=False)
-    )
+    parts = tuple(_part(role, tensor) for role, tensor in zip(_PURPOSES, records, strict=False))
     shape = _shape(read, records[0], width) if read.parts else None
     uncomputed = "" if shape else f"tieconv does not read the codes of {read.operator}"
     return QuantisedMatrix(

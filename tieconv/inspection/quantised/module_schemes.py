@@ -20,11 +20,9 @@ from tieconv.inspection.quantised.block_schemes import (
     STATE,
     ZERO_POINTS,
     Faults,
+    Sides,
     StoredModule,
-    described,
-    faults_of,
     matrix_sides,
-    require_scales,
     scale_block,
     words,
     words_with_gaps,
@@ -44,7 +42,7 @@ def recognise_awq(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix of a module with `qweight` that packs along the tokens."""
     if "qweight" not in module.tensors or not _is_awq(module):
         return None
-    faults, sides = faults_of(module), matrix_sides(module.shape("qweight"))
+    faults, sides = Faults(module), matrix_sides(module.shape("qweight"))
     per_word = 32 // _AWQ_BITS
     shape = (sides[1] * per_word, sides[0]) if sides else None
     if sides is None:
@@ -54,16 +52,8 @@ def recognise_awq(module: StoredModule) -> QuantisedMatrix | None:
     bits = module.choice.bits or _AWQ_BITS
     uncomputed = "" if bits == _AWQ_BITS else f"tieconv does not read AWQ codes of {bits} bits"
     uncomputed = uncomputed or ("tieconv reads AWQ codes only with zero points" if symmetric else "")
-    return described(
-        module,
-        AWQ,
-        _GPTQ_ROLES,
-        faults,
-        bits=bits,
-        block=block,
-        shape=shape,
-        symmetric=symmetric,
-        uncomputed=uncomputed,
+    return faults.matrix(
+        AWQ, _GPTQ_ROLES, bits=bits, block=block, shape=shape, symmetric=symmetric, uncomputed=uncomputed
     )
 
 
@@ -78,7 +68,7 @@ def recognise_gptq(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix of a module with `qweight` that packs along the hidden size."""
     if "qweight" not in module.tensors:
         return None
-    faults, sides = faults_of(module), matrix_sides(module.shape("qweight"))
+    faults, sides = Faults(module), matrix_sides(module.shape("qweight"))
     if sides is None:
         faults.misfit("qweight", "codes are a matrix")
     bits = module.choice.bits or _bits(module, sides)
@@ -88,11 +78,9 @@ def recognise_gptq(module: StoredModule) -> QuantisedMatrix | None:
     if shape is not None and "g_idx" in module.tensors and module.shape("g_idx") != (shape[1],):
         faults.misfit("g_idx", f"the matrix has {shape[1]:,} columns")
     scheme = V2 if module.choice.layout == "gptq_v2" else V1
-    return described(
-        module,
+    return faults.matrix(
         scheme,
         _GPTQ_ROLES,
-        faults,
         bits=bits,
         block=block,
         shape=shape,
@@ -101,7 +89,7 @@ def recognise_gptq(module: StoredModule) -> QuantisedMatrix | None:
     )
 
 
-def _uncomputed(module: StoredModule, bits: int | None, shape: tuple[int, int] | None) -> str:
+def _uncomputed(module: StoredModule, bits: int | None, shape: Sides | None) -> str:
     if bits is None or shape is None:
         return "neither the config nor the parts tell the width of a code"
     if bits not in _WIDTHS:
@@ -112,7 +100,7 @@ def _uncomputed(module: StoredModule, bits: int | None, shape: tuple[int, int] |
     return "" if layout in ("", "gptq", "gptq_v2") else f"tieconv does not read the GPTQ format {shown(layout)}"
 
 
-def _bits(module: StoredModule, sides: tuple[int, int] | None) -> int | None:
+def _bits(module: StoredModule, sides: Sides | None) -> int | None:
     """Return the width of a code that the number of columns tells."""
     index = module.shape("g_idx")
     columns = index[0] if len(index) == 1 else module.width
@@ -120,9 +108,9 @@ def _bits(module: StoredModule, sides: tuple[int, int] | None) -> int | None:
     return fitting[0] if fitting else None
 
 
-def _group(module: StoredModule, faults: Faults, shape: tuple[int, int] | None) -> tuple[int, int] | None:
+def _group(module: StoredModule, faults: Faults, shape: Sides | None) -> Sides | None:
     """Return the block of one scale. Scales are [groups, V]."""
-    if not require_scales(module, faults, "qweight", "scales") or shape is None:
+    if not faults.scaled("qweight", "scales") or shape is None:
         return None
     sides, (rows, columns) = matrix_sides(module.shape("scales")), shape
     group = module.choice.group or (-(-columns // sides[0]) if sides else columns)
@@ -136,15 +124,14 @@ def _group(module: StoredModule, faults: Faults, shape: tuple[int, int] | None) 
 def _zero_points(
     module: StoredModule,
     faults: Faults,
-    shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
+    shape: Sides | None,
+    block: Sides | None,
     bits: int | None,
 ) -> bool | None:
     """Return whether the config says symmetric; add a fault if zero points are missing or have another shape."""
     if "qzeros" not in module.tensors:
         if module.choice.symmetric is False:
-            reason = f"{shown(module.tensors['qweight'].name)} has no qzeros, but the config says asymmetric"
-            faults.missing(FaultKind.NO_ZERO_POINTS, reason, ["qweight"])
+            faults.lacks("qweight", "qzeros, but the config says asymmetric", FaultKind.NO_ZERO_POINTS)
         return module.choice.symmetric if module.choice.symmetric is not None else True
     if shape is not None and block is not None and bits is not None:
         needed = -(-shape[1] // block[1]), -(-shape[0] * bits // 32)
@@ -189,14 +176,12 @@ def recognise_compressed_tensors(module: StoredModule) -> QuantisedMatrix | None
 
 
 def _packed(module: StoredModule) -> QuantisedMatrix:
-    faults = faults_of(module)
+    faults = Faults(module)
     sides = matrix_sides(module.shape("weight_packed"))
-    scaled = require_scales(module, faults, "weight_packed", "weight_scale")
+    scaled = faults.scaled("weight_packed", "weight_scale")
     if sides is None:
         faults.misfit("weight_packed", "codes are a matrix")
-        return described(
-            module, PACKED, _COMPRESSED_TENSORS_ROLES, faults, bits=module.choice.bits, block=None, shape=None
-        )
+        return faults.matrix(PACKED, _COMPRESSED_TENSORS_ROLES, bits=module.choice.bits, block=None, shape=None)
     rows, packed = sides
     columns = _columns(module, packed)
     bits = module.choice.bits or _packed_bits(columns, packed)
@@ -211,11 +196,9 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
         faults.misfit("weight_packed", f"weight_shape says {stated[0]} rows")
     symmetric = _check_zero_points(module, faults, shape, block, bits)
     uncomputed = _packing_unknown(module, bits, shape, packed)
-    return described(
-        module,
+    return faults.matrix(
         PACKED,
         _COMPRESSED_TENSORS_ROLES,
-        faults,
         bits=bits,
         block=block,
         shape=shape,
@@ -237,7 +220,7 @@ def _columns(module: StoredModule, packed: int) -> int | None:
     return module.width
 
 
-def stated_shape(module: StoredModule) -> tuple[int, int] | None:
+def stated_shape(module: StoredModule) -> Sides | None:
     """Return the two numbers of `weight_shape`, if its bytes may be read and are two lengths."""
     record = module.tensors.get("weight_shape")
     layout = {"I64": "<2q", "I32": "<2i"}.get(record.dtype, "") if record else ""
@@ -267,7 +250,7 @@ def _check_words(faults: Faults, packed: int, columns: int, bits: int) -> None:
         faults.misfit("weight_packed", reason)
 
 
-def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) -> tuple[int, int] | None:
+def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) -> Sides | None:
     group = module.choice.group
     declared = module.choice.block or ((1, group) if group and len(module.shape("weight_scale")) == 2 else None)
     if declared is not None and module.shape("weight_scale")[1:] == (1,) and not module.choice.block:
@@ -281,14 +264,15 @@ def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) 
 def _check_zero_points(
     module: StoredModule,
     faults: Faults,
-    shape: tuple[int, int] | None,
-    block: tuple[int, int] | None,
+    shape: Sides | None,
+    block: Sides | None,
     bits: int | None,
 ) -> bool | None:
     """Return whether the codes have no zero points. Add a fault if the config needs some, or for a wrong shape."""
     if "weight_zero_point" not in module.tensors:
         if module.choice.symmetric is False:
-            reason = f"{shown_weight(module)} has no weight_zero_point, but the config says asymmetric"
+            codes = "weight_packed" if "weight_packed" in module.tensors else "weight"
+            reason = f"{shown(module.tensors[codes].name)} has no weight_zero_point, but the config says asymmetric"
             faults.missing(FaultKind.NO_ZERO_POINTS, reason, ["weight_packed", "weight"])
             return False
         return True
@@ -303,12 +287,7 @@ def _check_zero_points(
     return False
 
 
-def shown_weight(module: StoredModule) -> str:
-    """Return the escaped name of the tensor with the codes."""
-    return shown(module.tensors["weight_packed" if "weight_packed" in module.tensors else "weight"].name)
-
-
-def _packing_unknown(module: StoredModule, bits: int | None, shape: tuple[int, int] | None, packed: int) -> str:
+def _packing_unknown(module: StoredModule, bits: int | None, shape: Sides | None, packed: int) -> str:
     if bits is None or shape is None:
         return "neither the config nor the parts tell the width of a code"
     if bits > _MOST_BITS:
@@ -324,9 +303,9 @@ def _packing_unknown(module: StoredModule, bits: int | None, shape: tuple[int, i
 
 def _plain(module: StoredModule) -> QuantisedMatrix:
     """Return a matrix whose codes are whole bytes: int-quantized, float-quantized, naive-quantized."""
-    faults = faults_of(module)
+    faults = Faults(module)
     shape = matrix_sides(module.shape("weight"))
-    scaled = require_scales(module, faults, "weight", "weight_scale")
+    scaled = faults.scaled("weight", "weight_scale")
     block = _check_scales(module, faults, shape) if scaled and shape else None
     kind = "float-quantized" if module.dtype("weight") in _FLOAT_CODES else "int-quantized"
     symmetric = _check_zero_points(module, faults, shape, block, 8)
@@ -334,11 +313,9 @@ def _plain(module: StoredModule) -> QuantisedMatrix:
     if module.dtype("weight_zero_point") == "I32":
         uncomputed = "its zero points are packed"
     bits = module.choice.bits or 8
-    return described(
-        module,
+    return faults.matrix(
         f"{PLAIN} {kind}",
         _COMPRESSED_TENSORS_ROLES,
-        faults,
         bits=bits,
         block=block,
         shape=shape,
@@ -347,23 +324,22 @@ def _plain(module: StoredModule) -> QuantisedMatrix:
     )
 
 
+def _grouped(faults: Faults, codes: str, shape: Sides | None, group: int) -> Sides | None:
+    """Return the block of one scale, which covers ``group`` codes of a row."""
+    reason = f"{shape[0]}×{shape[1]} codes in groups of {group} need another shape" if shape else ""
+    return faults.block(codes, "weight_scale", shape, (1, group), reason)
+
+
 def _four_bit_floats(module: StoredModule) -> QuantisedMatrix:
-    faults = faults_of(module)
+    faults = Faults(module)
     microscaling = module.dtype("weight_scale") in ("U8", "F8_E8M0") or "mxfp4" in module.choice.layout
     scheme, group = (MXFP4, 32) if microscaling else (NVFP4, 16)
     sides = matrix_sides(module.shape("weight_packed"))
     shape = (sides[0], sides[1] * 2) if sides else None
-    block = None
-    if require_scales(module, faults, "weight_packed", "weight_scale") and shape:
-        block = scale_block(module.shape("weight_scale"), shape, (1, group))
-        if block is None:
-            faults.misfit("weight_scale", f"{shape[0]}×{shape[1]} codes in groups of {group} need another shape")
+    block = _grouped(faults, "weight_packed", shape, group)
     if scheme == NVFP4 and "weight_global_scale" not in module.tensors:
-        reason = f"{shown_weight(module)} has no weight_global_scale"
-        faults.missing(FaultKind.NO_SCALES, reason, ["weight_packed"])
-    return described(
-        module, scheme, _COMPRESSED_TENSORS_ROLES, faults, bits=4, block=block, shape=shape, symmetric=True
-    )
+        faults.lacks("weight_packed", "weight_global_scale")
+    return faults.matrix(scheme, _COMPRESSED_TENSORS_ROLES, bits=4, block=block, shape=shape, symmetric=True)
 
 
 # Recognise bitsandbytes 0.50, 4 and 8 bit. Source: its `functional.py` (`QuantState`).
@@ -426,16 +402,14 @@ def recognise_bitsandbytes(module: StoredModule) -> QuantisedMatrix | None:
 
 
 def _four_bit(module: StoredModule) -> QuantisedMatrix:
-    faults = faults_of(module)
+    faults = Faults(module)
     record = next((module.tensors[leaf] for leaf in BNB_STATES if leaf in module.tensors), None)
     state = quant_state(module.content(record)) if record is not None and record.nbytes <= _LONGEST else None
-    scaled = require_scales(module, faults, "weight", "weight.absmax")
+    scaled = faults.scaled("weight", "weight.absmax")
     if scaled and record is None:
-        reason = f"{shown(module.tensors['weight'].name)} has no quant_state"
-        faults.missing(FaultKind.NO_SCALES, reason, ["weight"])
+        faults.lacks("weight", "quant_state")
     if scaled and "weight.quant_map" not in module.tensors:
-        reason = f"{shown(module.tensors['weight'].name)} has no weight.quant_map"
-        faults.missing(FaultKind.NO_SCALES, reason, ["weight"])
+        faults.lacks("weight", "weight.quant_map")
     uncomputed = "" if state else "its quant_state was not read"
     if state is not None:
         _check_state(module, faults, state)
@@ -446,16 +420,8 @@ def _four_bit(module: StoredModule) -> QuantisedMatrix:
                 FaultKind.NO_SCALES, "the absmax has no nested_absmax or nested_quant_map", ["weight.absmax"]
             )
     shape, block = (state.shape, (1, state.block)) if state else (None, None)
-    return described(
-        module,
-        FOUR_BIT,
-        _BITSANDBYTES_ROLES,
-        faults,
-        bits=4,
-        block=block,
-        shape=shape,
-        symmetric=True,
-        uncomputed=uncomputed,
+    return faults.matrix(
+        FOUR_BIT, _BITSANDBYTES_ROLES, bits=4, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
     )
 
 
@@ -477,9 +443,9 @@ def _check_state(module: StoredModule, faults: Faults, state: QuantState) -> Non
 
 
 def _eight_bit(module: StoredModule) -> QuantisedMatrix:
-    faults = faults_of(module)
+    faults = Faults(module)
     shape = matrix_sides(module.shape("weight"))
-    scaled = require_scales(module, faults, "weight", "SCB")
+    scaled = faults.scaled("weight", "SCB")
     if scaled and shape and module.shape("SCB") not in ((shape[0],), (shape[0], 1)):
         faults.misfit("SCB", f"the matrix has {shape[0]:,} rows")
     block = (1, shape[1]) if shape else None
@@ -487,16 +453,8 @@ def _eight_bit(module: StoredModule) -> QuantisedMatrix:
     layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
     if not uncomputed and layout != b"\0":  # old releases also wrote the layouts of GPU kernels
         uncomputed = "its weight_format is not that of rows"
-    return described(
-        module,
-        EIGHT_BIT,
-        _BITSANDBYTES_ROLES,
-        faults,
-        bits=8,
-        block=block,
-        shape=shape,
-        symmetric=True,
-        uncomputed=uncomputed,
+    return faults.matrix(
+        EIGHT_BIT, _BITSANDBYTES_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
     )
 
 
@@ -506,7 +464,6 @@ def _eight_bit(module: StoredModule) -> QuantisedMatrix:
 MODELOPT_NVFP4, FP8 = "ModelOpt NVFP4", "ModelOpt FP8"
 INPUT_SCALE = "input_scale"
 _MODELOPT_ROLES = {"weight": CODES, "weight_scale": SCALES, "weight_scale_2": GLOBAL_SCALE, INPUT_SCALE: INPUT_SCALE}
-_GROUP = 16
 
 
 def recognise_modelopt(module: StoredModule) -> QuantisedMatrix | None:
@@ -519,41 +476,22 @@ def recognise_modelopt(module: StoredModule) -> QuantisedMatrix | None:
 
 
 def _nvfp4(module: StoredModule) -> QuantisedMatrix:
-    faults, sides = faults_of(module), matrix_sides(module.shape("weight"))
+    faults, sides = Faults(module), matrix_sides(module.shape("weight"))
     shape = (sides[0], sides[1] * 2) if sides else None
-    block = None
-    if require_scales(module, faults, "weight", "weight_scale") and shape:
-        block = scale_block(module.shape("weight_scale"), shape, (1, _GROUP))
-        if block is None:
-            faults.misfit("weight_scale", f"{shape[0]}×{shape[1]} codes in groups of {_GROUP} need another shape")
+    block = _grouped(faults, "weight", shape, 16)
     if "weight_scale_2" not in module.tensors:
-        reason = f"{shown(module.tensors['weight'].name)} has no weight_scale_2"
-        faults.missing(FaultKind.NO_SCALES, reason, ["weight"])
+        faults.lacks("weight", "weight_scale_2")
     uncomputed = "" if shape else "the codes are not a matrix"
-    return described(
-        module,
-        MODELOPT_NVFP4,
-        _MODELOPT_ROLES,
-        faults,
-        bits=4,
-        block=block,
-        shape=shape,
-        symmetric=True,
-        uncomputed=uncomputed,
+    return faults.matrix(
+        MODELOPT_NVFP4, _MODELOPT_ROLES, bits=4, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
     )
 
 
 def _fp8(module: StoredModule) -> QuantisedMatrix:
-    faults, shape = faults_of(module), matrix_sides(module.shape("weight"))
-    block = None
-    if require_scales(module, faults, "weight", "weight_scale") and shape:
-        block = scale_block(module.shape("weight_scale"), shape)
-        if block is None:
-            faults.misfit("weight_scale", f"the matrix is {shape[0]}×{shape[1]}")
+    faults, shape = Faults(module), matrix_sides(module.shape("weight"))
+    block = faults.block("weight", "weight_scale", shape)
     uncomputed = "" if shape else "the codes are not a matrix"
-    return described(
-        module, FP8, _MODELOPT_ROLES, faults, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
-    )
+    return faults.matrix(FP8, _MODELOPT_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed)
 
 
 # Recognise FP8 with `weight_scale_inv`, as DeepSeek-V3 stores it. Source: transformers 5.23, finegrained_fp8.
@@ -561,37 +499,23 @@ def _fp8(module: StoredModule) -> QuantisedMatrix:
 
 SCHEME = "FP8 with weight_scale_inv"
 _FP8_BLOCKS_ROLES = {"weight": CODES, "weight_scale_inv": SCALES}
-_CODES = ("F8_E4M3", "F8_E5M2")
 
 
 def recognise_fp8_blocks(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix of a module with 8-bit floats and `weight_scale_inv`; the scale multiplies."""
-    declared = module.method == "fp8" and "weight_scale" not in module.tensors
-    if module.dtype("weight") not in _CODES or not ("weight_scale_inv" in module.tensors or declared):
+    named = module.method == "fp8" and "weight_scale" not in module.tensors
+    if module.dtype("weight") not in _FLOAT_CODES or not ("weight_scale_inv" in module.tensors or named):
         return None
-    faults, shape = faults_of(module), matrix_sides(module.shape("weight"))
-    block = None
-    if require_scales(module, faults, "weight", "weight_scale_inv") and shape:
-        scales = module.shape("weight_scale_inv")
-        block = scale_block(scales, shape, module.choice.block if len(scales) == 2 else None)
-        if block is None:
-            faults.misfit("weight_scale_inv", f"the matrix is {shape[0]}×{shape[1]}{_declared(module.choice.block)}")
+    faults, shape = Faults(module), matrix_sides(module.shape("weight"))
+    declared = module.choice.block
+    says = f" and the config's block is {declared[0]}×{declared[1]}" if declared else ""
+    reason = f"the matrix is {shape[0]}×{shape[1]}{says}" if shape else ""
+    grid = declared if len(module.shape("weight_scale_inv")) == 2 else None
+    block = faults.block("weight", "weight_scale_inv", shape, grid, reason)
     uncomputed = "" if shape else "the codes are not a matrix"
-    return described(
-        module,
-        SCHEME,
-        _FP8_BLOCKS_ROLES,
-        faults,
-        bits=8,
-        block=block,
-        shape=shape,
-        symmetric=True,
-        uncomputed=uncomputed,
+    return faults.matrix(
+        SCHEME, _FP8_BLOCKS_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
     )
-
-
-def _declared(block: tuple[int, int] | None) -> str:
-    return f" and the config's block is {block[0]}×{block[1]}" if block else ""
 
 
 TORCHAO, QUANTO, HQQ = "torchao", "quanto", "HQQ"
@@ -608,13 +532,11 @@ def recognise_tensor_subclasses(module: StoredModule) -> QuantisedMatrix | None:
     if "weight._data" in module.tensors or "weight._data._data" in module.tensors:
         return _quanto(module)
     if "W_q" in module.tensors:
-        faults = faults_of(module)
-        require_scales(module, faults, "W_q", "scale")
-        return described(
-            module,
+        faults = Faults(module)
+        faults.scaled("W_q", "scale")
+        return faults.matrix(
             HQQ,
             _HQQ,
-            faults,
             bits=module.choice.bits,
             block=None,
             shape=None,
@@ -624,22 +546,16 @@ def recognise_tensor_subclasses(module: StoredModule) -> QuantisedMatrix | None:
 
 
 def _torchao(module: StoredModule) -> QuantisedMatrix:
-    faults, kind = faults_of(module), module.dtype("_weight_qdata")
+    faults, kind = Faults(module), module.dtype("_weight_qdata")
     computed = kind == "I8"
     shape = matrix_sides(module.shape("_weight_qdata")) if computed else None
-    block = None
-    if require_scales(module, faults, "_weight_qdata", "_weight_scale") and shape:
-        block = scale_block(module.shape("_weight_scale"), shape)
-        if block is None:
-            faults.misfit("_weight_scale", f"the matrix is {shape[0]}×{shape[1]}")
-        zero_points = module.shape("_weight_zero_point")
-        if "_weight_zero_point" in module.tensors and zero_points != module.shape("_weight_scale"):
-            faults.misfit("_weight_zero_point", "the scales have another shape")
-    return described(
-        module,
+    block = faults.block("_weight_qdata", "_weight_scale", shape)
+    both = {"_weight_scale", "_weight_zero_point"} <= module.tensors.keys()
+    if shape and both and module.shape("_weight_zero_point") != module.shape("_weight_scale"):
+        faults.misfit("_weight_zero_point", "the scales have another shape")
+    return faults.matrix(
         TORCHAO,
         _TORCHAO,
-        faults,
         bits=8 if computed else None,
         block=block,
         shape=shape,
@@ -649,24 +565,17 @@ def _torchao(module: StoredModule) -> QuantisedMatrix:
 
 
 def _quanto(module: StoredModule) -> QuantisedMatrix:
-    faults = faults_of(module)
+    faults = Faults(module)
     packed = "weight._data._data" in module.tensors
     codes = "weight._data._data" if packed else "weight._data"
     whole = module.dtype(codes) in ("I8", "F8_E4M3", "F8_E5M2") and not packed
     shape = matrix_sides(module.shape(codes)) if whole else None
-    block = None
-    if require_scales(module, faults, codes, "weight._scale") and shape:
-        block = scale_block(module.shape("weight._scale"), shape)
-        if block is None:
-            faults.misfit("weight._scale", f"the matrix is {shape[0]}×{shape[1]}")
+    block = faults.block(codes, "weight._scale", shape)
     if packed and "weight._shift" not in module.tensors:
-        reason = f"{shown(module.tensors[codes].name)} has no weight._shift, which packed codes need"
-        faults.missing(FaultKind.NO_ZERO_POINTS, reason, [codes])
-    return described(
-        module,
+        faults.lacks(codes, "weight._shift, which packed codes need", FaultKind.NO_ZERO_POINTS)
+    return faults.matrix(
         QUANTO,
         _QUANTO,
-        faults,
         bits=8 if whole else None,
         block=block,
         shape=shape,

@@ -36,7 +36,7 @@ from tieconv.inspection.quantised import (
     quantisation_settings,
     with_config_sizes,
 )
-from tieconv.inspection.quantised.block_schemes import CODES, SCALES, StoredModule, describe, described, faults_of
+from tieconv.inspection.quantised.block_schemes import CODES, SCALES, Faults, StoredModule, describe
 from tieconv.inspection.view_reader import is_sampled, read, readable, turned
 from tieconv.text import listed
 
@@ -263,12 +263,12 @@ def _without_codes(module: StoredModule) -> QuantisedMatrix | None:
     leaves = [leaf for leaf in SCALE_LEAVES if leaf in module.tensors]
     if not leaves or "weight" in module.tensors or any(leaf in module.tensors for leaf in CODE_LEAVES):
         return None
-    faults = faults_of(module)
+    faults = Faults(module)
     names = [module.tensors[leaf].name for leaf in leaves]
     verb = "has" if len(names) == 1 else "have"
     faults.missing(FaultKind.NO_CODES, f"{listed(names, 3)} {verb} no codes", leaves)
     roles = dict.fromkeys(leaves, SCALES)
-    return described(module, "", roles, faults, bits=module.choice.bits, block=None, shape=None)
+    return faults.matrix("", roles, bits=module.choice.bits, block=None, shape=None)
 
 
 def _unknown(module: StoredModule) -> QuantisedMatrix | None:
@@ -279,7 +279,7 @@ def _unknown(module: StoredModule) -> QuantisedMatrix | None:
     why = "its parts are of no scheme that tieconv knows"
     matrix = _not_understood(module, why)
     if module.method and coded and not leaves:
-        faults = faults_of(module)
+        faults = Faults(module)
         faults.missing(FaultKind.NO_SCALES, f"{listed([module.tensors['weight'].name], 1)} has no scales", ["weight"])
         return replace(matrix, faults=tuple(faults.entries))
     return matrix
@@ -288,7 +288,7 @@ def _unknown(module: StoredModule) -> QuantisedMatrix | None:
 def _not_understood(module: StoredModule, why: str) -> QuantisedMatrix:
     """Return the matrix without a scheme, a fault or a value."""
     roles = {leaf: CODES if leaf in ("weight", *CODE_LEAVES) else SCALES for leaf in module.tensors}
-    return described(module, "", roles, faults_of(module), bits=None, block=None, shape=None, uncomputed=why)
+    return Faults(module).matrix("", roles, bits=None, block=None, shape=None, uncomputed=why)
 
 
 # Correct tied groups and the head by the evidence about quantised matrices.
