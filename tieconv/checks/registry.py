@@ -8,24 +8,8 @@ from tieconv.checks import adapters, bias_rules, graph_rules, heads, index_rules
 from tieconv.checks.evidence import Rule
 
 _TOPICS = (adapters, bias_rules, graph_rules, heads, index_rules, loader_rules, quantised, storage, ties)
-_CODES = [
-    "TIE",
-    "BIA",
-    "STO",
-    "NUM",
-    "TRN",
-    "VOC",
-    "QNT",
-    "HED",
-    "MTP",
-    "IDX",
-    "FMT",
-    "SEC",
-    "COD",
-    "PEF",
-    "ONX",
-    "CON",
-]
+_CODES = "TIE BIA STO NUM TRN VOC QNT HED MTP IDX FMT SEC COD PEF ONX CON"
+"""The prefixes of the codes, in the order of the documentation."""
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(

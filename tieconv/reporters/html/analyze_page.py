@@ -7,7 +7,7 @@ from math import isfinite, log10
 
 from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, RevisionFigures, Section
 from tieconv.checkpoint.value_type import record
-from tieconv.reporters.html.style import PRINT, STYLE
+from tieconv.reporters.html import PRINT, STYLE
 from tieconv.reporters.html.svg import (
     NAMES,
     STEPS,

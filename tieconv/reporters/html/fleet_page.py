@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
-from tieconv.reporters.html.style import PRINT, STYLE
+from tieconv.package_data import data_text
+from tieconv.reporters.html import PRINT, STYLE
 from tieconv.reporters.html.svg import escape
 from tieconv.reporters.text.fleet_text import headline
 from tieconv.text import count, size
@@ -30,22 +31,7 @@ _POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-_OWN = """\
-.error{color:var(--c4)}.warning{color:var(--c0)}.note{color:var(--soft)}.new{color:var(--c4)}.fixed{color:var(--c2)}
-table.rows td,table.rows th{text-align:left;overflow-wrap:anywhere}
-table.rows td.n,table.rows th.n{text-align:right;white-space:nowrap;overflow-wrap:normal}
-table.rows td.k{white-space:nowrap;overflow-wrap:normal}
-table.rows td:last-child{color:inherit}
-tr[hidden]{display:none}
-.counts{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:.75rem 0}
-.counts div{font-size:.9rem;color:var(--soft)}.counts b{display:block;font-size:1.6rem;color:var(--ink)}
-input[type=search]{width:min(100%,24rem);font:inherit;padding:.4rem .6rem;color:var(--ink);background:var(--card);
-border:1px solid var(--rule);border-radius:6px}
-.share{display:inline-block;height:.7rem;background:var(--c1);border-radius:2px;min-width:1px}
-.share.before{background:var(--soft);opacity:.6}
-td.bars{width:30%;min-width:6rem}td.bars div{line-height:.9rem}
-@media screen and (max-width:40rem){table.rows tr{display:block}table.rows td.n{text-align:left}td.bars{width:auto}}
-"""
+_OWN = data_text(__name__, "fleet.css")
 
 
 def render(report: FleetReport) -> str:

@@ -7,41 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Lost, Parity, Verdict
-from tieconv.reporters.html.style import PRINT
+from tieconv.package_data import data_text
+from tieconv.reporters.html import PRINT
 from tieconv.reporters.text.parity_text import facts, number
 from tieconv.text import count, shown
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --paper: #ffffff; --soft: #5b6675; --line: #d8dee6; --wash: #f4f6f9;
-  --good: #1a7f4b; --bad: #c22f3d; --warn: #9a6700; --graph: #0b62c4; --floor: #8a94a3; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #e4e9f0; --paper: #12161c; --soft: #9aa6b5; --line: #2c3440;
-  --wash: #1a2028; --good: #4cc38a; --bad: #ff7b86; --warn: #e2b340; --graph: #6cb0ff; --floor: #7a8696; } }
-* { box-sizing: border-box; }
-body { margin: 0; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
-main { max-width: 64rem; margin: 0 auto; padding: 1.25rem 1rem 4rem; }
-h1 { font-size: 1.35rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; }
-h3 { font-size: 1rem; margin: 0 0 .2rem; } p { margin: .3rem 0 .8rem; max-width: 46rem; overflow-wrap: anywhere; }
-.soft { color: var(--soft); } .passed { color: var(--good); } .failed { color: var(--bad); }
-.not_run { color: var(--warn); }
-.verdict { border: 1px solid; border-left-width: .5rem; border-radius: .4rem; padding: .7rem 1rem; margin: 1rem 0; }
-.verdict strong { font-size: 1.25rem; } .verdict span { color: var(--ink); overflow-wrap: anywhere; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: 1rem 0; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; } td.r, th.r { text-align: right; } tr.case-bad td { color: var(--bad); }
-.gate { display: grid; grid-template-columns: minmax(9rem, 12rem) minmax(8rem, 14rem) 1fr; gap: .2rem 1rem;
-  padding: .5rem 0; border-bottom: 1px solid var(--line); align-items: center; }
-.gate p { margin: 0; font-size: .92rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem; }
-figure { margin: 0; padding: .8rem; background: var(--wash); border-radius: .5rem; min-width: 0; }
-figcaption { font-size: .9rem; } svg { display: block; width: 100%; height: auto; }
-.key { display: inline-block; width: .9em; height: .9em; border-radius: .2em; vertical-align: -.1em; }
-@media screen and (max-width: 40rem) { .gate { grid-template-columns: 1fr 1fr; } .gate p { grid-column: 1 / -1; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
-  figure svg text { font-size: 13px; } }
-"""
+_STYLE = data_text(__name__, "parity.css")
 
 
 def render(report: Parity) -> str:

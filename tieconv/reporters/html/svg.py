@@ -17,7 +17,7 @@ from statistics import fmean
 
 from tieconv.checkpoint.results.analysis import Measure
 from tieconv.checkpoint.value_type import record
-from tieconv.reporters.html.style import STYLE
+from tieconv.reporters.html import STYLE
 from tieconv.text import shown
 from tieconv.version import VERSION
 
