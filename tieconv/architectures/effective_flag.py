@@ -13,7 +13,6 @@ from tieconv.text import listed, shown
 
 # Decide whether transformers 5 ties, from the flag at each level of the config.
 
-
 _STATES: tuple[bool | None, ...] = (None, True, False)  # order of the letters in ``Family.truth``
 _FIXED = {
     Tying.HEADLESS: "No output head: {} has none.",
@@ -108,7 +107,6 @@ def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
 
 # Find the config level that each transformers version reads, and the tie flag at that level.
 
-
 FLAG = "tie_word_embeddings"
 DERIVED_KEY = "scale_decoder_outputs"
 """The key that sets the scale of the logits in transformers 5, instead of the flag."""
@@ -162,7 +160,6 @@ def reading_v4(inspection: Inspection) -> bool | None:
 
 # Find a tie flag under another name, which a class prefers, or which another program's config has.
 
-
 _NAME = "tie_embedding"
 _TRANSFORMERS = (
     "model_type",
@@ -207,7 +204,6 @@ def loads_both(config: Mapping[str, object]) -> bool:
 
 
 # Compare the vocabulary sizes of a config with the stored rows.
-
 
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})

@@ -129,8 +129,6 @@ def _compiled(kind: str) -> tuple[re.Pattern[str], ...]:
 
 
 # Read the names of embeddings and heads in public projects from `data/conventions.json`.
-
-
 @record
 class Ending:
     """The end of a tensor name in whole segments; ``tail`` is its last two segments."""

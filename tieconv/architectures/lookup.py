@@ -161,7 +161,6 @@ def _vocabularies(config: Mapping[str, object]) -> Iterator[int]:
 
 # Recognise draft models for speculative decoding, which use tensors of their target model.
 
-
 WHY = "Untied: a draft model takes its embedding, and often its head, from its target model."
 _MAPS = frozenset({"d2t", "t2d"})
 """EAGLE-3 maps its smaller vocabulary to the target's with these tensors."""
@@ -185,8 +184,6 @@ def _is_first_eagle(names: Collection[str]) -> bool:
 
 
 # Change a family to the names of input embedding and output head that the user gave.
-
-
 def with_names(family: Family, embed: str | None, head: str | None) -> Family:
     """Return ``family`` with the given names as its word-embedding pair; ``None`` keeps the family's name."""
     embedding = embed or family.input_embedding
@@ -221,7 +218,6 @@ def with_names(family: Family, embed: str | None, head: str | None) -> Family:
 #
 # The record with the empty name is the header. It maps model types to classes and to input embeddings of bodies.
 # ``files`` are the names of those embeddings in a file, where they differ; null if no rule gives the names.
-
 
 _STATES = (None, True, False)  # order of the letters in ``truth``
 Record = Mapping[str, Any]

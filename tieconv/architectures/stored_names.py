@@ -10,9 +10,8 @@ from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import HEAD
 
+
 # Map a name in the architecture table to the name in a file.
-
-
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
     """Return the name in the file for the table's ``name``, or ``None`` if the file lacks the tensor.
 
@@ -163,7 +162,6 @@ def _table(inspection: Inspection, kind: str, partner: str) -> tuple[str, ...]:
 
 # Remove the prefixes of training wrappers from tensor names, such as `module.` of DistributedDataParallel.
 
-
 INSIDE = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FullyShardedDataParallel",
@@ -240,8 +238,6 @@ def _leading(names: Iterable[str]) -> list[str]:
 
 
 # Find the prefix that a training program puts before every tensor name, such as ``app.model.``.
-
-
 def without_wrappers(name: str) -> str:
     """Return the name without the segments that wrappers of modules add at any depth."""
     return ".".join(step for step in name.split(".") if step not in INSIDE)

@@ -78,8 +78,6 @@ class Finding:
 
 
 # Predict what a loader does with a model's output embedding.
-
-
 class Outcome(StrEnum):
     """The state of the output embedding after loading."""
 

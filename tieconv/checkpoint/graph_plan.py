@@ -246,7 +246,6 @@ class ExportOptions:
 
 # The plan and the outcome of `export`: data for reports, no graph library.
 
-
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The values of `--precision`, and torch's names for them."""
 

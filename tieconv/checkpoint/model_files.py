@@ -224,8 +224,6 @@ class Checkpoint(_Tensors):
 
 
 # Ambiguous or misplaced content that a reader reports, as codes that a rule turns into findings.
-
-
 @record
 class Caution:
     """An ambiguity or a misplaced file that a reader reports; a rule turns it into a finding."""
@@ -272,8 +270,6 @@ def way_out(code: str, source: str) -> str:
 
 
 # Read the bytes of a model, local or remote.
-
-
 class Files(Protocol):
     """Reads from files by name, relative to one root."""
 
@@ -298,7 +294,6 @@ class ByteReader(Protocol):
 #
 # Sources: the Git LFS specification (docs/spec.md). `core.symlinks` in git-config: without it Git writes a symlink as
 # a small file that contains the link text.
-
 
 LARGEST = 1024
 """Bytes of the largest pointer by the specification; a path is shorter on most systems."""

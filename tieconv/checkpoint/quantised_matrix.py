@@ -205,7 +205,6 @@ class QuantisedTables(Listed):
 
 # Names under which quantisers store a matrix as codes and scales.
 
-
 CODE_LEAVES = ("qweight", "weight_packed", "_weight_qdata", "weight._data", "weight._data._data", "W_q")
 """Ends of the names of codes, after a module's name, where the codes are not stored as ``weight``."""
 

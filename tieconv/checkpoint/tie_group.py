@@ -72,8 +72,6 @@ class Duplicate(Listed):
 
 
 # The input embedding, the output embedding and the bias of a model, by their names in the file.
-
-
 class BiasState(StrEnum):
     """The content of a head bias."""
 

@@ -109,7 +109,6 @@ _METHODS = {
 
 # Convert values to JSON; records that print as their JSON document and have a one-line ``repr``.
 
-
 _SOURCE = 60
 
 

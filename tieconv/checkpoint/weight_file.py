@@ -187,8 +187,6 @@ def nbytes(dtype: str, shape: tuple[int, ...]) -> int | None:
 
 
 # A tensor that several files store in chunks, as distributed checkpoints do.
-
-
 @record
 class Chunk:
     """A rectangle of a tensor: its first index and its sides, and the bytes that store it.
@@ -235,8 +233,6 @@ def fits(tensor: TensorRecord, reference: TensorRecord) -> bool:
 
 
 # How tensors use storages that several of them can share, as in torch files.
-
-
 @record
 class Overlap:
     """Tensors of one storage that share bytes.
@@ -291,7 +287,6 @@ class StorageUse:
 
 
 # The safetensors metadata entry that marks a copy of a tied tensor as intended.
-
 
 KEY = "tieconv.keep"
 """The metadata key. Its value is a JSON list of the tensor names that are stored twice on purpose."""

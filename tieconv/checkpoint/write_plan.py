@@ -158,8 +158,6 @@ def _operation(operation: Operation) -> dict[str, object]:
 
 
 # Operations of a plan on each tensor, config value and file of a model.
-
-
 @record
 class KeepTensor:
     """The tensor stays, byte for byte, under its own name."""
@@ -316,8 +314,6 @@ Operation = (
 
 
 # Files to write, and the source of each of their bytes.
-
-
 @record
 class Zeros:
     """A tensor's bytes, all zero."""
@@ -499,8 +495,6 @@ class OutputText:
 
 
 # Claims about dropped tensors that a plan relies on.
-
-
 @record
 class Equal:
     """Tensor ``tensor`` holds the elements of ``survivor``, each times 2**``exponent``."""

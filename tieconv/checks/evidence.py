@@ -17,9 +17,8 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import fits
 from tieconv.text import in_words, shown
 
+
 # The interface of a rule.
-
-
 @record
 class Rule:
     """One kind of fault that tieconv reports.
@@ -39,12 +38,7 @@ class Rule:
         return self.documentation.partition("\n")[0].rstrip(".")
 
     def finding(
-        self,
-        message: str,
-        tensors: Iterable[str] = (),
-        *,
-        level: Level | None = None,
-        remedy: Remedy | None = None,
+        self, message: str, tensors: Iterable[str] = (), *, level: Level | None = None, remedy: Remedy | None = None
     ) -> Finding:
         """Return a finding of this rule, at the rule's level unless ``level`` is given."""
         return Finding(self.code, level or self.level, message, tuple(tensors), remedy)
@@ -61,7 +55,6 @@ def rule(code: str, name: str, level: Level) -> Callable[[Callable[[Inspection],
 
 # Facts of an inspection that several rules need, and the phrases of their messages.
 
-
 __all__ = ["FLAG", "levels", "reading_v4"]
 
 EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED})
@@ -75,8 +68,6 @@ LISTED = 4
 
 
 # --- the config ------------------------------------------------------------------------------------------
-
-
 def levels_disagree(inspection: Inspection) -> bool:
     """Return whether two levels of the config declare different values."""
     return _flag_decides(inspection) and len(set(levels(inspection).values())) > 1
@@ -114,8 +105,6 @@ def _flag_decides(inspection: Inspection) -> bool:
 
 
 # --- the tie groups --------------------------------------------------------------------------------------
-
-
 def head_member(inspection: Inspection, tie: Tie) -> Member | None:
     """Return the member of a group that is the output head."""
     head = inspection.head.output_head
@@ -198,8 +187,6 @@ def refused_formats(inspection: Inspection) -> dict[str, list[str]]:
 
 
 # --- phrases ---------------------------------------------------------------------------------------------
-
-
 def label(inspection: Inspection) -> str:
     """Return the class as the subject of a sentence."""
     return shown(inspection.family.architecture) if inspection.family.architecture else "the architecture"

@@ -150,10 +150,7 @@ def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
             f"Each session holds it twice, which wastes {size(inspection.checkpoint.tensors[member.name].nbytes)}."
         )
     return stored_twice.finding(
-        f"{message}{answer.message_end}",
-        (tie.canonical, member.name),
-        level=_level(inspection),
-        remedy=answer.remedy,
+        f"{message}{answer.message_end}", (tie.canonical, member.name), level=_level(inspection), remedy=answer.remedy
     )
 
 
@@ -300,7 +297,6 @@ def nan_in_head(inspection: Inspection) -> Iterator[Finding]:
 
 
 # The matrices that nodes of a graph share.
-
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")
 _MATRIX = 2

@@ -16,11 +16,7 @@ from tieconv.text import count, size
 SMALLEST = 64 * 1024
 TOGETHER = 1_000_000
 _LISTED = 3
-_WORDS = {
-    State.IDENTICAL: "byte-identical",
-    State.TRANSPOSED: "transposed copies",
-    State.CAST: "equal after a cast",
-}
+_WORDS = {State.IDENTICAL: "byte-identical", State.TRANSPOSED: "transposed copies", State.CAST: "equal after a cast"}
 
 
 @rule("STO001", "duplicates", Level.NOTE)

@@ -90,11 +90,7 @@ def _judge(inspection: Inspection, head: Member, tied: int, untied: int) -> tupl
         if tied == 4:
             return Level.ERROR, f"{name} differs from the embedding, and transformers 4 ignores it", remedy
         return Level.WARNING, f"{name} differs from the embedding, and transformers 5 uses it with a warning", remedy
-    return (
-        Level.NOTE,
-        f"{name} is right for both versions",
-        remedies.retie(inspection, safe=True),
-    )
+    return (Level.NOTE, f"{name} is right for both versions", remedies.retie(inspection, safe=True))
 
 
 @rule("TIE008", "levels-disagree", Level.ERROR)

@@ -221,7 +221,6 @@ def is_training_state(name: str, keys: Sequence[str]) -> bool:
 # The metadata entry `DCP_SHARDING_INFO` of each file has the offset of each chunk. No file has the shapes: as in
 # torch, a shape is the largest end of a chunk. Source: torch/distributed/checkpoint/hf_storage.py of torch 2.13.
 
-
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _LIMIT = 100_000_000
 

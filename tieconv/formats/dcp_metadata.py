@@ -220,7 +220,6 @@ def _refuse(why: str) -> NoReturn:
 #
 # Every allowed class or function becomes an `Instance`, which holds the arguments of the call.
 
-
 LIMIT = 100_000_000
 """The largest metadata in bytes."""
 OPCODES = 1_000_000

@@ -179,8 +179,6 @@ def _config(
 
 
 # Read a model of shards through its index, and compare the index with the headers of the shards.
-
-
 def read_one_file_index(naming: Naming, files: Files) -> WeightSet | None:
     """Return the single file with its index, or ``None`` if the index is unreadable or lists any other file.
 
@@ -260,8 +258,6 @@ def _total_cautions(index: Document, weights: tuple[WeightFile, ...]) -> list[Ca
 
 
 # Decide by file names which files of a directory are the weights of a model.
-
-
 @record
 class Naming:
     """The file names of a format.
@@ -325,7 +321,6 @@ def with_orphans(weight_set: WeightSet, stored: Iterable[str]) -> WeightSet:
 
 # Read the documents that lie beside the weights of any format: config.json and the shard index.
 
-
 CONFIG = "config.json"
 HF_QUANT = "hf_quant_config.json"
 """The file in which ModelOpt describes the quantisation."""
@@ -356,8 +351,6 @@ def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Cauti
 
 
 # The interface that every checkpoint format implements.
-
-
 class Format(Protocol):
     """One way to store a checkpoint."""
 
@@ -386,7 +379,6 @@ def prepare(files: Files, names: Iterable[str]) -> None:
 #
 # transformers 5 reads ``_tied_weights_keys`` as a dict of target and source names. Custom model code that was written
 # for transformers 4 declares a list.
-
 
 DECLARATION = "_tied_weights_keys"
 SIZE_LIMIT = 1_000_000
@@ -447,7 +439,6 @@ def _keys(value: ast.Dict) -> tuple[str, ...]:
 
 
 # Read and edit the shard index `*.index.json`, which maps each tensor to its shard.
-
 
 LIMIT = 100_000_000
 DIGITS = 600

@@ -18,9 +18,8 @@ from tieconv.formats.shards import PEFT
 from tieconv.formats.torch import TORCH, check_slices, is_trainer_state
 from tieconv.text import count, path_word, shown
 
+
 # Recognise a torch distributed checkpoint (DCP). `tieconv.formats.dcp` reads it.
-
-
 @record
 class DistributedCheckpoint:
     """See `tieconv.formats.directory.Format`."""

@@ -21,7 +21,6 @@ from tieconv.text import count, listed, path_word, shown
 
 # Read a model stored as GGUF: one file, or the numbered parts that `llama-gguf-split` writes. Read only.
 
-
 NEXT_STEP = "change the original model, then convert it to GGUF again"
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
@@ -125,7 +124,6 @@ GGUF = GgufModel()
 #
 # Source: the GGUF specification (ggml, docs/gguf.md) and the types of gguf 0.19. Versions 2 and 3 share one layout.
 # Tensor shapes are reversed: GGUF lists the innermost dimension first, other formats list it last.
-
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -316,14 +314,11 @@ class HeaderCursor:
     def refuse(self, why: str, code: str, hint: str = "") -> NoReturn:
         """Raise `UnreadableError` with a stable code."""
         raise UnreadableError(
-            f"{shown(self.name)} {why}",
-            hint or "convert the model again with llama.cpp",
-            f"gguf.{code}",
+            f"{shown(self.name)} {why}", hint or "convert the model again with llama.cpp", f"gguf.{code}"
         )
 
 
 # Read the metadata of a GGUF file: scalars as text. Long strings and arrays are skipped.
-
 
 MAX_DEPTH = 4
 _LONGEST_TEXT = 4096
@@ -398,7 +393,6 @@ def _skip_array(cursor: HeaderCursor, depth: int) -> None:
 
 # The element types of ggml by their numbers. Source: gguf 0.19.
 
-
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -439,7 +433,6 @@ TYPES: dict[int, tuple[str, int, int]] = {
 
 
 # Write the parts of a GGUF header that change with its tensors. Source: ggml, docs/gguf.md.
-
 
 START = 24
 """Bytes before the metadata entries: magic number, version, and the numbers of tensors and entries."""

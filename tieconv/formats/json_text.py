@@ -21,7 +21,6 @@ from tieconv.formats.strict_json import MAX_INTEGER_DIGITS, check_budget, loads,
 # one window of the text at a time, under the rules of `tieconv.formats.strict_json`. A batch that is cut in the wrong
 # position ends inside a string or a bracket. Such a batch is not valid JSON, so it is never accepted.
 
-
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset``."""
 LARGEST_MEMBER = 16_000_000
@@ -216,7 +215,6 @@ def _bytes(text: str, position: int) -> int:
 # Edit a JSON text without changing any other character.
 #
 # Indentation, key order, number spellings and escapes stay. Only a changed value, or the line of a new key, differs.
-
 
 _DECODER = json.JSONDecoder()
 

@@ -50,7 +50,6 @@ class Shapes:
 
 # The file names of a torch distributed checkpoint.
 
-
 DCP_METADATA = ".metadata"
 DCP_SUFFIX = ".distcp"
 TENSORS = "*.distcp"

@@ -117,10 +117,7 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
         _refuse(name, f"declares a header of {count(length, 'byte')}, too few for a header", "header-too-small")
     if 8 + length > size:
         _refuse(
-            name,
-            f"declares a header of {length:,} bytes, but the file has {size:,}",
-            "truncated-header",
-            _INCOMPLETE,
+            name, f"declares a header of {length:,} bytes, but the file has {size:,}", "truncated-header", _INCOMPLETE
         )
     if first[8:9] != b"{":
         _refuse(name, "has a header that does not start with `{`", "header-start")

@@ -268,7 +268,6 @@ def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoR
 
 # Handle a directory with weights in several formats: which one loaders prefer, and which files remain.
 
-
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats that hold a whole model, in the order in which transformers prefers them."""
 
@@ -369,7 +368,6 @@ def _entries(name: str, files: Files) -> set[str]:
 # For a module that the adapter changes, it stores tensors such as `base_model.model.<module>.lora_A.weight`. A module
 # that the adapter replaces is stored whole, under its usual name. Source: peft 0.21 (`PeftConfigMixin`,
 # `save_peft_model_state_dict`).
-
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

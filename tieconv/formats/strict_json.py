@@ -230,8 +230,6 @@ def refuse(name: str, why: str, code: str) -> NoReturn:
 # Read and write JSON with its numbers spelled as they were.
 #
 # Python numbers would change `1.10`, `NaN` and numbers of thirty digits. `write` returns them unchanged.
-
-
 @record
 class Number:
     """A number, `NaN` or `Infinity`, kept as text."""
@@ -270,7 +268,6 @@ def _block(brackets: str, lines: list[str], indent: str) -> str:
 #
 # Such a file may be part of an unpacked archive. Each function raises ``ValueError`` with the reason if it refuses a
 # document, and the caller names the file. Whoever then takes values out of it catches `tieconv.errors.MALFORMED`.
-
 
 MOST_BYTES = (1 << 63) - 1
 """The largest number of bytes that a file system, Parquet and SQL can state."""

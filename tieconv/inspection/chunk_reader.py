@@ -155,8 +155,6 @@ def _width(record: TensorRecord) -> int:
 
 
 # Find the bytes of one stored chunk: all of a range, or the tensor in an archive of `torch.save`.
-
-
 @record
 class ChunkItem:
     """The stored bytes of a chunk. ``width`` is the bytes of an element, ``crc`` the checksum of ``checked``."""
@@ -228,7 +226,6 @@ def _unlike(file: str, name: str, why: str) -> UnreadableError:
 
 
 # Copy the chunks of a tensor into dense bytes. Each chunk is a series of runs, equally long and in order.
-
 
 ReadStored = Callable[[int, memoryview], None]
 """``read(position, buffer)``: fill ``buffer`` from byte ``position`` of a chunk."""

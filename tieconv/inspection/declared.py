@@ -282,8 +282,6 @@ def _in_transformers4(inspection: Inspection) -> str:
 
 
 # Find what loaders derive from the order of a model's stored tensors.
-
-
 def same_order(a: Checkpoint, b: Checkpoint, names: Collection[str]) -> bool:
     """Return whether two models store ``names`` in one order, so that every loader reads them in one order."""
     return a.format == b.format and _among(a, names) == _among(b, names)

@@ -33,11 +33,7 @@ _Class = tuple[TensorRecord, ...]
 
 
 def find_duplicates(
-    reader: ByteReader,
-    tensors: Sequence[TensorRecord],
-    *,
-    known: Iterable[frozenset[str]] = (),
-    min_bytes: int = 0,
+    reader: ByteReader, tensors: Sequence[TensorRecord], *, known: Iterable[frozenset[str]] = (), min_bytes: int = 0
 ) -> tuple[Duplicate, ...]:
     """Return the duplicates among ``tensors``, in the order of their first names.
 
@@ -191,7 +187,6 @@ def _buckets(classes: Iterable[_Class], key: Callable[[_Class], Hashable | None]
 #
 # Small samples split the tensors of one type and shape. Tensors whose samples agree are then read in lockstep.
 
-
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take in total."""
 
@@ -296,7 +291,6 @@ def _parts(
 
 
 # Bound the work of comparing all pairs of tensors of a kind, which a file can make quadratic.
-
 
 MOST_PAIRS = 8192
 """Pairs with equal ends that are compared in full."""

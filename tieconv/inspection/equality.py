@@ -159,7 +159,6 @@ def _is_near(differences: Difference) -> bool:
 
 # Decide whether one matrix is the transpose of another: probe first, then prove over every element.
 
-
 _PROBES = 64
 
 
@@ -241,8 +240,6 @@ def relate_sampled(
 
 
 # Prove byte equality of stored tensors over every byte, with only the standard library.
-
-
 def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
     """Return whether two ranges hold the same bytes: a NaN equals itself, -0.0 does not equal 0.0.
 
@@ -343,8 +340,6 @@ def _prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 # Find facts about one tensor's values without an arithmetic library: all zero, largest, any NaN.
-
-
 @record
 class _Layout:
     """How a float type is stored: array codes of its width, its infinity, and its NaN's top bytes."""

@@ -106,8 +106,6 @@ def _unknown(inspection: Inspection) -> str:
 
 
 # --- ties ------------------------------------------------------------------------------------------------
-
-
 def _ties(
     graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth, config: ConfigView | None
 ) -> Iterator[Tie]:
@@ -190,8 +188,6 @@ def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> R
 
 
 # --- duplicates ------------------------------------------------------------------------------------------
-
-
 def _duplicates(
     checkpoint: Checkpoint, candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...], reader: ByteReader
 ) -> Iterator[Duplicate]:
@@ -219,8 +215,6 @@ def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, de
 
 
 # --- the head --------------------------------------------------------------------------------------------
-
-
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
     """Return the head of the first graph with one, else the embedding of the first graph with one."""
     with_roles = [graph for graph in graphs if graph.head or quantised_pair(graph)]
@@ -253,7 +247,6 @@ def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) 
 
 
 # Compare an embedding and a head that are quantised in blocks: tied if all their stored parts are equal.
-
 
 _BLOCKS = {"embedding": ("GatherBlockQuantized", "Gather"), "head": ("MatMulNBits",)}
 

@@ -189,8 +189,6 @@ def _last_element(record: TensorRecord) -> int:
 
 
 # Find how two tensors of one storage relate by their positions alone, without reading bytes.
-
-
 @record
 class _View:
     """The positions of a tensor's elements, without sides of length 1, whose strides have no effect."""

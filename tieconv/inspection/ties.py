@@ -43,12 +43,7 @@ def survey(
 
 
 def _survey_one(
-    family: Family,
-    group: TieGroup,
-    tensors: Mapping[str, TensorRecord],
-    reader: ByteReader,
-    depth: Depth,
-    tied: bool,
+    family: Family, group: TieGroup, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth, tied: bool
 ) -> Tie | None:
     located = {name: locate(family, name, tensors) for name in (group.canonical, *group.members)}
     stored = [actual for actual in located.values() if actual is not None]
@@ -123,14 +118,8 @@ def consistent(members: tuple[Member, ...], declared: bool) -> bool | None:
 
 
 # Find the input embedding, the output embedding and its bias, by their names in the file.
-
-
 def view_head(
-    family: Family,
-    tensors: Mapping[str, TensorRecord],
-    ties: tuple[Tie, ...],
-    reader: ByteReader,
-    depth: Depth,
+    family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...], reader: ByteReader, depth: Depth
 ) -> Head:
     """Return the input embedding, the output embedding and the head bias."""
     embedding, bias = _embedding(family, tensors, ties), _bias(family, tensors, reader, depth)
@@ -216,8 +205,6 @@ def is_far(reader: ByteReader, record: TensorRecord) -> bool:
 
 
 # Give the tensors of a training checkpoint the names of the model, without the prefixes of the training program.
-
-
 def with_bare_names(checkpoint: Checkpoint, embed: str | None = None) -> Checkpoint:
     """Return the checkpoint with the names of the model, and without the tensors that are not below the prefix.
 
@@ -303,8 +290,6 @@ def _renamed(record: TensorRecord, bare: Mapping[str, str]) -> TensorRecord:
 
 
 # Reduce a sharded model to the shards that matter for its ties, by its config and its index.
-
-
 class NarrowedFiles:
     """The files of a model whose index lists only some shards; all other reads pass through."""
 

@@ -87,7 +87,6 @@ def turned(record: TensorRecord) -> TensorRecord:
 
 # Stream tensor bytes: block boundaries, samples, reusable buffers and a byte counter.
 
-
 BLOCK = 256 * 1024
 """Bytes per read of a byte-for-byte comparison: two such buffers stay in a core's cache."""
 

@@ -20,9 +20,8 @@ from tieconv.loaders import release_tables
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
 from tieconv.text import in_words, shown, with_type
 
+
 # The embedding, the head and its bias in the files of a model.
-
-
 @record
 class Pair:
     """The input embedding and the head, by their names in the file, and whether the file stores them.
@@ -101,8 +100,6 @@ def flags_agree(inspection: Inspection) -> bool | None:
 
 
 # Build the `Loaded` of a loader that knows only an embedding and a head: two parameters, or one.
-
-
 @record
 class PairModel:
     """The model in one loader. ``absence`` says what a parameter contains if it is not stored.
@@ -165,8 +162,6 @@ class PairModel:
 
 
 # Compare the rows of the stored tables with the config, by which a loader makes its parameters.
-
-
 def wrong_rows(inspection: Inspection) -> Refusal | None:
     """Return the refusal of a table if its row count differs from each vocabulary size of the config.
 
@@ -192,8 +187,6 @@ def row_count(inspection: Inspection, name: str) -> int:
 
 
 # List the tied groups of an architecture for a loader, also those without a stored name.
-
-
 @record
 class Group:
     """Names that the class can make one parameter: those in the table, and the member of the file for each."""
@@ -304,7 +297,6 @@ def is_zero(inspection: Inspection, name: str) -> bool:
 
 # Say whether two stored tensors are equal once a loader has cast both to one dtype.
 
-
 _COARSER = {"F16": 1 << 13, "BF16": 1 << 16}
 """float32 steps in one step of a narrower type: copies with a larger difference stay different after rounding."""
 
@@ -359,8 +351,6 @@ def _may_round_to_equal(inspection: Inspection, member: Member, figures: proved.
 
 
 # Reduce an inspection to the stored names that a loader knows.
-
-
 def without_tensors(inspection: Inspection, unread: Collection[str]) -> Inspection:
     """Return ``inspection`` without the tensors named in ``unread``."""
     if not unread:
@@ -429,7 +419,6 @@ def _referred(members: tuple[Member, ...]) -> tuple[Member, ...]:
 
 
 # Say why a loader does not reach the tensors of a model, or why tieconv makes no claim about them.
-
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 
@@ -524,8 +513,6 @@ def _is_quantised(inspection: Inspection, name: str) -> bool:
 
 
 # Say whether a loader that reads every file with a matching name finds the weights of a directory.
-
-
 def by_pattern(
     inspection: Inspection,
     loader: str,

@@ -24,9 +24,8 @@ from tieconv.loaders.loaded import Absence, Cause, Loaded, stopped
 from tieconv.loaders.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables
 from tieconv.text import in_words, listed, shown
 
+
 # Derive the prediction from a `Loaded`: its outcome, its tensors, and the reason in one sentence.
-
-
 @record
 class Verdict:
     """The prediction for one loader; the fields are those of `Prediction`."""
@@ -181,8 +180,6 @@ def _are(names: Sequence[str]) -> str:
 
 
 # Predict what a loader does with a quantised embedding or head, from the cells that were measured.
-
-
 def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Loaded) -> Verdict | None:
     """Return the answer for a model with a quantised embedding or head, or whose config lists a float head.
 
@@ -303,7 +300,6 @@ def _stored(inspection: Inspection, role: str, matrix: QuantisedMatrix | None) -
 
 # Say what a prediction rests on: the releases that the tests ran, or the source alone.
 
-
 Version = tuple[int, ...]
 READ = "read"
 """The basis of a prediction that follows the source; no test runs the loader."""
@@ -338,7 +334,6 @@ def _number(version: str) -> Version:
 
 
 # The type of a consumer: one loader with a range of its versions.
-
 
 _OF_TRANSFORMERS = frozenset({"transformers", "safetensors"})
 """Loaders that fill the class that transformers builds, and so were measured with it."""

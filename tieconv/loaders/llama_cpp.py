@@ -125,7 +125,6 @@ CONSUMERS = (
 
 # Say which names and shapes of a checkpoint llama.cpp's converter and libllama refuse.
 
-
 Treatment = frozenset[str]
 """What the converter and libllama do with the tables of a class. Its entries are the parts of a kind in the data."""
 
@@ -190,7 +189,6 @@ def rows_refused(inspection: Inspection, pair: evidence.Pair, embedding: str, *,
 
 
 # What libllama asks of the head of a GGUF architecture, read from its source.
-
 
 TIES, NEEDS, EMBEDDING = "ties", "needs", "embedding"
 """It uses the embedding if ``output.weight`` is absent; it needs ``output.weight``; it always uses the embedding."""

@@ -124,7 +124,6 @@ CONSUMERS = (
 
 # Find mlx-lm's file for a model type, and say what that file refuses in the config.
 
-
 _TEXT = "text_config"
 
 
@@ -209,7 +208,6 @@ def _layers_refused(text: TextModel, layers: list[object]) -> Iterator[Refusal]:
 
 
 # Say which tensors mlx-lm's strict loading refuses: by their names, or by their shapes.
-
 
 _QUERY = re.compile(r"\blayers\.(\d+)\.self_attn\.q_proj\.weight$")
 

@@ -44,7 +44,6 @@ def consumer(loader: str, release: str) -> Consumer:
 
 # Select loaders by a specification such as `vllm,transformers>=4.57`.
 
-
 ALL = "all"
 _PART = re.compile(r"([A-Za-z][A-Za-z0-9._-]*?)\s*(?:(>=|<=|==|<|>|(?<=\s))\s*v?(\d+(?:\.\d+)*)(?:\.(?:x|\*))?)?")
 

@@ -192,8 +192,6 @@ def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -
 
 
 # Say when tieconv makes no claim about transformers 4.
-
-
 def unmeasured_448(family: Family) -> bool:
     """Return whether a class was not measured with transformers 4.48, although that release may have its type."""
     return family.unlisted or (family.part is not None and not family.part.usual)
@@ -261,7 +259,6 @@ def _listed(name: str, version: str, table: str) -> bool:
 #
 # Measured with 4.48.3 and 4.57.6 and each of their classes in the table. Every set of names of the word embeddings
 # was stored, each tensor filled with a different number. The flag was true, false and absent.
-
 
 NO_VALUES = -1
 """The parameter has no values: the loader moved nothing into its memory."""
@@ -360,7 +357,6 @@ def _base(family: Family, names: Sequence[str], own: list[int | None], version: 
 # tensors are copied, the names of one parameter are written one after the other. The last in the order of the modules
 # stays. If they are assigned, the tie after loading gives all names the values of the first.
 
-
 _RELEASE = "transformers-4.48"
 _DTYPE = "F32"
 """The dtype of a model that is loaded without `torch_dtype`."""
@@ -410,8 +406,6 @@ def as_copied(
 # From `_load_pretrained_model` and `_get_key_renaming_mapping` of transformers 4.48.3 and 4.57.6. Measured with both
 # releases and each of their classes in the table. Embedding and head were stored under every name that `locate`
 # accepts.
-
-
 def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:
     """Return the stored names that transformers ``version`` (`4.48` or `4.57`) does not know."""
     reader = _Reader(family, stored, version)

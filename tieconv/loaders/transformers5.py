@@ -188,8 +188,6 @@ def _whole(family: Family) -> str:
 
 
 # Say when transformers 5 refuses a flag, and when tieconv makes no claim about names.
-
-
 def flag_refusals(inspection: Inspection, *, null: bool = True) -> Iterator[Refusal]:
     """Yield the refusal of a flag that is neither true nor false, at a level that transformers 5 reads.
 
@@ -229,7 +227,6 @@ def remark(inspection: Inspection, *, compares: bool) -> str:
 #
 # From `PreTrainedModel.tie_weights` and `rename_source_key` of transformers 5.23.0. Measured with every class of the
 # table that can be built. Every set of tied names was stored, with each flag and every spelling.
-
 
 RELEASE = "transformers-5"
 

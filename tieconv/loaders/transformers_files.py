@@ -44,7 +44,6 @@ def _opened(inspection: Inspection, configured: bool) -> Refusal | None:
 
 # Find the file of a model directory that transformers opens, and whether it can read the index.
 
-
 NAMEABLE = (".safetensors", ".safetensors.index.json")
 """The suffixes that the config may use under `transformers_weights`."""
 

@@ -131,7 +131,6 @@ CONSUMERS = (
 
 # Say which stored tensors vLLM's embedding and head get, by the kind of the class and the tie flag.
 
-
 _HEAD = "lm_head.weight"
 _PER_LAYER = "hidden_size_per_layer_input"
 

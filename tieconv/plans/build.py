@@ -176,7 +176,6 @@ def _summary(command: str, operations: Collection[write_plan.Operation], config_
 # gpt2 on the Hub stores ``transformer.wte.weight`` as ``wte.weight``. transformers 4 adds the prefix to each name of
 # such a file. It refuses such a file if a head is stored too: then the names in the file need the prefix.
 
-
 Rename = Callable[[str], str]
 
 
@@ -238,7 +237,6 @@ def _promises(promises: write_plan.Promises, to: Rename) -> write_plan.Promises:
 
 
 # Add the "format" entry to safetensors metadata: transformers 4 refuses a file without it.
-
 
 FORMAT, TORCH = "format", "pt"
 
@@ -311,8 +309,6 @@ def _files(checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...]
 
 
 # Change the format that loaders prefer in a directory with two formats, and drop the others.
-
-
 def alone(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint without the files of other formats. ``others`` still lists them."""
     return replace(

@@ -19,9 +19,8 @@ from tieconv.loaders.evidence import in_file
 from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.text import shown
 
+
 # Write the tie flag at every level of the config that a loader reads.
-
-
 def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tuple[SetConfig, ...]]:
     """Return the config text with the flag set to ``tied`` at the top and at nested levels that have one.
 
@@ -129,7 +128,6 @@ def _flag_count(value: object) -> int:
 
 
 # Edit the quantisation config together with the tie flag, so that both describe the head that is stored.
-
 
 Changes = tuple[SetConfig | DropConfig, ...]
 Document = tuple[OutputText | None, Changes]
@@ -287,7 +285,6 @@ def _refuse(inspection: Inspection, clause: str) -> NoReturn:
 #
 # Each quantisation method has its own entries. Sources: as in `tieconv.inspection.quantised`.
 
-
 Path = tuple[str, ...]
 Entries = dict[Path, object]
 """New values by path inside the quantisation config. `REMOVED` removes the key."""
@@ -327,8 +324,6 @@ def listed(method: str) -> Editor | None:
 
 
 # --- compressed-tensors ----------------------------------------------------------------------------------
-
-
 def _compressed_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
     """Remove the head's own targets. If another target still matches the head, add the head to ``ignore``."""
     entries: Entries = {}
@@ -370,8 +365,6 @@ def _targets(values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
 
 
 # --- a switch, or a list of modules to skip --------------------------------------------------------------
-
-
 def _gptq_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
     return {("lm_head",): False} if values.get("lm_head") is True else {}
 
@@ -424,8 +417,6 @@ def _unskip(key: str, values: Mapping[str, object], modules: Modules) -> Entries
 
 
 # --- MLX -------------------------------------------------------------------------------------------------
-
-
 def _mlx_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
     return {(modules.head,): REMOVED} if modules.head in values else {}
 

@@ -10,9 +10,8 @@ from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile, nbytes
 from tieconv.formats.directory import edit_index
 
+
 # Collect a planner's edits of names and bytes. `tieconv.plans.edits` turns them into files.
-
-
 @dataclass
 class Edits:
     """The tensor edits of a planner. All other tensors stay as they are."""
@@ -152,7 +151,6 @@ class Edits:
 
 
 # Turn edits into the files to write, to link and to leave out, in any layout.
-
 
 HEAD_SHARDS = {"safetensors": "model-head.safetensors", "torch": "pytorch_model-head.bin"}
 """The new shard for new tensors of a sharded model, by format. The bytes of other shards do not change.
@@ -324,8 +322,6 @@ def _total(
 
 
 # Update the metadata of weight files: no entry may be wrong after the edits.
-
-
 def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Mapping[str, str] | None, bool]:
     """Return the metadata of ``file`` without entries that the edits make wrong, and whether it changes.
 

@@ -179,8 +179,6 @@ Notes = tuple[str | Note, ...]
 
 
 # List the parameters whose values change with a plan, for one release of transformers.
-
-
 @record
 class Change:
     """A parameter whose values change with the plan. ``name`` is its name in the file before the plan.
@@ -237,7 +235,6 @@ def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) ->
 
 
 # Write the sentences about values that transformers loads differently after a plan.
-
 
 _LISTED = 6
 OWN = "with its own values"

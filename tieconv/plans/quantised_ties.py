@@ -297,7 +297,6 @@ def _module(name: str) -> str:
 # transformers 5 decides, and for files of MLX mlx-lm. If it loads the model and would not load the result, tieconv
 # refuses. Every other answer is a note.
 
-
 _FAULTS = {Outcome.DISCARDED: 1, Outcome.RANDOM: 2, Outcome.ERROR: 2}
 """Outcomes that lose the stored values of the head, the worse ones with the higher number."""
 

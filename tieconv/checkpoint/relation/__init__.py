@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from tieconv.checkpoint.value_type import record, stated_fields
 
+
 # States of a name in a tied group, their common properties, and the states without figures.
 #
 # A tied model needs no other states. The states that a comparison proves are in `proved`, imported only if a
 # comparison is made.
-
-
 class State(StrEnum):
     """How the tensor of a tied name relates to the canonical one."""
 

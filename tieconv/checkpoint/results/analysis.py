@@ -171,7 +171,6 @@ class Analysis(Printed):
 
 # How the tables of a model change over its revisions, as frozen records that serialise to `tieconv.evolution/1`.
 
-
 EVOLUTION_SCHEMA = "tieconv.evolution/1"
 
 

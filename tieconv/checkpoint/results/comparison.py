@@ -205,8 +205,6 @@ def _config(difference: ConfigDifference) -> dict[str, object]:
 
 
 # A quantised embedding or head that differs between two models, as one matrix.
-
-
 @record
 class MatrixSide(Listed):
     """A quantised matrix by its scheme, or a float matrix by its type. ``shape`` is [V, H] if it is known."""

@@ -210,8 +210,6 @@ def plain(value: Any) -> Any:
 
 
 # Errors of logits against the torch reference: for one batch, and pooled under ``metrics``.
-
-
 @record
 class Figures:
     """Errors of logits against the reference over ``positions`` tokens, without padding.
@@ -346,8 +344,6 @@ def _pooled_figures(figures: Figures) -> dict[str, object]:
 
 
 # The figures of a quantised graph, each beside those of a known-good quantiser.
-
-
 @record
 class QuantisedWeight:
     """A quantised matrix of the graph and the parameters of the checkpoint that it quantises.

@@ -19,7 +19,6 @@ from tieconv.text import shown
 
 # Read an ONNX graph, or a directory of graphs, as a checkpoint, with initializers as tensors.
 
-
 SUFFIX = ".onnx"
 NEXT_STEP = "only tieconv dedup and tieconv untie change ONNX graphs"
 _PASSING = ("Transpose", "Cast", "Identity")

@@ -298,7 +298,6 @@ def check(wire: Wire, start: int, end: int, message: Message, depth: int = 0) ->
 #
 # Source: onnx.proto of onnx 1.23 (field numbers and types have never been reused).
 
-
 FieldSpan = tuple[int, int]
 """Offsets of the first byte and behind the last byte of a field."""
 
@@ -391,7 +390,6 @@ class Model:
 # Read protocol buffers field by field. No number in the file decides how much memory is allocated.
 #
 # Source: the encoding page of protobuf.dev. Groups are refused, because no current schema writes them.
-
 
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""

@@ -98,8 +98,6 @@ def _of_tokens(lookups: list[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
 
 
 # --- lookups ---------------------------------------------------------------------------------------------
-
-
 def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:
     """Yield each matrix that a node looks up by rows or columns, and the class of its indices."""
     for scope in scopes(outer):
@@ -200,8 +198,6 @@ def _gathered_rows(outer: Scope, head: Role) -> Role | None:
 
 
 # --- the head --------------------------------------------------------------------------------------------
-
-
 def _head(scope: Scope, lookups: list[Role]) -> tuple[Role | None, Tensor | None]:
     outputs = sorted(scope.graph.outputs, key=lambda name: name != LOGITS)
     for output in outputs:

@@ -298,7 +298,6 @@ def _passes_on(node: Node) -> bool:
 # ai.onnx.ml are checked against `data/onnx_operators.json`: names, numbers of inputs and outputs, and attributes.
 # Types and shapes of computed values are not inferred. Operators of other domains are not known.
 
-
 MAX_LISTED = 4
 """The most faults of one file that are reported."""
 CHECKER, SESSION = "onnx.checker", "ONNX Runtime"

@@ -162,8 +162,6 @@ def _spell(files: Files, span: SpeltRange) -> Iterator[bytes]:
 
 
 # Check where an ONNX graph stores its external data, before a byte of it is read.
-
-
 @record
 class External:
     """A tensor with external data: the graph's file name, the tensor's name and its ``external_data`` entries.
@@ -248,7 +246,5 @@ def _number(tensor: External, key: str) -> int | None:
 
 def _unreadable(tensor: External, why: str) -> NoReturn:
     raise UnreadableError(
-        f"{shown(tensor.graph)}: tensor {shown(tensor.name)} {why}",
-        "fetch or export the model again",
-        "onnx.external",
+        f"{shown(tensor.graph)}: tensor {shown(tensor.name)} {why}", "fetch or export the model again", "onnx.external"
     )

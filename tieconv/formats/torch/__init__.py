@@ -11,7 +11,6 @@ from tieconv.formats.directory import Model, Naming
 
 # Read a model stored by `torch.save`: one file, or shards and their index.
 
-
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _STATES = "training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states"
 """Files that trainers write beside the weights: transformers' `Trainer`, accelerate and DeepSpeed."""

@@ -18,7 +18,6 @@ from tieconv.text import shown
 #
 # Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch 2.13, which writes zip64 records at any size.
 
-
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""
 
@@ -202,7 +201,6 @@ def _extra(extra: bytes, wanted: int) -> bytes:
 # Entries are not compressed and follow one another without a gap from the first byte of the file. Both headers of an
 # entry agree, and the directory follows the last entry. Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch
 # 2.13, which writes data descriptors and zip64 records at any size.
-
 
 LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 _LOCAL = struct.Struct("<4s2xHH4xIIIHH")

@@ -32,7 +32,6 @@ from tieconv.text import count
 #
 # Source: `torch._utils` and `torch._tensor` of torch 2.13.
 
-
 LIMIT = 1 << 63
 MAX_RANK = 64
 Arguments = tuple[object, ...]
@@ -144,7 +143,6 @@ def size(arguments: Arguments) -> object:
 #
 # If one byte differs, the interpreter reads the opcodes one by one. It makes every refusal too. Source:
 # `torch.serialization._save` of torch 2.13 with the default protocol, 2.
-
 
 _GET, _PUT = rb"h(.)", rb"r(....)"
 _NUMBER = rb"(?:K.|M..|J....)"
@@ -262,8 +260,6 @@ def _usual_sizes(code: bytes) -> tuple[int, ...] | None:
 # The globals that a torch file may name, and the function that replaces each. torch is never imported.
 #
 # Source: `torch._utils`, `torch._tensor` and `torch._weights_only_unpickler` of torch 2.13.
-
-
 def _pairs(arguments: Arguments) -> Pairs:
     """Build an `OrderedDict` from nothing, or from one list of pairs, as Python 2 wrote it."""
     if not arguments:

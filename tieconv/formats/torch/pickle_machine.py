@@ -34,11 +34,10 @@ from tieconv.formats.torch.pickle_stack import (
 )
 from tieconv.text import shown
 
+
 # Handle the pickle opcodes that import, call and set state, with which a pickle could run a program.
 #
 # A global must be on an allow-list. A call passes its arguments to a function of tieconv instead.
-
-
 def _global(machine: Machine) -> None:
     machine.stack.append(_find(machine, *_named(machine)))
 
@@ -120,7 +119,6 @@ CALLS: Opcodes = {
 
 
 # Handle the pickle opcodes that build tuples, lists, dictionaries and sets.
-
 
 _SET = Opaque("a set")
 _LOOKED_AT = 100
@@ -255,7 +253,6 @@ CONTAINERS: Opcodes = {
 
 # Handle the pickle opcodes for the stack, the memo and the protocol.
 
-
 _U32 = struct.Struct("<I").unpack_from
 
 
@@ -333,8 +330,6 @@ MEMO: Opcodes = {
 
 
 # Handle the pickle opcodes that push one number, text or bytes.
-
-
 def _push(value: object) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(value)
 
@@ -439,8 +434,6 @@ PLAIN: Opcodes = {
 # A global may have a shortcut for a usual call, because a torch file repeats thirty opcodes for each tensor. The
 # result is the same, except that the memo lacks the values inside the call. If a pickle recalls such a value, the
 # interpreter reads the pickle again without shortcuts.
-
-
 def run(
     data: bytes,
     start: int,

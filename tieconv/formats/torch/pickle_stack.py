@@ -148,7 +148,6 @@ def describe(value: object) -> str:
 
 # The dtypes of torch, their storage classes, and their names in safetensors.
 
-
 DTYPES = {
     "bool": Dtype("BOOL", 1), "uint8": Dtype("U8", 1), "int8": Dtype("I8", 1),
     "int16": Dtype("I16", 2), "int32": Dtype("I32", 4), "int64": Dtype("I64", 8),
@@ -177,7 +176,6 @@ WIDTHS = {dtype.name: dtype.width for dtype in DTYPES.values()}
 
 
 # The state of the pickle interpreter: its stack, memo and limits. `tieconv.formats.torch.pickle_machine` runs it.
-
 
 MAX_STACK = 1 << 17
 """The most values on the stack. Picklers write items in batches of a thousand, except the items of a tuple."""
@@ -414,7 +412,6 @@ def underflow() -> NoReturn:
 
 
 # Names of pickle opcodes for messages. A copy, because `pickletools` imports the `pickle` module.
-
 
 _NAMES = """
     28:MARK 29:EMPTY_TUPLE 2e:STOP 30:POP 31:POP_MARK 32:DUP 42:BINBYTES 43:SHORT_BINBYTES 46:FLOAT 47:BINFLOAT

@@ -199,10 +199,7 @@ class _Used:
         if not elements:  # in torch a tensor without elements may start anywhere
             start = end = min(start, size)
         if end > size:
-            refuse(
-                f"has tensor {shown(name)}, which reaches to byte {end:,} of a storage of {size:,}",
-                "torch.bounds",
-            )
+            refuse(f"has tensor {shown(name)}, which reaches to byte {end:,} of a storage of {size:,}", "torch.bounds")
         if elements > span:
             _check_amplified(name, span * width, elements * width, size)
         whole = not start and end == size
@@ -222,10 +219,7 @@ class _Used:
 
 def _check_amplified(name: str, stored: int, repeated: int, storage: int) -> None:
     if repeated > max(AMPLIFIED, 16 * storage):
-        refuse(
-            f"has tensor {shown(name)}, which expands {size(stored)} to {size(repeated)}",
-            "torch.amplified",
-        )
+        refuse(f"has tensor {shown(name)}, which expands {size(stored)} to {size(repeated)}", "torch.amplified")
 
 
 def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -268,7 +262,6 @@ def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
 # Read the container that `torch.save` wrote before 1.6: five pickles, then each storage after its length.
 #
 # Source: `torch.serialization._legacy_save` of torch 2.13.
-
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

@@ -241,7 +241,6 @@ def _prefixed(tensors: dict[str, StoredTensor]) -> Iterator[Caution]:
 # at a multiple of 64 bytes, and `archive/version`. The local headers hold sizes and checksums. Zip64 fields are
 # written only if 32 bits are not enough.
 
-
 ALIGNMENT = 64
 PAGE = 4096
 """Bytes of a block. File systems share whole blocks, so shared data needs equal offsets modulo this."""
@@ -387,8 +386,6 @@ def check_writable(name: str, dtype: str) -> None:
 
 
 # Write the pickle of a state dict: an `OrderedDict` of tensors, in protocol 2.
-
-
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
     """A tensor to pickle: storage ``key`` of ``nbytes`` bytes, ``offset`` and ``stride`` in elements."""
@@ -403,8 +400,6 @@ class SavedTensor:
 
 
 # --- the pickle ---------------------------------------------------------------------------------------------
-
-
 def pickle_state(tensors: Iterable[SavedTensor], metadata: Mapping[str, str] | None) -> bytes:
     """Return the pickle of an `OrderedDict` of tensors, in protocol 2. `torch.load(weights_only=True)` reads it."""
     pickler = _Pickler()

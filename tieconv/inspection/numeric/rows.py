@@ -227,8 +227,6 @@ def _finite(value: float) -> float | None:
 #
 # Each pair of finite values bounds the possible factors. The samples' bounds refute most pairs and suggest a factor.
 # Only a pass over every element with that factor proves it.
-
-
 @record
 class Scaling:
     """``right`` = ``factor`` * ``left`` of ``pair``, rounded; off by at most ``max_ulp`` (0 or 1)."""
@@ -352,7 +350,6 @@ def _misses(expected: Array, actual: Array, form: Format) -> Array | None:
 
 
 # Bound the factor between two arrays, from elements that are finite on both sides.
-
 
 _WIDEN = 2 * float(np.finfo(np.float64).eps)
 """Relative slack for the roundings of the bounds' own arithmetic."""

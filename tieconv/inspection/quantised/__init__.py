@@ -27,7 +27,6 @@ from tieconv.text import shown
 #
 # Sources: compressed-tensors 0.20, GPTQModel 7.7, transformers 5.23 (`quantizers/`), mlx-lm 0.32.
 
-
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _MOST_ENTRIES = 4096
 _MOST_BITS = 16
@@ -95,8 +94,6 @@ def _method(key: str, values: Values) -> str:
 
 
 # --- one reader for each method --------------------------------------------------------------------------
-
-
 def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
     left_out = matched_entry(texts(values.get("ignore")), module, role)
     groups = values.get("config_groups")
@@ -224,8 +221,6 @@ def _in_groups(values: Values, verdict: Verdict, entry: str, symmetric: bool | N
 
 
 # --- values of the config --------------------------------------------------------------------------------
-
-
 def matched_entry(patterns: tuple[str, ...], module: str, role: str) -> tuple[str, bool] | None:
     """Return the first entry that names the module, and whether that is certain."""
     for pattern in patterns:
@@ -272,7 +267,6 @@ def _block(value: object) -> tuple[int, int] | None:
 
 # Read which modules a config of ModelOpt leaves out: `ignore` in config.json, `exclude_modules` in its own file.
 
-
 _LISTS = ("ignore", "exclude_modules")
 _BITS = {"NVFP4": (4, 16), "FP8": (8, None)}
 
@@ -306,7 +300,6 @@ def _matches(entry: str, module: str) -> bool | None:
 #
 # A pattern of the file could take exponential time. The patterns of published configs use `.*`, `.`, `^`, `$`,
 # escaped characters and lists of alternatives. Any further syntax is undecided.
-
 
 _MARKS = re.compile(r"\.\*|\\\W|\([^()]*\)|[\w.\-/]")
 _ALTERNATIVES = 64
@@ -374,7 +367,6 @@ def _pattern_matches(marks: list[str], name: str, *, whole: bool) -> bool:
 
 
 # Compare the shape of a quantised matrix with the sizes in the config.
-
 
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _EMBEDDING_WIDTHS = ("emb", "proj_dim", "factor")

@@ -156,9 +156,7 @@ def words_with_gaps(count: int, bits: int) -> int:
 
 # Recognise the block types of ggml, MLX and ONNX Runtime.
 
-
 # Recognise the block types of ggml. A tensor holds codes and scales together. Source: gguf 0.19.
-
 
 TYPES = {
     "Q4_0": (4, 32), "Q4_1": (4, 32), "Q5_0": (5, 32), "Q5_1": (5, 32), "Q8_0": (8, 32), "Q8_1": (8, 32),
@@ -199,7 +197,6 @@ def recognise_ggml_blocks(module: StoredModule) -> QuantisedMatrix | None:
 
 
 # Recognise the four modes of MLX 0.32: affine, nvfp4, mxfp4 and mxfp8. Source: its `mlx.core.quantize`.
-
 
 _MLX_MODES_ROLES = {"weight": CODES, "scales": SCALES, "biases": BIASES}
 FLOAT_MODES = {"nvfp4": (4, 16), "mxfp4": (4, 32), "mxfp8": (8, 32)}
@@ -262,7 +259,6 @@ def _numbers(module: StoredModule, sides: tuple[int, int] | None) -> tuple[int |
 
 
 # Describe the matrices of MatMulNBits and GatherBlockQuantized. Source: the operators of ONNX Runtime 1.32.
-
 
 SCHEME = "ONNX blocks"
 _PURPOSES = (CODES, SCALES, ZERO_POINTS)

@@ -31,7 +31,6 @@ from tieconv.text import shown
 
 # Recognise GPTQ, versions 1 and 2. Source: GPTQModel 7.7, `nn_modules/qlinear/` and `utils/model.py`.
 
-
 V1, V2, AWQ = "GPTQ v1", "GPTQ v2", "AWQ"
 _GPTQ_ROLES = {"qweight": CODES, "scales": SCALES, "qzeros": ZERO_POINTS, "g_idx": GROUP_INDEX}
 _WIDTHS = (2, 3, 4, 8)
@@ -122,11 +121,7 @@ def _group(module: StoredModule, faults: Faults, shape: Sides | None) -> Sides |
 
 
 def _zero_points(
-    module: StoredModule,
-    faults: Faults,
-    shape: Sides | None,
-    block: Sides | None,
-    bits: int | None,
+    module: StoredModule, faults: Faults, shape: Sides | None, block: Sides | None, bits: int | None
 ) -> bool | None:
     """Return whether the config says symmetric; add a fault if zero points are missing or have another shape."""
     if "qzeros" not in module.tensors:
@@ -141,7 +136,6 @@ def _zero_points(
 
 
 # Recognise the formats of compressed-tensors 0.20. Source: its `compressors/` and `config/base.py`.
-
 
 PACKED, PLAIN, NVFP4, MXFP4 = (
     "compressed-tensors pack-quantized",
@@ -262,11 +256,7 @@ def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) 
 
 
 def _check_zero_points(
-    module: StoredModule,
-    faults: Faults,
-    shape: Sides | None,
-    block: Sides | None,
-    bits: int | None,
+    module: StoredModule, faults: Faults, shape: Sides | None, block: Sides | None, bits: int | None
 ) -> bool | None:
     """Return whether the codes have no zero points. Add a fault if the config needs some, or for a wrong shape."""
     if "weight_zero_point" not in module.tensors:
@@ -343,7 +333,6 @@ def _four_bit_floats(module: StoredModule) -> QuantisedMatrix:
 
 
 # Recognise bitsandbytes 0.50, 4 and 8 bit. Source: its `functional.py` (`QuantState`).
-
 
 FOUR_BIT, EIGHT_BIT = "bitsandbytes 4 bit", "bitsandbytes 8 bit"
 _BITSANDBYTES_ROLES = {
@@ -460,7 +449,6 @@ def _eight_bit(module: StoredModule) -> QuantisedMatrix:
 
 # Recognise ModelOpt's NVFP4 and FP8. Source: its `modelopt/torch/export/unified_export_hf.py`.
 
-
 MODELOPT_NVFP4, FP8 = "ModelOpt NVFP4", "ModelOpt FP8"
 INPUT_SCALE = "input_scale"
 _MODELOPT_ROLES = {"weight": CODES, "weight_scale": SCALES, "weight_scale_2": GLOBAL_SCALE, INPUT_SCALE: INPUT_SCALE}
@@ -495,7 +483,6 @@ def _fp8(module: StoredModule) -> QuantisedMatrix:
 
 
 # Recognise FP8 with `weight_scale_inv`, as DeepSeek-V3 stores it. Source: transformers 5.23, finegrained_fp8.
-
 
 SCHEME = "FP8 with weight_scale_inv"
 _FP8_BLOCKS_ROLES = {"weight": CODES, "weight_scale_inv": SCALES}

@@ -170,7 +170,6 @@ def from_table(codes: Array, table: Array, gaps: Array, scales: Array, roundoff:
 
 # Convert stored numbers to float64, exactly.
 
-
 INTEGERS = {
     "I8": "<i1",
     "U8": "<u1",
@@ -242,8 +241,6 @@ def half_gaps(table: Array, edge: float | None = None) -> Array:
 
 
 # Unpack codes of 1 to 8 bits from rows of bytes.
-
-
 def unpack_words(raw: Array, bits: int, count: int, *, gaps: bool = False) -> Array:
     """Return ``count`` codes of each row of little-endian 32-bit words, the lowest bits first, as int64.
 
@@ -271,9 +268,7 @@ def nibbles(raw: Array, *, high_first: bool = False) -> Array:
 
 # Dequantise the modules of a torch model.
 
-
 # Dequantise GPTQ and AWQ.
-
 
 TURNED = frozenset({CODES, SCALES, ZERO_POINTS})
 """Parts whose columns are tokens, or words of tokens."""
@@ -337,7 +332,6 @@ def _awq_codes(parts: PartReader, role: str, start: int, stop: int) -> Array:
 
 
 # Dequantise the formats of compressed-tensors.
-
 
 _E2M1_GAPS = half_gaps(E2M1)
 POWER_OF_TWO_EDGE = 2**0.5 - 1
@@ -431,7 +425,6 @@ def power_grid(parts: PartReader, start: int, stop: int) -> Array:
 
 
 # Dequantise bitsandbytes, 4 and 8 bit.
-
 
 EIGHT_BIT_DIVISOR = 127.0
 

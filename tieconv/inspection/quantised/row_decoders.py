@@ -38,9 +38,7 @@ from tieconv.text import shown
 
 # Dequantise the block types of ggml, MLX and ONNX Runtime.
 
-
 # Dequantise block types of ggml. Source: `ggml-quants.c`, as gguf 0.19 has it.
-
 
 _BLOCK_BYTES = {
     "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18, "MXFP4": 17,
@@ -202,7 +200,6 @@ K_DECODERS: dict[str, Callable[[Array], Decoded]] = {
 
 # Dequantise the modes of MLX.
 
-
 _AFFINE_EDGE = 1.0
 """MLX moves a scale so that one end of the group is exact. The opposite end may be a whole step outside the codes."""
 _GAPS = half_gaps(E2M1)
@@ -349,9 +346,7 @@ _DECODERS = {
     module_schemes.NVFP4: Decoder(part_reader.nvfp4_rows, _BYTES, divisor=part_reader.nvfp4_divisor),
     module_schemes.FP8: Decoder(part_reader.byte_rows, _BYTES),
     module_schemes.MODELOPT_NVFP4: Decoder(
-        part_reader.nvfp4_rows,
-        _BYTES,
-        divisor=lambda parts: 1 / part_reader.nvfp4_divisor(parts),
+        part_reader.nvfp4_rows, _BYTES, divisor=lambda parts: 1 / part_reader.nvfp4_divisor(parts)
     ),
     module_schemes.MXFP4: Decoder(part_reader.mxfp4_rows, _BYTES),
     module_schemes.SCHEME: Decoder(part_reader.byte_rows, _BYTES),

@@ -293,7 +293,6 @@ def _not_understood(module: StoredModule, why: str) -> QuantisedMatrix:
 
 # Correct tied groups and the head by the evidence about quantised matrices.
 
-
 IN_PARTS = "it is stored as quantised codes, in several tensors"
 
 

@@ -212,11 +212,7 @@ def tail(record: TensorRecord, rows: int) -> TensorRecord:
 
 
 def _plan(
-    command: str,
-    inspection: Inspection,
-    edits: Edits,
-    notes: Notes,
-    options: dict[str, str | None] | None = None,
+    command: str, inspection: Inspection, edits: Edits, notes: Notes, options: dict[str, str | None] | None = None
 ) -> Plan:
     """Return the plan of ``edits``; the config and the ties do not change."""
     promises = Promises(

@@ -276,7 +276,6 @@ def _summary(
 
 # What `convert` does with a training checkpoint whose tensors are in chunks: contents, notes and proofs.
 
-
 _CONFIG = "config.json"
 _MEGATRON = frozenset({"common.pt", "metadata.json"})
 """The files that Megatron-LM and NeMo write beside the tensors."""
@@ -380,8 +379,6 @@ def proofs(checkpoint: Checkpoint, dropped: Mapping[str, str]) -> tuple[write_pl
 
 
 # Lay out tensors for new files: dense or in their storages, split into shards, widest dtypes first.
-
-
 def dense(record: TensorRecord) -> write_plan.OutputTensor:
     """Return the tensor with its elements in row-major order; gathers a strided view."""
     if record.stride is None:

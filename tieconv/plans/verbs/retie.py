@@ -117,12 +117,7 @@ def _tied_exponent(inspection: Inspection) -> int:
 
 
 def _merge(
-    edits: Edits,
-    inspection: Inspection,
-    tie: Tie,
-    survivor: Survivor | None,
-    exponent: int,
-    fold: NormFold | None,
+    edits: Edits, inspection: Inspection, tie: Tie, survivor: Survivor | None, exponent: int, fold: NormFold | None
 ) -> tuple[Note, ...]:
     """Drop the members of one group except the canonical name, which is restored if it is missing."""
     stored = [member for member in tie.members if member.stored]

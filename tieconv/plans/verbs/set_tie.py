@@ -49,10 +49,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
     lost = losses(inspection, tied)
     if lost and not force:
         refuse(lost[0].sentence, lost[0].hint, lost[0].code)
-    notes = (
-        *(Note(f"{loss.sentence} {REVIEW_FIRST}", loss.tensors) for loss in lost),
-        *_stays(inspection, tied),
-    )
+    notes = (*(Note(f"{loss.sentence} {REVIEW_FIRST}", loss.tensors) for loss in lost), *_stays(inspection, tied))
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
     promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
     options = {"flag": str(flag), "force": str(force).lower()}
@@ -199,8 +196,6 @@ def _promise(inspection: Inspection, tie: Tie, tied: bool) -> TiePromise:
 
 
 # Find what a change of the tie flag alone loses: discarded heads, and heads that start random.
-
-
 @record
 class Loss:
     """The ``tensors`` whose values setting the flag would lose, with the text of the refusal."""

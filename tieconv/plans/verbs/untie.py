@@ -22,12 +22,7 @@ from tieconv.plans.meaning import Note
 from tieconv.text import shown
 
 
-def plan_untie(
-    inspection: Inspection,
-    *,
-    bias: BiasChoice = BiasChoice.KEEP,
-    keep_flag: bool = False,
-) -> Plan:
+def plan_untie(inspection: Inspection, *, bias: BiasChoice = BiasChoice.KEEP, keep_flag: bool = False) -> Plan:
     """Return the plan that stores every name of the tied groups.
 
     With ``keep_flag``, the config does not change and the plan stores equal copies. Raises `RefusedError` if the flag
@@ -153,8 +148,6 @@ def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:
 
 
 # Plan to drop or add ``output.weight`` of a GGUF file, which is what ties or unties it in llama.cpp.
-
-
 def plan_gguf_retie(inspection: Inspection, *, bias: BiasChoice, forced: bool) -> Plan:
     """Return the plan that drops an ``output.weight`` whose type and bytes are those of ``token_embd.weight``.
 

@@ -13,7 +13,6 @@ from tieconv.text import count, shown
 
 # The report of `tieconv check` as text for people.
 
-
 _SHOWN_FINDINGS = 40
 _SHOWN_MODELS = 20
 
@@ -71,7 +70,6 @@ def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator
 
 # The report of `tieconv check` as a table with one row for each model, also for unread models.
 
-
 _REASON = 100
 
 
@@ -94,8 +92,6 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
 
 
 # The lines that `tieconv check` prints on stderr: the result of each remedy, and the closing line.
-
-
 @record
 class Writing:
     """The options of the user.

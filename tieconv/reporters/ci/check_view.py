@@ -100,7 +100,6 @@ def fixed(fix: Fix) -> str:
 
 # The path and the URI of the file of a finding, for tools that look for it in a repository.
 
-
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".json")
 _REMOTE = ("hf://", "s3://", "gs://", "az://")
 

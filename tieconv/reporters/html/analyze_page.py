@@ -92,7 +92,6 @@ def _cell(title: str, value: float | None, unit: str = "") -> str:
 
 # The plots of a section, chosen by the names of its series. Each has a text that explains it.
 
-
 _BINS = 100
 _ROWS = ((0.0, "first row"), (1.0, "last row"))
 _NAMES = {"tied": "tied table", "embed": "input embedding", "head": "output head", "": "input embedding"}
@@ -436,14 +435,10 @@ def _points(evolution: Evolution, name: str) -> tuple[list[Point], list[Point]]:
 def _names(evolution: Evolution) -> list[tuple[float, str]]:
     """Return the names of the first and the last revision as marks of the axis."""
     final = len(evolution.revisions) - 1
-    return [
-        (0.0, evolution.revisions[0].name[:20]),
-        (float(final), evolution.revisions[final].name[:20]),
-    ]
+    return [(0.0, evolution.revisions[0].name[:20]), (float(final), evolution.revisions[final].name[:20])]
 
 
 # The parts that the pages of an analysis share: the head of the document, the answer, and figures.
-
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 LIMIT = 2000

@@ -139,7 +139,6 @@ def _unused(identity: Identity) -> Iterator[str]:
 
 # The plots of a parity report, drawn by hand as SVG in the page's own colours.
 
-
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 30, 40
 _RMS_GATE = 2.0

@@ -167,7 +167,6 @@ def _at(point: Point) -> str:
 
 # Plots with one dot for each token: the map of a table, and numbers against word frequency.
 
-
 Series = Mapping[str, Sequence[float]]
 
 _FEW = 800  # dots that may be large without hiding each other
@@ -371,7 +370,6 @@ def _bar(measure: Measure, index: int, top: float, axis: _Axis) -> Iterator[str]
 # `tieconv analyze --figures`: each plot as an SVG file with its legend and caption, for a paper.
 #
 # A file needs no style sheet of a page: each element has its colours, those of the light page.
-
 
 _FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 _LINE, _MARGIN = 15, 12

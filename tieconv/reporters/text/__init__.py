@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 # Wrap lines and align columns for a terminal or a pipe.
 
-
 Paint = Callable[[str, str], str]
 """``paint(text, style)`` returns the text in a style: ``heading``, ``good``, ``warning``, ``error`` or ``quiet``."""
 

@@ -251,8 +251,6 @@ def _json(value: object) -> str:
 
 
 # The first three lines of an inspection: whether the head is tied, what is wrong, and what to run.
-
-
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
     """Yield the three lines. A finding longer than ``width`` is cut, because the report repeats it below."""
     sentence = inspection.config.effect or inspection.config.why
@@ -290,7 +288,6 @@ def _cut(line: str, width: int | None) -> str:
 
 
 # The rows of an inspection that name the input embedding, the output head and its bias.
-
 
 Row = tuple[str, ...]
 
@@ -391,7 +388,6 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 # The rows of an inspection about a module in memory: shared parameters, and what `save_pretrained` does.
 
-
 _LISTED = 4
 
 
@@ -418,7 +414,6 @@ def _save(live: LiveModel) -> Iterator[Row]:
 
 
 # Render the quantised embedding and head of an inspection: each is one matrix in several parts.
-
 
 _STATES = {
     quantised_matrix.PairState.EQUAL: "equal: the scheme and every byte of every part",

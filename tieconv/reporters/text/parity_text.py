@@ -179,8 +179,6 @@ def _loss(loss: parity.Loss) -> str:
 
 
 # Render an export, planned or done, as text.
-
-
 def render_export(outcome: ExportOutcome, paint: Paint = plain, width: int | None = None) -> str:
     """Return what an export will do, without a newline at the end; notes are wrapped to ``width`` columns."""
     plan = outcome.plan

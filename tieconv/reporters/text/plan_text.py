@@ -166,7 +166,6 @@ def _json(value: object) -> str:
 
 # Render a plan for graphs as text.
 
-
 _SHOWN = 4
 
 
@@ -255,7 +254,6 @@ def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
 
 
 # Render a push as text, and as the description of its pull request.
-
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#!@~$&])")
 _LISTED = 20
