@@ -17,32 +17,12 @@ from tieconv.formats.onnx.messages import BYTES, STRING, VARINT, Field, Tensor, 
 from tieconv.text import shown
 
 TYPES: dict[int, tuple[str, int]] = {
-    1: ("F32", 32),
-    2: ("U8", 8),
-    3: ("I8", 8),
-    4: ("U16", 16),
-    5: ("I16", 16),
-    6: ("I32", 32),
-    7: ("I64", 64),
-    9: ("BOOL", 8),
-    10: ("F16", 16),
-    11: ("F64", 64),
-    12: ("U32", 32),
-    13: ("U64", 64),
-    14: ("C64", 64),
-    15: ("C128", 128),
-    16: ("BF16", 16),
-    17: ("F8_E4M3", 8),
-    18: ("F8_E4M3FNUZ", 8),
-    19: ("F8_E5M2", 8),
-    20: ("F8_E5M2FNUZ", 8),
-    21: ("U4", 4),
-    22: ("I4", 4),
-    23: ("F4_E2M1", 4),
-    24: ("F8_E8M0", 8),
-    25: ("U2", 2),
+    1: ("F32", 32), 2: ("U8", 8), 3: ("I8", 8), 4: ("U16", 16), 5: ("I16", 16), 6: ("I32", 32), 7: ("I64", 64),
+    9: ("BOOL", 8), 10: ("F16", 16), 11: ("F64", 64), 12: ("U32", 32), 13: ("U64", 64), 14: ("C64", 64),
+    15: ("C128", 128), 16: ("BF16", 16), 17: ("F8_E4M3", 8), 18: ("F8_E4M3FNUZ", 8), 19: ("F8_E5M2", 8),
+    20: ("F8_E5M2FNUZ", 8), 21: ("U4", 4), 22: ("I4", 4), 23: ("F4_E2M1", 4), 24: ("F8_E8M0", 8), 25: ("U2", 2),
     26: ("I2", 2),
-}
+}  # fmt: skip
 """Maps each ONNX type number to the dtype name of tieconv and the bits of an element."""
 _FLOATS, _INT32, _STRINGS, _INT64, _DOUBLES, _UINT64 = 4, 5, 6, 7, 10, 11
 _SPELT = {1: _FLOATS, 7: _INT64, 11: _DOUBLES, 12: _UINT64, 13: _UINT64, 14: _FLOATS, 15: _DOUBLES}

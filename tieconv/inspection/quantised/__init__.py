@@ -421,15 +421,7 @@ def _text_values(inspection: Inspection) -> Mapping[str, object]:
 
 
 _READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {
-    "compressed-tensors": _compressed_tensors,
-    "gptq": _gptq,
-    "awq": _awq,
-    "bitsandbytes": _bitsandbytes,
-    "fp8": _fp8,
-    "torchao": _torchao,
-    "quanto": _skip_lists,
-    "hqq": _skip_lists,
-    "mlx": _mlx,
-    "modelopt": modelopt_choice,
+    "compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes, "fp8": _fp8,
+    "torchao": _torchao, "quanto": _skip_lists, "hqq": _skip_lists, "mlx": _mlx, "modelopt": modelopt_choice,
     "auto-round": _auto_round,
-}
+}  # fmt: skip

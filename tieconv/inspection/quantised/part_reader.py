@@ -171,15 +171,8 @@ def from_table(codes: Array, table: Array, gaps: Array, scales: Array, roundoff:
 # Convert stored numbers to float64, exactly.
 
 INTEGERS = {
-    "I8": "<i1",
-    "U8": "<u1",
-    "I16": "<i2",
-    "U16": "<u2",
-    "I32": "<i4",
-    "U32": "<u4",
-    "I64": "<i8",
-    "U64": "<u8",
-}
+    "I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
 _FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 ROUNDOFF = {"F16": 2.0**-11, "BF16": 2.0**-8, "F32": 2.0**-24, "F64": 2.0**-53, "F8_E4M3": 2.0**-4}
 """The largest relative error of a rounding to the type; 0 for a type that is not here."""

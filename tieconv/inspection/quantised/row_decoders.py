@@ -294,16 +294,9 @@ def _of_rows(parts: PartReader, role: str, start: int, stop: int) -> Array:
 
 
 _BLOCK_DECODERS: dict[str, Callable[[Array], Decoded]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
-    **K_DECODERS,
-}
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4, None: K_DECODERS,
+}  # fmt: skip
 
 
 # Rows of every scheme: which function computes them, and of which parts.
