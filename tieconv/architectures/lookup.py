@@ -11,20 +11,10 @@ from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role
 from tieconv.text import shown, with_type
 
 _HEADLESS = (
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForMultipleChoice",
-    "ForNextSentencePrediction",
-    "ForImageClassification",
-    "ForAudioClassification",
-    "ForSequenceRegression",
-    "ForRewardModel",
-    "ForRetrieval",
-    "ForSentenceEmbedding",
-    "RewardModel",
-    "ForRewardModeling",
-)
+    "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice",
+    "ForNextSentencePrediction", "ForImageClassification", "ForAudioClassification", "ForSequenceRegression",
+    "ForRewardModel", "ForRetrieval", "ForSentenceEmbedding", "RewardModel", "ForRewardModeling",
+)  # fmt: skip
 
 
 def find(

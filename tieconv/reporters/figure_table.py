@@ -64,16 +64,9 @@ def parquet(table: FigureTable) -> bytes:
 
 
 ANALYSIS_COLUMNS = {
-    "source": str,
-    "section": str,
-    "figure": str,
-    "value": float,
-    "floor": float,
-    "ceiling": float,
-    "n": int,
-    "unit": str,
-    "meaning": str,
-}
+    "source": str, "section": str, "figure": str, "value": float, "floor": float, "ceiling": float, "n": int,
+    "unit": str, "meaning": str,
+}  # fmt: skip
 
 
 def analysis_figures(analysis: Analysis) -> FigureTable:
@@ -91,19 +84,9 @@ def _rows(analysis: Analysis) -> Iterator[tuple[Cell, ...]]:
 
 
 EVOLUTION_COLUMNS = {
-    "source": str,
-    "revision": str,
-    "step": int,
-    "identity": str,
-    "figure": str,
-    "value": float,
-    "floor": float,
-    "ceiling": float,
-    "standard_error": float,
-    "n": int,
-    "unit": str,
-    "meaning": str,
-}
+    "source": str, "revision": str, "step": int, "identity": str, "figure": str, "value": float, "floor": float,
+    "ceiling": float, "standard_error": float, "n": int, "unit": str, "meaning": str,
+}  # fmt: skip
 
 
 def evolution_figures(evolution: Evolution) -> FigureTable:

@@ -224,16 +224,11 @@ def _unread(table: Table) -> str:
 
 
 RECOGNISERS: tuple[Callable[[StoredModule], QuantisedMatrix | None], ...] = (
-    block_schemes.recognise_ggml_blocks,
-    module_schemes.recognise_bitsandbytes,
-    block_schemes.recognise_mlx_modes,
-    module_schemes.recognise_modelopt,
-    module_schemes.recognise_fp8_blocks,
-    module_schemes.recognise_compressed_tensors,
-    module_schemes.recognise_awq,
-    module_schemes.recognise_gptq,
+    block_schemes.recognise_ggml_blocks, module_schemes.recognise_bitsandbytes, block_schemes.recognise_mlx_modes,
+    module_schemes.recognise_modelopt, module_schemes.recognise_fp8_blocks,
+    module_schemes.recognise_compressed_tensors, module_schemes.recognise_awq, module_schemes.recognise_gptq,
     module_schemes.recognise_tensor_subclasses,
-)
+)  # fmt: skip
 """In this order; the first that recognises a module describes it."""
 
 PART_LEAVES = ("weight", *LEAVES, "weight_shape", "weight_g_idx", "scale", "zero", module_schemes.INPUT_SCALE)
