@@ -233,7 +233,12 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
             return None
         own = record
         if part.get("role") != "input":
-            text = _part(part, model_type)
+            name = "" if "body" in part["kind"] else text_class(part, model_type) or ""
+            row = table.record(5, name) if name else None
+            prefix = row["prefix"] if row is not None else ""
+            text = Part(
+                part["level"], model_type, name, prefix, part["file"] or "", usual=model_type == part["default"]
+            )
     return table.family(architecture, own, text)
 
 
@@ -250,13 +255,6 @@ def subject(architecture: str, config: Mapping[str, object]) -> str:
 
 def _type(config: Mapping[str, object]) -> str:
     return str(config.get("model_type") or "")
-
-
-def _part(part: Record, model_type: str) -> Part:
-    name = "" if "body" in part["kind"] else text_class(part, model_type) or ""
-    row = table.record(5, name) if name else None
-    prefix = row["prefix"] if row is not None else ""
-    return Part(part["level"], model_type, name, prefix, part["file"] or "", usual=model_type == part["default"])
 
 
 def _model_type(config: Mapping[str, object], part: Record) -> str:

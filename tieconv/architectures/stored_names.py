@@ -119,22 +119,18 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
     if stored_head is None and (tables is None or tables.of(HEAD) is None):
         if inspection.head.input_embedding is None and tables is None:
             return ()  # TIE006 reports a file with neither
-        parts = _parts(family, head, tensors)
+        # The names in the module of the head, except for its bias and for the heads of other parts.
+        modules = {variant.removesuffix(".weight") for variant in variants(family, head)}
+        biases = {spelling for bias in family.output_biases for spelling in variants(family, bias)}
+        biases |= {f"{module}.bias" for module in modules}
+        start = tuple(f"{module}." for module in modules)
+        usual = head.endswith("lm_head.weight")
+        candidates = (name for name in tensors if name.startswith(start) or (usual and "lm_head" in name))
+        parts = tuple(name for name in candidates if name not in biases and _is_outside_layers(name))
         return parts or (_table(inspection, "heads", stored_embedding) if stored_embedding else ())
     if stored_head is not None and inspection.head.input_embedding is None and tables is None:
         return _table(inspection, "inputs", stored_head)
     return ()
-
-
-def _parts(family: Family, head: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return the names in the module of the head, except for its bias and for the heads of other parts."""
-    modules = {variant.removesuffix(".weight") for variant in variants(family, head)}
-    biases = {spelling for bias in family.output_biases for spelling in variants(family, bias)}
-    biases |= {f"{module}.bias" for module in modules}
-    start = tuple(f"{module}." for module in modules)
-    usual = head.endswith("lm_head.weight")
-    candidates = (name for name in names if name.startswith(start) or (usual and "lm_head" in name))
-    return tuple(name for name in candidates if name not in biases and _is_outside_layers(name))
 
 
 _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})

@@ -34,16 +34,12 @@ class Action:
     def command(self) -> str:
         """The command to copy to a shell, with OUT for the path that the user chooses."""
         options = [word for flag, value in self.options for word in (flag, *((shell_word(value),) if value else ()))]
-        return command(self.verb, self.source, *options, "-o", _out(self.source))
-
-
-def _out(source: str) -> str:
-    """Return OUT beside the model if the working directory is the model: no command writes inside it."""
-    steps = [step for step in source.split("/") if step not in ("", ".")]
-    if steps and steps[-1].endswith(".index.json"):
-        del steps[-1]
-    inside = not source.startswith("/") and all(step == ".." for step in steps)
-    return "../" * (len(steps) + 1) + "OUT" if inside else "OUT"
+        # OUT beside the model if the working directory is the model: no command writes inside it.
+        steps = [step for step in self.source.split("/") if step not in ("", ".")]
+        if steps and steps[-1].endswith(".index.json"):
+            del steps[-1]
+        inside = not self.source.startswith("/") and all(step == ".." for step in steps)
+        return command(self.verb, self.source, *options, "-o", "../" * (len(steps) + 1) + "OUT" if inside else "OUT")
 
 
 @record

@@ -142,51 +142,49 @@ class GraphOutcome(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.plan/1`."""
-        return _document(self)
+        # Schema `tieconv.plan/1`, with the values of graphs under ``graphs``, ``matrices`` and ``proofs``.
+        plan = self.plan
+        return {
+            "schema": PLAN_SCHEMA,
+            "tieconv": VERSION,
+            "command": plan.command,
+            "source": plan.source,
+            "format": "onnx",
+            "summary": plan.summary,
+            "head_form": str(plan.form) if plan.command == "dedup" else None,
+            "graphs": [
+                {"name": name, "changed": name in plan.changed, "answer": plan.answer(name)} for name in plan.names
+            ],
+            "operations": _operations(plan),
+            "matrices": [_matrix(matrix) for matrix in plan.matrices],
+            "files_removed": [],
+            "notes": list(plan.notes),
+            "bytes_before": plan.bytes_before,
+            "bytes_after": plan.bytes_after,
+            "bytes_read": plan.bytes_read,
+            "bytes_written": plan.bytes_written,
+            "bytes_linked": plan.bytes_linked,
+            "executed": self.executed,
+            "verified": self.verified,
+            "proofs": [
+                {
+                    "graph": proof.graph,
+                    "proved": proof.proved,
+                    "why_not": proof.why_not,
+                    "copies": dict(proof.copies),
+                    "casts": list(proof.casts),
+                    "runs": proof.runs.to_dict() if proof.runs else None,
+                }
+                for proof in self.proofs
+            ],
+            "output": self.output,
+        }
 
     def _facts(self) -> tuple[str, ...]:
         return plan_facts(self.plan.command, self.plan.source, self.output)
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         return plan_rows(self.plan.summary, self.plan.notes)
-
-
-def _document(outcome: GraphOutcome) -> dict[str, object]:
-    """Return schema `tieconv.plan/1`, with the values of graphs under ``graphs``, ``matrices`` and ``proofs``."""
-    plan = outcome.plan
-    return {
-        "schema": PLAN_SCHEMA,
-        "tieconv": VERSION,
-        "command": plan.command,
-        "source": plan.source,
-        "format": "onnx",
-        "summary": plan.summary,
-        "head_form": str(plan.form) if plan.command == "dedup" else None,
-        "graphs": [{"name": name, "changed": name in plan.changed, "answer": plan.answer(name)} for name in plan.names],
-        "operations": _operations(plan),
-        "matrices": [_matrix(matrix) for matrix in plan.matrices],
-        "files_removed": [],
-        "notes": list(plan.notes),
-        "bytes_before": plan.bytes_before,
-        "bytes_after": plan.bytes_after,
-        "bytes_read": plan.bytes_read,
-        "bytes_written": plan.bytes_written,
-        "bytes_linked": plan.bytes_linked,
-        "executed": outcome.executed,
-        "verified": outcome.verified,
-        "proofs": [
-            {
-                "graph": proof.graph,
-                "proved": proof.proved,
-                "why_not": proof.why_not,
-                "copies": dict(proof.copies),
-                "casts": list(proof.casts),
-                "runs": proof.runs.to_dict() if proof.runs else None,
-            }
-            for proof in outcome.proofs
-        ],
-        "output": outcome.output,
-    }
 
 
 def _operations(plan: GraphPlan) -> list[dict[str, object]]:

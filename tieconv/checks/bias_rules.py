@@ -8,7 +8,7 @@ from typing import assert_never
 from tieconv.checkpoint.family import Knowledge, Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.tie_group import BiasState, Member, OutputBias, Tie
+from tieconv.checkpoint.tie_group import BiasState, OutputBias
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.text import count
@@ -101,22 +101,20 @@ def half_a_bias_pair(inspection: Inspection) -> Iterator[Finding]:
     for tie in evidence.declared_untied(inspection):
         absent = [member.name for member in tie.members if not member.stored]
         if tie.role is Role.OUTPUT_BIAS and absent:
-            yield _report(inspection, tie, absent)
-
-
-def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
-    bias, stored = inspection.head.output_bias, evidence.reference(tie)
-    trained = bias is not None and bias.state is BiasState.NONZERO
-    state = "is not zero" if trained else "is all zero" if bias and bias.state is BiasState.ZERO else "was not read"
-    word_tie = inspection.word_tie
-    whole = word_tie is None or word_tie.consistent is True
-    return half_a_bias_pair.finding(
-        f"{evidence.clause(absent, 'is', 'are')} missing, but the model is untied. The stored "
-        f"{evidence.listed([stored])} {state}. {_outcome(inspection, absent, stored)}.",
-        (*absent, stored),
-        level=Level.ERROR if trained else Level.NOTE,
-        remedy=remedies.bias(inspection, "unify", safe=not trained and whole),
-    )
+            bias, stored = inspection.head.output_bias, evidence.reference(tie)
+            trained = bias is not None and bias.state is BiasState.NONZERO
+            state = (
+                "is not zero" if trained else "is all zero" if bias and bias.state is BiasState.ZERO else "was not read"
+            )
+            word_tie = inspection.word_tie
+            whole = word_tie is None or word_tie.consistent is True
+            yield half_a_bias_pair.finding(
+                f"{evidence.clause(absent, 'is', 'are')} missing, but the model is untied. The stored "
+                f"{evidence.listed([stored])} {state}. {_outcome(inspection, absent, stored)}.",
+                (*absent, stored),
+                level=Level.ERROR if trained else Level.NOTE,
+                remedy=remedies.bias(inspection, "unify", safe=not trained and whole),
+            )
 
 
 def _outcome(inspection: Inspection, absent: list[str], stored: str) -> str:
@@ -161,10 +159,11 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
         for member in tie.members if tie.role is Role.OUTPUT_BIAS else ():
             if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
                 first = evidence.reference(tie)
+                harmless = not tie.declared or member.relation.sign_of_zero_only
                 yield bias_copies_differ.finding(
                     f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
-                    level=_level(tie, member),
+                    level=Level.NOTE if harmless else Level.ERROR,
                     remedy=remedies.bias(inspection, "unify", ("--from", "decoder"), safe=True)
                     if tie.declared
                     else None,
@@ -178,11 +177,6 @@ def _read(inspection: Inspection) -> str:
     if len(read) > 1:
         return "The version of transformers decides which one is loaded"
     return f"transformers loads {evidence.listed(filter(None, read))}"
-
-
-def _level(tie: Tie, member: Member) -> Level:
-    harmless = not tie.declared or member.relation.sign_of_zero_only
-    return Level.NOTE if harmless else Level.ERROR
 
 
 @rule("BIA004", "bias-length", Level.ERROR)
@@ -213,7 +207,12 @@ def bias_length(inspection: Inspection) -> Iterator[Finding]:
     if matrix is None or len(tensors[matrix].shape) != 2 or not tensors[matrix].elements:
         return
     rows = tensors[matrix].shape[0]
-    for name in _biases(inspection):
+    pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
+    names = [member.name for tie in pairs for member in tie.stored_members]
+    bias = inspection.head.output_bias
+    if bias and bias.name in inspection.checkpoint.tensors:
+        names.append(bias.name)
+    for name in dict.fromkeys(names):
         length = tensors[name].elements
         if length != rows:
             yield bias_length.finding(
@@ -230,12 +229,3 @@ def _matrix(inspection: Inspection) -> str | None:
     if head is None or not inspection.family.output_biases:
         return None
     return head.name if head.stored else head.tied_to
-
-
-def _biases(inspection: Inspection) -> list[str]:
-    pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
-    names = [member.name for tie in pairs for member in tie.stored_members]
-    bias = inspection.head.output_bias
-    if bias and bias.name in inspection.checkpoint.tensors:
-        names.append(bias.name)
-    return list(dict.fromkeys(names))

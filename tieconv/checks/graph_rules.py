@@ -127,7 +127,22 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
     for tie, member in heads(inspection):
         counts = tensors[tie.canonical].elements >= graph_structure.MIN_ELEMENTS
         if (is_copy(member) or member.state is State.ALIASED) and not member.relation.holds_nan and counts:
-            yield _pair(inspection, tie, member)
+            answer = answer_of(inspection, pair(tie, member))
+            message = f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
+            message += f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session."
+            if member.state is State.ALIASED:
+                message = f"{shown(member.name)} and {shown(tie.canonical)} are one region of the file. "
+                wasted = size(inspection.checkpoint.tensors[member.name].nbytes)
+                message += f"Each session holds it twice, which wastes {wasted}."
+            # The level: an untied model with equal matrices may be trained next, so it gets a note.
+            yield stored_twice.finding(
+                f"{message}{answer.message_end}",
+                (tie.canonical, member.name),
+                level=Level.WARNING
+                if inspection.config.effective or inspection.checkpoint.config is None
+                else Level.NOTE,
+                remedy=answer.remedy,
+            )
     for graph in inspection.checkpoint.graphs:
         inside = (duplicate for duplicate in inspection.duplicates if set(duplicate.tensors) <= set(graph.names))
         copies = [duplicate for duplicate in inside if _counts(duplicate, inspection)]
@@ -138,25 +153,6 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
             parts.setdefault(answer_of(inspection, group(inspection, answer_duplicate)), []).append(answer_duplicate)
         for why, some in parts.items():
             yield _others(inspection, some, why)
-
-
-def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
-    answer = answer_of(inspection, pair(tie, member))
-    message = f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
-    message += f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session."
-    if member.state is State.ALIASED:
-        message = f"{shown(member.name)} and {shown(tie.canonical)} are one region of the file. "
-        message += (
-            f"Each session holds it twice, which wastes {size(inspection.checkpoint.tensors[member.name].nbytes)}."
-        )
-    return stored_twice.finding(
-        f"{message}{answer.message_end}", (tie.canonical, member.name), level=_level(inspection), remedy=answer.remedy
-    )
-
-
-def _level(inspection: Inspection) -> Level:
-    """Return the level: an untied model with equal matrices may be trained next, so it gets a note."""
-    return Level.WARNING if inspection.config.effective or inspection.checkpoint.config is None else Level.NOTE
 
 
 def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:

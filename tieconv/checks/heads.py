@@ -92,12 +92,8 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
         f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",
         (head, embedding),
         level=evidence.certain(inspection, Level.ERROR),
-        remedy=_remedy(inspection),
+        remedy=remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False),
     )
-
-
-def _remedy(inspection: Inspection) -> Remedy | None:
-    return remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False)
 
 
 @rule("TIE006", "missing-pair", Level.ERROR)

@@ -166,13 +166,11 @@ def dropped_bias(inspection: Inspection) -> Iterator[Finding]:
     for dropped, alike in by_biases.items():
         verb = "does" if len(alike) == 1 else "do"
         message = f"{loaders(alike)} {verb} not use {listed(dropped)}"
-        yield dropped_bias.finding(message, dropped, level=_level(inspection, dropped))
-
-
-def _level(inspection: Inspection, dropped: tuple[str, ...]) -> Level:
-    bias = inspection.head.output_bias
-    known = bias is not None and bias.name in dropped and bias.state is BiasState.NONZERO
-    return Level.ERROR if known and not _others(inspection, dropped) else Level.WARNING
+        bias = inspection.head.output_bias
+        known = bias is not None and bias.name in dropped and bias.state is BiasState.NONZERO
+        yield dropped_bias.finding(
+            message, dropped, level=Level.ERROR if known and not _others(inspection, dropped) else Level.WARNING
+        )
 
 
 def _others(inspection: Inspection, dropped: tuple[str, ...]) -> bool:

@@ -93,7 +93,15 @@ def _table(tensors: Iterable[StoredChunks], source: str) -> tuple[ChunkTable, tu
     model, training = [], {}
     position = 0
     for tensor in tensors:
-        record = _record(tensor, position, source)
+        # The record of one tensor: its dense bytes, behind those of the tensors before it.
+        nbytes = prod(tensor.shape) * BITS.get(tensor.dtype, 8) // 8
+        if nbytes >= 1 << 63:
+            raise UnreadableError(
+                f"{source}: {shown(tensor.name)} has a size that overflows 64 bits",
+                "save the checkpoint again",
+                "dcp.malformed",
+            )
+        record = TensorRecord(tensor.name, tensor.dtype, tensor.shape, ByteRange(TENSORS, position, position + nbytes))
         position = record.range.end
         if overlaps(tensor.name, tensor.shape, tensor.chunks, source):
             overlapping.add(tensor.name)
@@ -106,18 +114,6 @@ def _table(tensors: Iterable[StoredChunks], source: str) -> tuple[ChunkTable, tu
         if start and tensor.name == ".".join(tensor.keys):
             starts[tensor.name] = f"{start}."
     return ChunkTable(chunks, frozenset(overlapping), training, starts), tuple(model)
-
-
-def _record(tensor: StoredChunks, start: int, source: str) -> TensorRecord:
-    """Return the record of one tensor: its dense bytes, behind those of the tensors before it."""
-    nbytes = prod(tensor.shape) * BITS.get(tensor.dtype, 8) // 8
-    if nbytes >= 1 << 63:
-        raise UnreadableError(
-            f"{source}: {shown(tensor.name)} has a size that overflows 64 bits",
-            "save the checkpoint again",
-            "dcp.malformed",
-        )
-    return TensorRecord(tensor.name, tensor.dtype, tensor.shape, ByteRange(TENSORS, start, start + nbytes))
 
 
 CELLS_EACH = 64

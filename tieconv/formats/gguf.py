@@ -349,7 +349,12 @@ def read_metadata(cursor: HeaderCursor, keys: int) -> dict[str, str]:
 
 def _value(cursor: HeaderCursor, kind: int, depth: int) -> str | None:
     if kind == _STRING:
-        return _string(cursor)
+        length = cursor.natural("<Q")
+        if length > _LONGEST_TEXT:
+            cursor.skip(length)
+            return None
+        _count_kept(cursor, length)
+        return cursor.take(length).decode("utf-8", errors="replace")
     if kind == _ARRAY:
         _skip_array(cursor, depth)
         return None
@@ -357,15 +362,6 @@ def _value(cursor: HeaderCursor, kind: int, depth: int) -> str | None:
         cursor.refuse(f"has a metadata value of unknown type {kind}", "value-type")
     value = cursor.take(struct.calcsize(_SCALARS[kind]))
     return str(struct.unpack(_SCALARS[kind], value)[0])
-
-
-def _string(cursor: HeaderCursor) -> str | None:
-    length = cursor.natural("<Q")
-    if length > _LONGEST_TEXT:
-        cursor.skip(length)
-        return None
-    _count_kept(cursor, length)
-    return cursor.take(length).decode("utf-8", errors="replace")
 
 
 def _count_kept(cursor: HeaderCursor, length: int) -> None:

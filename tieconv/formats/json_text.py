@@ -240,7 +240,20 @@ def set_value(text: str, path: Sequence[str], value: object) -> str:
     try:
         entry = _find(text, start, path[-1])
     except KeyError:
-        return _insert(text, start, path[-1], encoded)
+        # Insert a key on a line formatted like its neighbours: sorted if the keys are sorted, else last.
+        key = path[-1]
+        pair = f"{json.dumps(key)}: {encoded}"
+        entries = list(_entries(text, start))
+        if not entries:
+            return f"{text[: start + 1]}{pair}{text[start + 1 :]}"
+        gap = text[start + 1 : entries[0].key_start]
+        keys = [entry.key for entry in entries]
+        later = [entry for entry in entries if entry.key > key]
+        if later and keys == sorted(keys):
+            offset = later[0].key_start
+            return f"{text[:offset]}{pair},{gap or ' '}{text[offset:]}"
+        offset = entries[-1].value_end
+        return f"{text[:offset]},{gap or ' '}{pair}{text[offset:]}"
     return text[: entry.value_start] + encoded + text[entry.value_end :]
 
 
@@ -345,19 +358,3 @@ def _entries(text: str, start: int) -> Iterator[_Entry]:
         position = _skip(text, value_end)
         if text[position] == ",":
             position = _skip(text, position + 1)
-
-
-def _insert(text: str, start: int, key: str, encoded: str) -> str:
-    """Insert a key on a line formatted like its neighbours: sorted if the keys are sorted, else last."""
-    pair = f"{json.dumps(key)}: {encoded}"
-    entries = list(_entries(text, start))
-    if not entries:
-        return f"{text[: start + 1]}{pair}{text[start + 1 :]}"
-    gap = text[start + 1 : entries[0].key_start]
-    keys = [entry.key for entry in entries]
-    later = [entry for entry in entries if entry.key > key]
-    if later and keys == sorted(keys):
-        offset = later[0].key_start
-        return f"{text[:offset]}{pair},{gap or ' '}{text[offset:]}"
-    offset = entries[-1].value_end
-    return f"{text[:offset]},{gap or ' '}{pair}{text[offset:]}"

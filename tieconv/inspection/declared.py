@@ -136,7 +136,10 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         why = "Unknown: the base model decides whether the pair is tied."
         return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
     if is_draft(checkpoint.config_values, checkpoint.tensors):
-        return _draft(checkpoint)
+        drafted = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
+        architecture = drafted.architectures[0] if drafted.architectures else ""
+        family = _without_groups(architecture, Tying.HEADLESS)
+        return replace(family, model_type=drafted.model_type), replace(drafted, why=WHY)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if family.knowledge is not Knowledge.TABLE and re.search(_PART, "\n".join(shapes), re.MULTILINE):
@@ -156,13 +159,6 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
 
         family = mlx_named(family, shapes)
     return family, view_config(checkpoint.config_values, family)
-
-
-def _draft(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
-    drafted = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
-    architecture = drafted.architectures[0] if drafted.architectures else ""
-    family = _without_groups(architecture, Tying.HEADLESS)
-    return replace(family, model_type=drafted.model_type), replace(drafted, why=WHY)
 
 
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:

@@ -12,7 +12,7 @@ from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.relation import Aliased
 from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import Overlap, Slack, StorageUse, TensorRecord, WeightFile
+from tieconv.checkpoint.weight_file import Overlap, Slack, StorageUse, TensorRecord
 from tieconv.inspection.view_reader import stream
 from tieconv.sources.digest import Sums, damaged
 from tieconv.sources.strided import StridedRange, row_major
@@ -28,7 +28,17 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
     overlaps: list[Overlap] = []
     slack: list[Slack] = []
     for file in files:
-        alone = _alone(file)
+        # The storages whose bytes all belong to one tensor: the usual case, half a million times.
+        users = Counter([record.storage for record in file.tensors])
+        ranges = {alone_storage.key: alone_storage.range for alone_storage in file.storages}
+        alone = {
+            record.storage
+            for record in file.tensors
+            if record.storage is not None
+            and record.stride is None
+            and users[record.storage] == 1
+            and record.range == ranges[record.storage]
+        }
         storage_held: dict[str, list[TensorRecord]] = defaultdict(list)
         for tensor in file.tensors:
             if tensor.storage is not None and tensor.storage not in alone:
@@ -58,20 +68,6 @@ def check_sums(checkpoint: Checkpoint, reader: ByteReader) -> None:
                 crc = zlib.crc32(block, crc) if sums is None else 0
             if sums is None and storage.crc not in (None, crc):
                 raise damaged(file, storage)
-
-
-def _alone(file: WeightFile) -> set[str]:
-    """Return the storages whose bytes all belong to one tensor: the usual case, half a million times."""
-    users = Counter([record.storage for record in file.tensors])
-    ranges = {storage.key: storage.range for storage in file.storages}
-    return {
-        record.storage
-        for record in file.tensors
-        if record.storage is not None
-        and record.stride is None
-        and users[record.storage] == 1
-        and record.range == ranges[record.storage]
-    }
 
 
 def _names(tensors: Iterable[TensorRecord]) -> tuple[str, ...]:

@@ -27,7 +27,9 @@ def load(inspection: Inspection) -> Loaded:
     refusal = next(_refusals(inspection), None)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    unread = _unread(inspection)
+    # The stored tensors that have another name in the class.
+    renamed = {stored for stored, memory in inspection.family.renames if stored != memory}
+    unread = frozenset(renamed & inspection.checkpoint.tensors.keys())
     read = evidence.without_tensors(inspection, unread)
     names = evidence.file_names(read)
     parameters = {name: _parameter(read, name) for name in names.values()}
@@ -39,12 +41,6 @@ def load(inspection: Inspection) -> Loaded:
     if absent:
         return stopped(_LOADER, missing(absent[:1]))
     return Loaded(_LOADER, names, parameters, unread=unread, undecided=undecided)
-
-
-def _unread(inspection: Inspection) -> frozenset[str]:
-    """Return the stored tensors that have another name in the class."""
-    renamed = {stored for stored, memory in inspection.family.renames if stored != memory}
-    return frozenset(renamed & inspection.checkpoint.tensors.keys())
 
 
 def _parameter(inspection: Inspection, name: str) -> Parameter:
@@ -78,7 +74,15 @@ def _refusals(inspection: Inspection) -> Iterator[Refusal]:
         yield unknown("the architecture table does not name both the embedding and the head")
     yield from config_refusals(inspection)
     yield from flag_refusals(inspection)
-    yield from _names_refused(inspection)
+    family = inspection.family
+    start = "accelerate sets tensors by their names in the class, and transformers 5 renames tensors of"
+    if family.text_class in release_tables.names(_LOADER, "renamed"):
+        yield Refusal(Cause.NAMES, f"{start} {shown(family.architecture)}")
+    for name, stored in evidence.file_names(inspection).items():
+        if stored != name:
+            yield Refusal(
+                Cause.NAMES, f"the class names {shown(stored)} {shown(name)}, and accelerate does not rename it"
+            )
     misfit = evidence.misshapen(inspection)
     if misfit is not None:
         yield Refusal(Cause.SHAPES, f"accelerate refuses the shape of {shown(misfit)}", (misfit,))
@@ -98,18 +102,6 @@ def _other_file(inspection: Inspection) -> Refusal | None:
     if opened != checkpoint.entry:
         return unknown(f"accelerate opens {shown(opened)}, and tieconv read {shown(checkpoint.entry or '')}")
     return None
-
-
-def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
-    family = inspection.family
-    start = "accelerate sets tensors by their names in the class, and transformers 5 renames tensors of"
-    if family.text_class in release_tables.names(_LOADER, "renamed"):
-        yield Refusal(Cause.NAMES, f"{start} {shown(family.architecture)}")
-    for name, stored in evidence.file_names(inspection).items():
-        if stored != name:
-            yield Refusal(
-                Cause.NAMES, f"the class names {shown(stored)} {shown(name)}, and accelerate does not rename it"
-            )
 
 
 CONSUMERS = (

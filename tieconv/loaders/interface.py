@@ -314,19 +314,15 @@ def basis(ran: Sequence[str], every: Collection[str], asked: Version | None) -> 
     if not ran:
         return READ
     if asked is not None and not any(_number(version)[: len(asked)] == asked for version in every):
-        return _beside(every, asked)
+        lower = [version for version in every if _number(version) < asked]
+        upper = [version for version in every if _number(version) > asked]
+        if lower and upper:
+            return f"between {max(lower, key=_number)} and {min(upper, key=_number)}, which ran"
+        if lower:
+            return f"newer than {max(lower, key=_number)}, which ran"
+        return f"older than {min(upper, key=_number)}, which ran"
     between = ", not the releases between them" if len(ran) > 1 else ""
     return f"ran {listed(ran)}{between}"
-
-
-def _beside(every: Collection[str], asked: Version) -> str:
-    lower = [version for version in every if _number(version) < asked]
-    upper = [version for version in every if _number(version) > asked]
-    if lower and upper:
-        return f"between {max(lower, key=_number)} and {min(upper, key=_number)}, which ran"
-    if lower:
-        return f"newer than {max(lower, key=_number)}, which ran"
-    return f"older than {min(upper, key=_number)}, which ran"
 
 
 def _number(version: str) -> Version:

@@ -97,16 +97,12 @@ def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
 def _dropped(inspection: Inspection, treatment: Treatment, pair: evidence.Pair) -> bool:
     """Return whether the converter leaves a stored head out."""
     if "converter drops if tied" in treatment:
-        return _flag(inspection)
+        # The tie flag that transformers 4 reads for the converter. Without the class it reads the file as it is.
+        read = reading_v4(inspection)
+        if read is not None:
+            return read
+        return bool({**inspection.checkpoint.config_values, **text_config(inspection)}.get(FLAG, False))
     return "converter drops" in treatment or ("converter drops equal" in treatment and pair.same is True)
-
-
-def _flag(inspection: Inspection) -> bool:
-    """Return the tie flag that transformers 4 reads for the converter. Without the class it reads the file as it is."""
-    read = reading_v4(inspection)
-    if read is not None:
-        return read
-    return bool({**inspection.checkpoint.config_values, **text_config(inspection)}.get(FLAG, False))
 
 
 CONSUMERS = (

@@ -33,7 +33,8 @@ def load(inspection: Inspection) -> Loaded:
     checkpoint = inspection.checkpoint
     if checkpoint.config is None or checkpoint.adapter is not None or checkpoint.format == "gguf":
         return loaded
-    architecture = _architecture(checkpoint.config_values)
+    names = checkpoint.config_values.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list | tuple) and names else ""
     kind = release_tables.kind(_LOADER, architecture)
     refusal = _refused(inspection, architecture, kind)
     if refusal is not None:
@@ -43,11 +44,6 @@ def load(inspection: Inspection) -> Loaded:
         loaded = _embedding_for_head(loaded, pair)
     shares = kind != "two tables" and _flag(inspection)
     return _shared(loaded, pair) if shares and pair is not None else loaded
-
-
-def _architecture(config: Mapping[str, object]) -> str:
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list | tuple) and names else ""
 
 
 def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Refusal | None:
@@ -65,7 +61,16 @@ def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Ref
     refusal = _method_refused(inspection, architecture, method) if method else None
     if refusal is not None:
         return refusal
-    return _layers_refused(text_config(inspection), architecture, kind)
+    # The refusal of a layer that the builder cannot build.
+    config = text_config(inspection)
+    layers, rotary = config.get("layer_types"), config.get("no_rope_layers")
+    types = set(map(str, layers)) if isinstance(layers, list) else {"mamba"}
+    if kind == "attention alone" and types - _ATTENTION:
+        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
+    if isinstance(rotary, list) and 0 in rotary:
+        sentence = f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding"
+        return Refusal(Cause.CONFIG, sentence)
+    return None
 
 
 def _method(inspection: Inspection) -> str:
@@ -85,18 +90,6 @@ def _method_refused(inspection: Inspection, architecture: str, method: str) -> R
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of {shown(architecture)}")
     if method not in _READ_BY_NAME:
         return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not read the quantisation method {shown(method)}")
-    return None
-
-
-def _layers_refused(config: Mapping[str, object], architecture: str, kind: str) -> Refusal | None:
-    """Return the refusal of a layer that the builder cannot build."""
-    layers, rotary = config.get("layer_types"), config.get("no_rope_layers")
-    types = set(map(str, layers)) if isinstance(layers, list) else {"mamba"}
-    if kind == "attention alone" and types - _ATTENTION:
-        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
-    if isinstance(rotary, list) and 0 in rotary:
-        sentence = f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding"
-        return Refusal(Cause.CONFIG, sentence)
     return None
 
 

@@ -146,7 +146,11 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
     files = by_name(read, configured=version != "4.48")
     if files is not None:
         yield files
-    yield from _metadata(inspection)
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == evidence.SAFETENSORS else ():
+        if file.refused_format is not None:
+            entry = f"the format {shown(file.refused_format)}" if file.refused_format else 'no "format" entry'
+            metadata_sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
+            yield Refusal(Cause.METADATA, metadata_sentence)
     yield from unclear_model(read, version)
     family = inspection.family
     name = corrupt(family, inspection.checkpoint.tensors, version)
@@ -169,14 +173,6 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
         if copy is not None:
             sentence = f"{shown(copy.name)} is a rounded copy, and tieconv has no measurement of which copy 4.48 uses"
             yield unknown(sentence)
-
-
-def _metadata(inspection: Inspection) -> Iterator[Refusal]:
-    for file in inspection.checkpoint.files if inspection.checkpoint.format == evidence.SAFETENSORS else ():
-        if file.refused_format is not None:
-            entry = f"the format {shown(file.refused_format)}" if file.refused_format else 'no "format" entry'
-            sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
-            yield Refusal(Cause.METADATA, sentence)
 
 
 def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:

@@ -206,7 +206,11 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: write_plan.Promi
     edits.kept_copies = {to(name) for name in edits.kept_copies}
     because = "transformers 4 refuses a file with a head and names without prefix"
     note = f"the names get the prefix {shown(start)} because {because}"
-    return _promises(promises, to), note
+    ties = (
+        replace(tie, canonical=to(tie.canonical), stored=tuple(map(to, tie.stored)), absent=tuple(map(to, tie.absent)))
+        for tie in promises.ties
+    )
+    return replace(promises, ties=tuple(ties)), note
 
 
 def _outside_the_base(family: Family) -> Iterator[str]:
@@ -226,14 +230,6 @@ def _operations(edits: Edits, to: Rename) -> Iterator[write_plan.Operation]:
             yield replace(operation, name=to(operation.name))
         else:
             yield operation
-
-
-def _promises(promises: write_plan.Promises, to: Rename) -> write_plan.Promises:
-    ties = (
-        replace(tie, canonical=to(tie.canonical), stored=tuple(map(to, tie.stored)), absent=tuple(map(to, tie.absent)))
-        for tie in promises.ties
-    )
-    return replace(promises, ties=tuple(ties))
 
 
 # Add the "format" entry to safetensors metadata: transformers 4 refuses a file without it.

@@ -66,7 +66,14 @@ def judged(
     asked = tuple(note for note in notes if isinstance(note, Note))
     seen = tuple(_views(before, after, plan, asked))
     if not forced:
-        _refuse(before, seen, spared)
+        hint = f"see what each loader makes of the model: {again(before, 'inspect', '--consumers')}"
+        for view in seen:
+            newest = view.release == TRANSFORMERS_5
+            if newest and view.refused:
+                refuse(refused(view.release, view.refused), hint, "meaning.refused")
+            for change in view.changes:
+                if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
+                    refuse(lost(view.release, change.name, *ends(change)), hint, "meaning.lost")
         _refuse_in_mlx(before, after)
     types = type_may_change(before.checkpoint, after.checkpoint)
     computed = (*_notes(seen), *((first_type(types),) if types else ()))
@@ -113,18 +120,6 @@ def _unasked(
         names = (change.name, *values.equal(change.before.stored or change.name))
         if not any(note.covers(release, names) for note in asked):
             yield change
-
-
-def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]) -> None:
-    hint = f"see what each loader makes of the model: {again(before, 'inspect', '--consumers')}"
-    for view in seen:
-        newest = view.release == TRANSFORMERS_5
-        if newest and view.refused:
-            refuse(refused(view.release, view.refused), hint, "meaning.refused")
-        for change in view.changes:
-            if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
-                sentence = lost(view.release, change.name, *ends(change))
-                refuse(sentence, hint, "meaning.lost")
 
 
 def _refuse_in_mlx(before: Inspection, after: Inspection) -> None:
@@ -289,7 +284,7 @@ def _values(name: str, parameter: Parameter, source: str | None) -> str:
     """Return the phrase for a parameter's values. ``source`` is the tensor that held them before the plan."""
     match parameter.absence:
         case None:
-            return _stored(name, source) + _times(parameter.factor)
+            return _stored(name, source) + ("" if parameter.factor == 1.0 else f" times {parameter.factor:.6g}")
         case Absence.RANDOM:
             return "with random numbers"
         case Absence.ZERO:
@@ -306,10 +301,6 @@ def _stored(name: str, source: str | None) -> str:
     if source is None:
         return "with other values"
     return OWN if source == name else values_of(source)
-
-
-def _times(factor: float) -> str:
-    return "" if factor == 1.0 else f" times {factor:.6g}"
 
 
 def values_of(source: str) -> str:

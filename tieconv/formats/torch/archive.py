@@ -127,16 +127,6 @@ def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, i
     return start, length, count, end
 
 
-def _check_kind(data: bytes) -> None:
-    """Refuse an archive of another tool, recognised by the names of its entries."""
-    names = _names(data)
-    kind = by_entries(names)
-    if kind is not None:
-        refuse(kind.sentence_end, f"torch.{kind.code}", kind.hint)
-    if 0 < len(names) < _NAMES and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
-        refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
-
-
 def _names(data: bytes) -> bytes:
     """Return the names of the entries, each followed by a newline. Stops after 16 MiB or at a malformed entry."""
     position, last_start, names, taken = 0, len(data) - _CENTRAL.size, bytearray(), 0
@@ -239,7 +229,13 @@ def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, 
     start, length, count, end = directory_place(pread, size)
     # The ``count`` entries of the directory ``data``. Refuses compressed entries.
     data = pread(length, start)
-    _check_kind(data)
+    # Refuse an archive of another tool, recognised by the names of its entries.
+    names = _names(data)
+    kind = by_entries(names)
+    if kind is not None:
+        refuse(kind.sentence_end, f"torch.{kind.code}", kind.hint)
+    if 0 < len(names) < _NAMES and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
+        refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
     entries_listed: list[Listed] = []
     position, last_start = 0, len(data) - _CENTRAL.size
     for _ in range(count):

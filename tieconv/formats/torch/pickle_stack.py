@@ -287,7 +287,9 @@ class Machine:
             self.position += 1
             handler = handlers[opcode]
             if handler is None:
-                return _stopped(opcode)
+                if opcode != _STOP:
+                    refuse_opcode(opcode)
+                return True
             handler(self)
         return False
 
@@ -393,12 +395,6 @@ def noting(opcode: int, handler: Callable[[Machine], None]) -> Callable[[Machine
         handler(machine)
 
     return noted
-
-
-def _stopped(opcode: int) -> bool:
-    if opcode != _STOP:
-        refuse_opcode(opcode)
-    return True
 
 
 def refuse_opcode(opcode: int) -> NoReturn:

@@ -160,7 +160,15 @@ def recognise_compressed_tensors(module: StoredModule) -> QuantisedMatrix | None
     """Return the matrix of a module with `weight_packed`, or with 8-bit codes beside `weight_scale`."""
     packed = module.dtype("weight_packed")
     if packed == "U8":
-        return _four_bit_floats(module)
+        faults = Faults(module)
+        microscaling = module.dtype("weight_scale") in ("U8", "F8_E8M0") or "mxfp4" in module.choice.layout
+        scheme, group = (MXFP4, 32) if microscaling else (NVFP4, 16)
+        sides = matrix_sides(module.shape("weight_packed"))
+        shape = (sides[0], sides[1] * 2) if sides else None
+        block = _grouped(faults, "weight_packed", shape, group)
+        if scheme == NVFP4 and "weight_global_scale" not in module.tensors:
+            faults.lacks("weight_packed", "weight_global_scale")
+        return faults.matrix(scheme, _COMPRESSED_TENSORS_ROLES, bits=4, block=block, shape=shape, symmetric=True)
     if packed:
         return _packed(module)
     codes = module.dtype("weight") in ("I8", *_FLOAT_CODES)
@@ -320,18 +328,6 @@ def _grouped(faults: Faults, codes: str, shape: Sides | None, group: int) -> Sid
     return faults.block(codes, "weight_scale", shape, (1, group), reason)
 
 
-def _four_bit_floats(module: StoredModule) -> QuantisedMatrix:
-    faults = Faults(module)
-    microscaling = module.dtype("weight_scale") in ("U8", "F8_E8M0") or "mxfp4" in module.choice.layout
-    scheme, group = (MXFP4, 32) if microscaling else (NVFP4, 16)
-    sides = matrix_sides(module.shape("weight_packed"))
-    shape = (sides[0], sides[1] * 2) if sides else None
-    block = _grouped(faults, "weight_packed", shape, group)
-    if scheme == NVFP4 and "weight_global_scale" not in module.tensors:
-        faults.lacks("weight_packed", "weight_global_scale")
-    return faults.matrix(scheme, _COMPRESSED_TENSORS_ROLES, bits=4, block=block, shape=shape, symmetric=True)
-
-
 # Recognise bitsandbytes 0.50, 4 and 8 bit. Source: its `functional.py` (`QuantState`).
 
 FOUR_BIT, EIGHT_BIT = "bitsandbytes 4 bit", "bitsandbytes 8 bit"
@@ -386,7 +382,19 @@ def recognise_bitsandbytes(module: StoredModule) -> QuantisedMatrix | None:
     if any(leaf in module.tensors for leaf in (*BNB_STATES, "weight.absmax", "weight.quant_map")) and codes:
         return _four_bit(module)
     if codes == "I8" and ("SCB" in module.tensors or (module.choice.bits == 8 and module.method == "bitsandbytes")):
-        return _eight_bit(module)
+        faults = Faults(module)
+        shape = matrix_sides(module.shape("weight"))
+        scaled = faults.scaled("weight", "SCB")
+        if scaled and shape and module.shape("SCB") not in ((shape[0],), (shape[0], 1)):
+            faults.misfit("SCB", f"the matrix has {shape[0]:,} rows")
+        block = (1, shape[1]) if shape else None
+        uncomputed = "" if shape else "the codes are not a matrix"
+        layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
+        if not uncomputed and layout != b"\0":  # old releases also wrote the layouts of GPU kernels
+            uncomputed = "its weight_format is not that of rows"
+        return faults.matrix(
+            EIGHT_BIT, _BITSANDBYTES_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
+        )
     return None
 
 
@@ -429,22 +437,6 @@ def _check_state(module: StoredModule, faults: Faults, state: QuantState) -> Non
         nested = -(-blocks // state.nested_block) if state.nested_block else 0
         if module.shape("weight.nested_absmax") != (nested,):
             faults.misfit("weight.nested_absmax", f"the scales have {nested:,} blocks")
-
-
-def _eight_bit(module: StoredModule) -> QuantisedMatrix:
-    faults = Faults(module)
-    shape = matrix_sides(module.shape("weight"))
-    scaled = faults.scaled("weight", "SCB")
-    if scaled and shape and module.shape("SCB") not in ((shape[0],), (shape[0], 1)):
-        faults.misfit("SCB", f"the matrix has {shape[0]:,} rows")
-    block = (1, shape[1]) if shape else None
-    uncomputed = "" if shape else "the codes are not a matrix"
-    layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
-    if not uncomputed and layout != b"\0":  # old releases also wrote the layouts of GPU kernels
-        uncomputed = "its weight_format is not that of rows"
-    return faults.matrix(
-        EIGHT_BIT, _BITSANDBYTES_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
-    )
 
 
 # Recognise ModelOpt's NVFP4 and FP8. Source: its `modelopt/torch/export/unified_export_hf.py`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import numpy as np
 
@@ -244,10 +244,25 @@ def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     blocks = -(-columns // block)
     groups = np.arange(columns) // block
     codes = _codes(_unsigned(parts, CODES, parts.raw(CODES, start, stop)), bits)[:, :columns]
-    scales = _scales(parts, start, stop, blocks)[:, groups]
+    # One scale for each block of the rows; the initializer may be flat.
+    raw = _of_rows(parts, SCALES, start, stop)
+    numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(SCALES)).reshape(stop - start, -1)
+    if numbers.shape[1] != blocks:
+        raise ValueError("its scales do not fit the codes")
+    scales = numbers[:, groups]
     zero_points: Array | int = 0 if parts.dtype(CODES) == "U4" else 1 << (bits - 1)
     if ZERO_POINTS in parts:
-        zero_points = _zero_points(parts, start, stop, blocks, bits)[:, groups]
+        # One zero point for each block: packed as the codes are, or numbers of the scales' type.
+        points_raw = _of_rows(parts, ZERO_POINTS, start, stop)
+        if parts.dtype(ZERO_POINTS) in ("U8", "U4", "I4"):
+            points_numbers = _codes(_unsigned(parts, ZERO_POINTS, points_raw), bits)[:, :blocks]
+        else:
+            points_numbers = to_float64(bytearray(points_raw.tobytes()), parts.dtype(ZERO_POINTS)).reshape(
+                stop - start, -1
+            )
+        if points_numbers.shape[1] != blocks:
+            raise ValueError("its zero points do not fit the codes")
+        zero_points = points_numbers[:, groups]
     return uniform(codes, scales, zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
 
 
@@ -263,27 +278,6 @@ def _codes(raw: Array, bits: int) -> Array:
     return codes
 
 
-def _scales(parts: PartReader, start: int, stop: int, blocks: int) -> Array:
-    """Return one scale for each block of the rows; the initializer may be flat."""
-    raw = _of_rows(parts, SCALES, start, stop)
-    numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(SCALES)).reshape(stop - start, -1)
-    if numbers.shape[1] != blocks:
-        raise ValueError("its scales do not fit the codes")
-    return numbers
-
-
-def _zero_points(parts: PartReader, start: int, stop: int, blocks: int, bits: int) -> Array:
-    """Return one zero point for each block: packed as the codes are, or numbers of the scales' type."""
-    raw = _of_rows(parts, ZERO_POINTS, start, stop)
-    if parts.dtype(ZERO_POINTS) in ("U8", "U4", "I4"):
-        numbers = _codes(_unsigned(parts, ZERO_POINTS, raw), bits)[:, :blocks]
-    else:
-        numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(ZERO_POINTS)).reshape(stop - start, -1)
-    if numbers.shape[1] != blocks:
-        raise ValueError("its zero points do not fit the codes")
-    return numbers
-
-
 def _of_rows(parts: PartReader, role: str, start: int, stop: int) -> Array:
     """Return the bytes of rows of a part that may be flat."""
     rows = (parts.matrix.shape or (1, 1))[0]
@@ -295,7 +289,7 @@ def _of_rows(parts: PartReader, role: str, start: int, stop: int) -> Array:
 
 _BLOCK_DECODERS: dict[str, Callable[[Array], Decoded]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4, None: K_DECODERS,
+    "MXFP4": _mxfp4, **K_DECODERS,
 }  # fmt: skip
 
 
@@ -469,34 +463,22 @@ def compare_values(
     copies = not (isinstance(embedding, QuantisedMatrix) and isinstance(head, QuantisedMatrix))
     sums = _Sums()
     try:
-        left, right = _sides(embedding, head, tensors, reader)
+        # The rows of both. Those of a float matrix allow for the arithmetic in which it was quantised.
+        quantised = [
+            QuantisedRows(table, tensors, reader) for table in (embedding, head) if isinstance(table, QuantisedMatrix)
+        ]
+        roundoff = quantised[0].roundoff
+        waiting = iter(quantised)
+        left, right = (
+            FloatRows(table, reader, roundoff) if isinstance(table, TensorRecord) else next(waiting)
+            for table in (embedding, head)
+        )
         with np.errstate(all="ignore"):
             for start, stop in row_blocks(shape):
                 _add(sums, left, right, start, stop, copies)
     except ValueError as why:
         return PairRelation(PairState.UNREAD, str(why))
     return _judged(sums, shape[0], copies)
-
-
-def _sides(
-    embedding: QuantisedMatrix | TensorRecord,
-    head: QuantisedMatrix | TensorRecord,
-    tensors: Mapping[str, TensorRecord],
-    reader: ByteReader,
-) -> tuple[Rows, Rows]:
-    """Return the rows of both. Those of a float matrix allow for the arithmetic in which it was quantised."""
-    quantised = [QuantisedRows(table, tensors, reader) for table in (embedding, head) if _is_quantised(table)]
-    roundoff = quantised[0].roundoff
-    waiting = iter(quantised)
-    left, right = (
-        FloatRows(table, reader, roundoff) if isinstance(table, TensorRecord) else next(waiting)
-        for table in (embedding, head)
-    )
-    return left, right
-
-
-def _is_quantised(table: QuantisedMatrix | TensorRecord) -> TypeGuard[QuantisedMatrix]:
-    return isinstance(table, QuantisedMatrix)
 
 
 def _add(sums: _Sums, left: Rows, right: Rows, start: int, stop: int, copies: bool) -> None:

@@ -393,7 +393,7 @@ def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
     if not inspection.config.effective:
         return ""
     head = tables.of(HEAD)
-    if head is not None and _equal(tables):
+    if head is not None and (tables.relation is not None and tables.relation.state is PairState.EQUAL):
         return "Tied by the config, and every part of the quantised head equals the embedding's."
     if head is not None or _head_is_stored(inspection):
         quantised = _NAMES[HEAD if head is not None else EMBEDDING]
@@ -403,10 +403,6 @@ def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
         scheme = embedding.scheme.removeprefix("ggml ") if embedding else ""
         return f"{inspection.config.why} The head computes with its type, {scheme}."
     return f"{inspection.config.why} The embedding is quantised, and some loaders do not tie quantised matrices."
-
-
-def _equal(tables: QuantisedTables) -> bool:
-    return tables.relation is not None and tables.relation.state is PairState.EQUAL
 
 
 def _head_is_stored(inspection: Inspection) -> bool:

@@ -67,7 +67,17 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     differ without a ``survivor``, or if the bias of the class has only one name.
     """
     guard_head(inspection, "bias unify")
-    tie = _pair(inspection)
+    # The tied group of the bias; at least one of its names is stored.
+    label = inspection.family.architecture or "this architecture"
+    if not any(group.role is Role.OUTPUT_BIAS for group in inspection.family.groups):
+        refuse(f"the head bias of {label} does not have two names", inspect_hint(inspection), "bias.no-pair")
+    tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
+    if tie is None:
+        refuse(
+            f"{shown(inspection.checkpoint.source)} stores no head bias",
+            f"add one: {again(inspection, 'bias zero')}",
+            "bias.absent",
+        )
     edits = Edits(inspection.checkpoint)
     differing = [member for member in tie.stored_members if member.state not in _EQUAL]
     source = next(member.name for member in tie.members if member.state is State.CANONICAL)
@@ -83,21 +93,6 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
         source, notes = _choose(inspection, tie, survivor)
     _store(edits, inspection, tie, source, bool(differing))
     return _plan("bias unify", inspection, edits, notes, {"from": survivor and str(survivor)})
-
-
-def _pair(inspection: Inspection) -> Tie:
-    """Return the tied group of the bias; at least one of its names is stored."""
-    label = inspection.family.architecture or "this architecture"
-    if not any(group.role is Role.OUTPUT_BIAS for group in inspection.family.groups):
-        refuse(f"the head bias of {label} does not have two names", inspect_hint(inspection), "bias.no-pair")
-    tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
-    if tie is None:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head bias",
-            f"add one: {again(inspection, 'bias zero')}",
-            "bias.absent",
-        )
-    return tie
 
 
 def _readers(inspection: Inspection) -> str:

@@ -52,6 +52,10 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
         notes += _resize(edits, inspection, record, target, fill, mean_row)
     promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
     options = {"to": to, "fill": str(fill)}
+    document = inspection.checkpoint.config
+    assert document is not None  # guarded
+    changes = tuple(SetConfig(path, target, size, True) for path, size in sizes.items() if size != target)
+    text = set_values(document.text, [(change.path.split("."), target) for change in changes])
     return build(
         "resize",
         inspection,
@@ -60,7 +64,7 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
         promises=promises,
         options=options,
         notes=tuple(notes),
-        document=_config(inspection, sizes, target),
+        document=(OutputText(document.name, text), changes) if changes else None,
     )
 
 
@@ -147,13 +151,3 @@ def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: 
             f"keep them: {again(inspection, 'resize', f'--to {used}')}",
             "resize.used-rows",
         )
-
-
-def _config(
-    inspection: Inspection, sizes: dict[str, int], rows: int
-) -> tuple[OutputText, tuple[SetConfig, ...]] | None:
-    document = inspection.checkpoint.config
-    assert document is not None  # guarded
-    changes = tuple(SetConfig(path, rows, size, True) for path, size in sizes.items() if size != rows)
-    text = set_values(document.text, [(change.path.split("."), rows) for change in changes])
-    return (OutputText(document.name, text), changes) if changes else None

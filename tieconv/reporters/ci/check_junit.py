@@ -57,7 +57,18 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
         entries = [entry for entry in model.findings if entry.finding.rule == code]
         if entries:
             case = _case(model, names.get(code, view.line(code)))
-            _judge(case, entries, report)
+            # Add at most one verdict to a case, because Ant's schema allows one.
+            counting = [judge_entry for judge_entry in entries if judge_entry.waiver is None]
+            failing = [judge_entry for judge_entry in counting if report.counts(judge_entry)]
+            if failing:
+                first = failing[0].finding
+                verdict = ET.SubElement(case, "failure", type=str(first.level), message=view.line(first.message))
+                verdict.text = _listed(counting)
+            elif counting:
+                ET.SubElement(case, "system-out").text = _listed(counting)
+            elif entries:
+                reasons = "; ".join(dict.fromkeys(_waiver(judge_entry) for judge_entry in entries))
+                ET.SubElement(case, "skipped", message=view.line(reasons))
             cases.append(case)
     yield from sorted(cases, key=lambda case: case.find("failure") is None)
     yield _case(model, f"{count(len(report.rules or names), 'rule')} applied")
@@ -66,21 +77,6 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
 def _case(model: CheckedModel, name: str) -> ET.Element:
     # Jenkins reads the text before the last dot as a package.
     return ET.Element("testcase", classname=f"tieconv.{view.line(model.source).replace('.', '_')}", name=name, time="0")
-
-
-def _judge(case: ET.Element, entries: list[CheckedFinding], report: CheckReport) -> None:
-    """Add at most one verdict to a case, because Ant's schema allows one."""
-    counting = [entry for entry in entries if entry.waiver is None]
-    failing = [entry for entry in counting if report.counts(entry)]
-    if failing:
-        first = failing[0].finding
-        verdict = ET.SubElement(case, "failure", type=str(first.level), message=view.line(first.message))
-        verdict.text = _listed(counting)
-    elif counting:
-        ET.SubElement(case, "system-out").text = _listed(counting)
-    elif entries:
-        reasons = "; ".join(dict.fromkeys(_waiver(entry) for entry in entries))
-        ET.SubElement(case, "skipped", message=view.line(reasons))
 
 
 def _waiver(entry: CheckedFinding) -> str:

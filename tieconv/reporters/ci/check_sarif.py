@@ -97,12 +97,16 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
     text = view.line(finding.message)
     if remedy and len(text) + len(remedy.command) < view.LIMIT:
         text += f"; next: {view.command(remedy.command)}"
+    names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
+    named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
+    # GitHub requires a line, also for a file without lines.
+    physical = {"artifactLocation": _artifact(path_of(model.source, entry.file)), "region": {"startLine": 1}}
     return {
         "ruleId": view.line(finding.rule),
         **({"ruleIndex": index[finding.rule]} if finding.rule in index else {}),
         "level": str(finding.level),
         "message": {"text": _message(text)},
-        "locations": [_location(model, entry)],
+        "locations": [{"physicalLocation": physical, **({"logicalLocations": named} if named else {})}],
         # GitHub reads only the first of the two, and adds rule and path itself.
         "partialFingerprints": {
             "primaryLocationLineHash": f"{entry.fingerprint}:{occurrence}",
@@ -116,14 +120,6 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
 def _message(text: str) -> str:
     """Break up ``[text](target)``, which would be a link."""
     return text.replace("](", "] (")
-
-
-def _location(model: CheckedModel, entry: CheckedFinding) -> dict[str, object]:
-    names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
-    named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
-    # GitHub requires a line, also for a file without lines.
-    physical = {"artifactLocation": _artifact(path_of(model.source, entry.file)), "region": {"startLine": 1}}
-    return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}
 
 
 def _artifact(path: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import REVIEW_FIRST, Level
-from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
 from tieconv.checkpoint.value_type import record
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
@@ -46,26 +46,22 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
     yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
     findings = [*model.open]
     for entry in findings[:_SHOWN_FINDINGS]:
-        yield from _finding(entry, paint, width)
+        finding = entry.finding
+        level = str(finding.level)
+        lead = f"  {level.ljust(7)}  {view.line(finding.rule)}  "
+        where = f"{view.line(entry.file)}: " if entry.file else ""
+        first, *rest = wrapped(where + view.line(finding.message), lead, width)
+        yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
+        yield from rest
+        if finding.remedy:
+            yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
+            if not finding.remedy.safe:
+                yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
     left = len(findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--format json lists them)"
     for fix in model.fixes:
         yield from wrapped(view.fixed(fix), "  ", width)
-
-
-def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator[str]:
-    finding = entry.finding
-    level = str(finding.level)
-    lead = f"  {level.ljust(7)}  {view.line(finding.rule)}  "
-    where = f"{view.line(entry.file)}: " if entry.file else ""
-    first, *rest = wrapped(where + view.line(finding.message), lead, width)
-    yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
-    yield from rest
-    if finding.remedy:
-        yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
-        if not finding.remedy.safe:
-            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
 
 
 # The report of `tieconv check` as a table with one row for each model, also for unread models.

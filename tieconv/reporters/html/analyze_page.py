@@ -50,25 +50,21 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield f'<p class="sure">Relation of the two tables: <span class="chip">{escape(analysis.relation)}</span></p>'
     yield "</div></header>"
     for number, section in enumerate(analysis.sections):
-        yield from _section(section, number)
+        yield f"<section><h2>{escape(section.title)}</h2>"
+        yield f"<p>{escape(section.sentence, LIMIT)}</p>"
+        if section.legend:
+            yield f"<p>{escape(section.legend, LIMIT)}</p>"
+        drawn = plots(section)
+        if drawn:
+            yield '<div class="plots">'
+            for index, plot in enumerate(drawn):
+                yield from drawn_figure(plot, f"s{number}p{index}")
+            yield "</div>"
+        if section.measures:
+            yield from _table(section.measures)
+        yield "</section>"
     yield f"<footer><p>{_LEGEND}</p>"
     yield f"<p>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
-
-
-def _section(section: Section, number: int) -> Iterator[str]:
-    yield f"<section><h2>{escape(section.title)}</h2>"
-    yield f"<p>{escape(section.sentence, LIMIT)}</p>"
-    if section.legend:
-        yield f"<p>{escape(section.legend, LIMIT)}</p>"
-    drawn = plots(section)
-    if drawn:
-        yield '<div class="plots">'
-        for index, plot in enumerate(drawn):
-            yield from drawn_figure(plot, f"s{number}p{index}")
-        yield "</div>"
-    if section.measures:
-        yield from _table(section.measures)
-    yield "</section>"
 
 
 def _table(measures: Sequence[Measure]) -> Iterator[str]:

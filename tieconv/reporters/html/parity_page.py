@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Lost, Parity, Verdict
+from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Lost, Parity, Verdict
 from tieconv.package_data import data_text
 from tieconv.reporters.html import PRINT
 from tieconv.reporters.text.parity_text import facts, number
@@ -122,7 +122,8 @@ def _weights(report: Parity) -> Iterator[str]:
         return
     rows = "".join((*_lost("not in the graph", identity.lost), *_lost("in the graph only", identity.unexplained)))
     yield f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
-    yield from _unused(identity)
+    if identity.unused:
+        yield f"<p>The model's class does not read: {_text(', '.join(identity.unused))}</p>"
 
 
 def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:
@@ -130,11 +131,6 @@ def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:
         state = ' class="case-bad"' if entry.required else ""
         cells = (kind, entry.name, f"{list(entry.shape)} {entry.dtype}", entry.reason)
         yield f"<tr{state}>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _unused(identity: Identity) -> Iterator[str]:
-    if identity.unused:
-        yield f"<p>The model's class does not read: {_text(', '.join(identity.unused))}</p>"
 
 
 # The plots of a parity report, drawn by hand as SVG in the page's own colours.
@@ -146,7 +142,11 @@ _RMS_GATE = 2.0
 
 def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
     """Draw both distributions on one logarithmic axis, with the graph's RMS error and the gate, 2 × torch's."""
-    first, end = _range(histogram)
+    # The range of bins with values, with one more bin on each side.
+    held = [i for i, pair in enumerate(zip(histogram.graph, histogram.floor, strict=True)) if any(pair)]
+    # Bin 0 holds exact zeros, and must not stretch the axis.
+    inner = [i for i in held if i] or [0]
+    first, end = max(min(inner) - 1, 0), min(max(inner) + 2, len(histogram.graph))
     scale = _Scale(histogram, first, end)
     rms = _rms([case.floor for case in cases if case.floor])
     parts = [
@@ -172,14 +172,6 @@ def gate_bar(gate: Gate) -> str:
         f'<rect x="0" y="2" width="{100 * share:.1f}" height="6" fill="{colour}"/>'
         '<rect x="99" y="0" width="2" height="10" fill="var(--ink)"/></svg>'
     )
-
-
-def _range(histogram: Histogram) -> tuple[int, int]:
-    """Return the range of bins with values, with one more bin on each side."""
-    held = [i for i, pair in enumerate(zip(histogram.graph, histogram.floor, strict=True)) if any(pair)]
-    # Bin 0 holds exact zeros, and must not stretch the axis.
-    inner = [i for i in held if i] or [0]
-    return max(min(inner) - 1, 0), min(max(inner) + 2, len(histogram.graph))
 
 
 class _Scale:

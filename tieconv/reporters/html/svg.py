@@ -265,7 +265,12 @@ def frequency(series: Series) -> Recognised:
 def _against(name: str, log_p: Sequence[float], values: Sequence[float]) -> Plot:
     title, meaning = _FREQUENCY.get(name, (name, "It follows {slope} × log p."))
     points = list(zip(log_p, values, strict=True))
-    slope, start, r2 = _fit(points)
+    # Slope, start and R² of the least-squares line.
+    mean_x, mean_y = fmean(left for left, _ in points), fmean(up for _, up in points)
+    spread, height = sum((left - mean_x) ** 2 for left, _ in points), sum((up - mean_y) ** 2 for _, up in points)
+    joint = sum((left - mean_x) * (up - mean_y) for left, up in points)
+    slope = joint / spread if spread > 0 else 0.0
+    start, r2 = mean_y - slope * mean_x, slope * joint / height if height > 0 else 0.0
     frame = Frame(f"{title} against log p", span(log_p), span(values), "log p of the token in the text", name)
     frame.dots(points, "c0", few=len(points) <= _FEW)
     frame.line(_cut([(x, start + slope * x) for x in frame.x], frame.y), "c1")
@@ -291,15 +296,6 @@ def span(values: Iterable[float]) -> Point:
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value at quantile ``share``, from 0 to 1."""
     return sorted(values)[round(share * (len(values) - 1))]
-
-
-def _fit(points: Sequence[Point]) -> tuple[float, float, float]:
-    """Return slope, start and R² of the least-squares line."""
-    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread, height = sum((x - mean_x) ** 2 for x, _ in points), sum((y - mean_y) ** 2 for _, y in points)
-    joint = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    slope = joint / spread if spread > 0 else 0.0
-    return slope, mean_y - slope * mean_x, slope * joint / height if height > 0 else 0.0
 
 
 PAIRS = ("E→T", "U→T")

@@ -228,22 +228,18 @@ def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterat
     if not inspection.findings:
         yield f"  {paint('none', 'good')}"
     for finding in inspection.findings[:_SHOWN_FINDINGS]:
-        yield from _finding(finding, paint, width)
+        level = str(finding.level)
+        lead = f"  {level.ljust(7)}  {finding.rule}  "
+        first, *rest = wrapped(finding.message, lead, width)
+        yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
+        yield from rest
+        if finding.remedy:
+            yield f"{' ' * len(lead)}next: {finding.remedy.command}"
+            if not finding.remedy.safe:
+                yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
     left = len(inspection.findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--json lists them)"
-
-
-def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]:
-    level = str(finding.level)
-    lead = f"  {level.ljust(7)}  {finding.rule}  "
-    first, *rest = wrapped(finding.message, lead, width)
-    yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
-    yield from rest
-    if finding.remedy:
-        yield f"{' ' * len(lead)}next: {finding.remedy.command}"
-        if not finding.remedy.safe:
-            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
 
 
 def _json(value: object) -> str:
@@ -265,7 +261,8 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
         return
     counts = ", ".join(count(len(findings), level) for level, findings in present.items())
     level, worst = next(iter(present.items()))
-    yield paint(_cut(f"{counts}: {worst[0].message}", width), LEVEL_STYLES[level])
+    line = f"{counts}: {worst[0].message}"
+    yield paint(line if width is None or len(line) <= width else f"{line[: width - 1].rstrip()}…", LEVEL_STYLES[level])
     yield f"Run: {_next(worst, inspection.findings)}"
 
 
@@ -281,10 +278,6 @@ def _next(worst: Sequence[Finding], findings: Sequence[Finding]) -> str:
     if remedy is None:
         return f"tieconv explain {(about_files or worst)[0].rule}"
     return remedy.command if remedy.safe else f"{remedy.command} {REVIEW_FIRST}"
-
-
-def _cut(line: str, width: int | None) -> str:
-    return line if width is None or len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 # The rows of an inspection that name the input embedding, the output head and its bias.
@@ -471,20 +464,16 @@ def related(relation: quantised_matrix.PairRelation) -> str:
     if relation.differing:
         parts.append(f"differing parts: {listed(name.replace('_', ' ') for name in relation.differing)}")
     if relation.figures is not None and relation.state is not quantised_matrix.PairState.EQUAL_VALUES:
-        parts.append(_figures(relation.figures))
+        words = []
+        if relation.figures.largest is not None:
+            words.append(f"largest error {relation.figures.largest:.3g}")
+        if relation.figures.of_bound is not None:
+            words.append(f"{relation.figures.of_bound:.3g} of what rounding to nearest allows")
+        if relation.figures.rms_steps is not None:
+            words.append(f"rms {relation.figures.rms_steps:.3g} steps")
+        if relation.figures.relative_rms is not None:
+            words.append(f"relative rms {relation.figures.relative_rms:.3g}")
+        parts.append(", ".join(words))
     if relation.bytes_wasted:
         parts.append(f"{size(relation.bytes_wasted)} stored twice")
     return "; ".join(parts)
-
-
-def _figures(figures: quantised_matrix.ErrorFigures) -> str:
-    words = []
-    if figures.largest is not None:
-        words.append(f"largest error {figures.largest:.3g}")
-    if figures.of_bound is not None:
-        words.append(f"{figures.of_bound:.3g} of what rounding to nearest allows")
-    if figures.rms_steps is not None:
-        words.append(f"rms {figures.rms_steps:.3g} steps")
-    if figures.relative_rms is not None:
-        words.append(f"relative rms {figures.relative_rms:.3g}")
-    return ", ".join(words)

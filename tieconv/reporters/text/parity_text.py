@@ -167,15 +167,11 @@ def quantised_facts(figures: parity.Quantised) -> Iterator[tuple[str, str]]:
     yield "error", f"{worst:.2e} at most (relative RMS), {known_good:.2e} by the known-good quantiser"
     for name, loss in (("loss", figures.graph), ("known good", figures.known_good)):
         if loss is not None:
-            yield name, _loss(loss)
+            perplexity = "" if loss.perplexity is None else f", perplexity {loss.perplexity:.4g}"
+            yield name, f"top-1 {loss.top1:.1%}, KL {loss.kl:.2e}{perplexity}"
     if figures.reference_perplexity is not None:
         source = f"{count(figures.tokens, 'token')}, {shown(figures.text)}"
         yield "perplexity", f"{figures.reference_perplexity:.4g} of the float reference on {source}"
-
-
-def _loss(loss: parity.Loss) -> str:
-    perplexity = "" if loss.perplexity is None else f", perplexity {loss.perplexity:.4g}"
-    return f"top-1 {loss.top1:.1%}, KL {loss.kl:.2e}{perplexity}"
 
 
 # Render an export, planned or done, as text.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from tieconv.checkpoint import weight_file, write_plan
-from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.push import Effect, FileChange, Push
 from tieconv.reporters.text import Paint, columns, plain, wrapped
@@ -41,7 +41,12 @@ def render(
 
 def _rows(outcome: write_plan.Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
     plan = outcome.plan
-    unchanged, left, moved = 0, 0, _moved(plan)
+    # The renamings if all add or remove one prefix and there are more than two, else an empty list.
+    renamed = [entry for entry in plan.operations if isinstance(entry, write_plan.RenameTensor)]
+    added = {to.removesuffix(name) if to.endswith(name) else None for name, to in _pairs(renamed)}
+    removed = {name.removesuffix(to) if name.endswith(to) else None for name, to in _pairs(renamed)}
+    is_common = any(len(prefixes) == 1 and None not in prefixes for prefixes in (added, removed))
+    unchanged, left, moved = 0, 0, renamed if len(renamed) > 2 and is_common else []
     if moved:
         yield "rename", count(len(moved), "tensor"), f"{_prefix_change(moved[0])}, byte for byte"
     for operation in plan.operations:
@@ -72,15 +77,6 @@ def _prefix_change(renamed: write_plan.RenameTensor) -> str:
     if renamed.to.endswith(renamed.name):
         return f"each name gets the prefix {shown(renamed.to.removesuffix(renamed.name))}"
     return f"each name loses the prefix {shown(renamed.name.removesuffix(renamed.to))}"
-
-
-def _moved(plan: write_plan.Plan) -> list[write_plan.RenameTensor]:
-    """Return the renamings if all add or remove one prefix and there are more than two, else an empty list."""
-    renamed = [operation for operation in plan.operations if isinstance(operation, write_plan.RenameTensor)]
-    added = {to.removesuffix(name) if to.endswith(name) else None for name, to in _pairs(renamed)}
-    removed = {name.removesuffix(to) if name.endswith(to) else None for name, to in _pairs(renamed)}
-    is_common = any(len(prefixes) == 1 and None not in prefixes for prefixes in (added, removed))
-    return renamed if len(renamed) > 2 and is_common else []
 
 
 def _pairs(renamed: list[write_plan.RenameTensor]) -> Iterator[tuple[str, str]]:
@@ -227,7 +223,17 @@ def _graph_rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
         yield from (("graph", shown(name), plan.answer(name)) for name in plan.names)
     for matrix in plan.matrices:
         if matrix.done:
-            yield from _matrix(plan, matrix)
+            form = f"{matrix.dtype} {list(matrix.shape)}"
+            own = matrix.stored_before if plan.command == "untie" else matrix.stored_after
+            yield "keep", shown(matrix.initializer), f"{size(own)}, {form}"
+            for matrix_name in matrix.dropped:
+                if plan.command == "untie":
+                    yield "add", shown(matrix_name), f"a transposed copy of {shown(matrix.initializer)}"
+                else:
+                    yield "drop", shown(matrix_name), f"copy of {shown(matrix.initializer)} ({', '.join(matrix.kinds)})"
+            if matrix.nodes:
+                head_form = f", head as {matrix.form}" if matrix.form else ""
+                yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"
     for name in plan.changed:
         yield "rewrite", shown(name), "graph"
     yield "on disk", size(plan.bytes_before), f"becomes {size(plan.bytes_after)}"
@@ -237,20 +243,6 @@ def _graph_rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
         yield "in session", size(before), f"for these matrices becomes {size(after)}"
     figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
     yield "bytes", figures
-
-
-def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
-    form = f"{matrix.dtype} {list(matrix.shape)}"
-    own = matrix.stored_before if plan.command == "untie" else matrix.stored_after
-    yield "keep", shown(matrix.initializer), f"{size(own)}, {form}"
-    for name in matrix.dropped:
-        if plan.command == "untie":
-            yield "add", shown(name), f"a transposed copy of {shown(matrix.initializer)}"
-        else:
-            yield "drop", shown(name), f"copy of {shown(matrix.initializer)} ({', '.join(matrix.kinds)})"
-    if matrix.nodes:
-        head_form = f", head as {matrix.form}" if matrix.form else ""
-        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"
 
 
 # Render a push as text, and as the description of its pull request.
