@@ -115,8 +115,7 @@ _SOURCE = 60
 def plain(value: object) -> object:
     """Return a JSON-ready value: records by their `to_dict`, tuples as lists, non-finite numbers (no JSON) as text."""
     if hasattr(value, "to_dict"):
-        document: object = value.to_dict()
-        return document
+        return plain(value.to_dict())
     if isinstance(value, str):
         return str(value)  # the value of an enum
     if isinstance(value, (list, tuple)):

@@ -99,13 +99,8 @@ class Section:
 
     def to_dict(self) -> dict[str, object]:
         """Return one entry of ``sections``."""
-        return {
-            "title": self.title,
-            "sentence": self.sentence,
-            "measures": [measure.to_dict() for measure in self.measures],
-            "series": {name: plain(list(points)) for name, points in self.series.items()},
-            "detail": plain(self.detail.to_dict()),
-        }
+        names = ("title", "sentence", "measures", "series", "detail")
+        return {name: plain(getattr(self, name)) for name in names}
 
 
 MAY_BE_TIED = "May the embedding and the head be one tensor?"

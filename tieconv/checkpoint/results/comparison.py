@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import ClassVar
 
 from tieconv.checkpoint.quantised_matrix import PairRelation
 from tieconv.checkpoint.relation.proved import Relation
@@ -36,7 +37,7 @@ class Weight(StrEnum):
 
 
 @record
-class Side:
+class Side(Listed):
     """One of the two models."""
 
     source: str
@@ -84,12 +85,14 @@ class Values:
 
 
 @record
-class TensorDifference:
+class TensorDifference(Listed):
     """A parameter that differs between the models.
 
     ``a`` and ``b`` are the names of its stored tensors in the files (``None``: not stored). ``loaders`` are those that
     see the difference.
     """
+
+    KEYS: ClassVar = {"contrast": "state", "evidence": "detail"}
 
     name: str
     a: str | None
@@ -112,8 +115,10 @@ class ConfigDifference:
 
 
 @record
-class FileDifference:
+class FileDifference(Listed):
     """Another file of the directories that differs: ``only_a``, ``only_b`` or ``distinct``."""
+
+    KEYS: ClassVar = {"contrast": "state"}
 
     name: str
     contrast: Contrast
@@ -158,41 +163,20 @@ class Comparison(Printed):
         return {
             "schema": DIFF_SCHEMA,
             "tieconv": VERSION,
-            "a": _side(self.a),
-            "b": _side(self.b),
+            "a": self.a.to_dict() | {"architecture": self.a.architecture or None},
+            "b": self.b.to_dict() | {"architecture": self.b.architecture or None},
             "same_function": self.same_function,
             "reasons": list(self.reasons),
             "tensors": {
                 "equal": self.equal,
-                "different": [_tensor(entry) for entry in self.tensors],
+                "different": plain(self.tensors),
                 "bytes_compared": self.bytes_compared,
             },
             "config": [_config(entry) for entry in self.config],
-            "files": [{"name": entry.name, "state": str(entry.contrast)} for entry in self.files],
+            "files": plain(self.files),
             "notes": list(self.notes),
             **({"quantised": [entry.to_dict() for entry in self.matrices]} if self.matrices else {}),
         }
-
-
-def _side(side: Side) -> dict[str, object]:
-    return {
-        "source": side.source,
-        "format": side.format,
-        "architecture": side.architecture or None,
-        "tensors": side.tensors,
-        "bytes_stored": side.bytes_stored,
-    }
-
-
-def _tensor(difference: TensorDifference) -> dict[str, object]:
-    return {
-        "name": difference.name,
-        "a": difference.a,
-        "b": difference.b,
-        "state": str(difference.contrast),
-        "loaders": list(difference.loaders),
-        "detail": difference.evidence.to_dict(),
-    }
 
 
 def _config(difference: ConfigDifference) -> dict[str, object]:

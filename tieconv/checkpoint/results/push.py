@@ -31,6 +31,9 @@ class Effect:
     note: str
 
 
+_PLAIN = ("directory", "repo", "revision", "commit", "pull_request", "title", "description")
+
+
 @record
 class Push(Printed):
     """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one.
@@ -66,13 +69,7 @@ class Push(Printed):
         """Return the document of schema `tieconv.push/1`."""
         return {
             "schema": PUSH_SCHEMA,
-            "directory": self.directory,
-            "repo": self.repo,
-            "revision": self.revision,
-            "commit": self.commit,
-            "pull_request": self.pull_request,
-            "title": self.title,
-            "description": self.description,
+            **{name: getattr(self, name) for name in _PLAIN},
             "effects": [asdict(effect) for effect in self.effects],
             "changes": [asdict(change) for change in self.changes],
             "left_out": list(self.left_out),
