@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 from tests.checks.fixtures.model import (
     BERT,
     BERT_EMBED,
@@ -31,7 +32,6 @@ from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.relation import Aliased
 from tieconv.checks import run_checks
-from tieconv.checks.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 
 
 def _moved(tensor: Array) -> Array:

@@ -74,7 +74,7 @@ def units() -> dict[str, list[str]]:
 
 
 def room_of(file: str) -> str:
-    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/states.py``."""
+    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/ties.py``."""
     folder = Path(file).parent.relative_to("tieconv").as_posix()
     parts = [] if folder == "." else folder.split("/")
     rooms = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))

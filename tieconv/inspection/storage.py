@@ -30,7 +30,7 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
     for file in files:
         # The storages whose bytes all belong to one tensor: the usual case, half a million times.
         users = Counter([record.storage for record in file.tensors])
-        ranges = {alone_storage.key: alone_storage.range for alone_storage in file.storages}
+        ranges = {storage.key: storage.range for storage in file.storages}
         alone = {
             record.storage
             for record in file.tensors

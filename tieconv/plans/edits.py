@@ -212,12 +212,10 @@ def _rewrite(
 ) -> write_plan.OutputWeights | None:
     """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
     mine = {tensor.name for tensor in file.tensors}
-    # The names that a file with the names ``mine`` will have.
-    stays = {after_name for after_name in mine if after_name not in edits.drops and after_name not in additions}
-    renamed = {edits.renames[after_name].to if after_name in edits.renames else after_name for after_name in stays}
-    metadata, changed = metadata_after(
-        file, edits, renamed | {after_tensor.name for after_tensor, after__ in additions.values()}
-    )
+    # The names that the file will have.
+    stays = {kept for kept in mine if kept not in edits.drops and kept not in additions}
+    names = {edits.renames[kept].to if kept in edits.renames else kept for kept in stays}
+    metadata, changed = metadata_after(file, edits, names | {tensor.name for tensor, _ in additions.values()})
     trimmed = any(name == file.name for name, _ in edits.trims)
     if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
         return None
