@@ -329,7 +329,7 @@ def shared(
     if why:
         return Outcome(why)
     # Whether the copies are the codes of an embedding and a head that are quantised in blocks.
-    pair = {pair_read.name: pair_read.operator for pair_read in graph.quantised if pair_read.parts}
+    pair = {read.name: read.operator for read in graph.quantised if read.parts}
     if set(copies) <= set(pair) and "GatherBlockQuantized" in pair.values():
         old = graph.opset < graph_structure.OLDEST_QUANTISED_OPSET
         return Outcome(f"opset {graph.opset} is older than {graph_structure.OLDEST_QUANTISED_OPSET}" if old else "")

@@ -225,7 +225,7 @@ def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...
     """Return the tensors, and the files that hold them. Raises `UnreadableError` with a stable code."""
     names = sorted(name for name in listing.top if DCP_SHARD.fullmatch(name))
     # Refuse a gap in the numbers of the ranks. A missing last rank shows only as a hole or a smaller shape.
-    ranks = sorted({int(match.group(1)) for ranks_name in names if (match := DCP_SHARD.fullmatch(ranks_name))})
+    ranks = sorted({int(match.group(1)) for name in names if (match := DCP_SHARD.fullmatch(name))})
     missing = next((number for number, rank in enumerate(ranks, 1) if number != rank), None)
     if missing is not None:
         raise UnreadableError(

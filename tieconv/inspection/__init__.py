@@ -158,11 +158,9 @@ def _duplicates(
         # Leave out copies that a tied group proved equal, so that they are not fetched again.
         # A copy stays if a tensor of its form is outside the group: both may be in a larger class.
         proved: set[str] = set()
-        for proved_tie in ties:
-            forms = {(record.dtype, record.shape) for record in candidates if record.name not in _names(proved_tie)}
-            copies = {
-                proved_member.name for proved_member in proved_tie.members if proved_member.state is State.IDENTICAL
-            }
+        for tie in ties:
+            forms = {(record.dtype, record.shape) for record in candidates if record.name not in _names(tie)}
+            copies = {member.name for member in tie.members if member.state is State.IDENTICAL}
             proved |= {r.name for r in candidates if r.name in copies and (r.dtype, r.shape) not in forms}
         candidates = tuple(record for record in candidates if record.name not in proved)
     if len(candidates) < 2:

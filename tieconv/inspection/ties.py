@@ -216,7 +216,7 @@ def with_bare_names(checkpoint: Checkpoint, embed: str | None = None) -> Checkpo
     names = below(prefix, tensors)
     outside = {name: record for name, record in tensors.items() if name not in names.values()}
     # Refuse to leave out a tensor that may belong to the model. A counter has one element.
-    left = next((outside_record for outside_record in outside.values() if outside_record.elements > 1), None)
+    left = next((record for record in outside.values() if record.elements > 1), None)
     # Whether another state dict of the checkpoint, such as averaged weights, holds the tensor.
     if left is not None and left.name not in checkpoint.table.starts:
         raise RefusedError(

@@ -109,7 +109,7 @@ def _read_one(
             ir_version=model.ir_version,
             opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
             producer=model.producer,
-            inputs=tuple(input_name for input_name in model.graph.inputs if input_name not in scope.held),
+            inputs=tuple(name for name in model.graph.inputs if name not in scope.held),
             outputs=tuple(model.graph.outputs),
             nodes=sum(map(_nodes, (model.graph, *model.functions))),
             sparse=sum(map(_sparse, (model.graph, *model.functions))),
@@ -121,9 +121,7 @@ def _read_one(
             session_bytes=held,
             quantised=tuple(_quantised(roles, labels)),
             uses=tuple(uses(scope, labels)),
-            overridable=tuple(
-                labels[id(scope.held[input_name])] for input_name in model.graph.inputs if input_name in scope.held
-            ),
+            overridable=tuple(labels[id(scope.held[name])] for name in model.graph.inputs if name in scope.held),
         ),
         tensors,
         cautions(model, name, is_utf8=wire.is_utf8),

@@ -58,8 +58,8 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
         if entries:
             case = _case(model, names.get(code, view.line(code)))
             # Add at most one verdict to a case, because Ant's schema allows one.
-            counting = [judge_entry for judge_entry in entries if judge_entry.waiver is None]
-            failing = [judge_entry for judge_entry in counting if report.counts(judge_entry)]
+            counting = [entry for entry in entries if entry.waiver is None]
+            failing = [entry for entry in counting if report.counts(entry)]
             if failing:
                 first = failing[0].finding
                 verdict = ET.SubElement(case, "failure", type=str(first.level), message=view.line(first.message))
@@ -67,7 +67,7 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
             elif counting:
                 ET.SubElement(case, "system-out").text = _listed(counting)
             elif entries:
-                reasons = "; ".join(dict.fromkeys(_waiver(judge_entry) for judge_entry in entries))
+                reasons = "; ".join(dict.fromkeys(_waiver(entry) for entry in entries))
                 ET.SubElement(case, "skipped", message=view.line(reasons))
             cases.append(case)
     yield from sorted(cases, key=lambda case: case.find("failure") is None)
