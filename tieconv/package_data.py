@@ -1,4 +1,4 @@
-"""Read the JSON files that the package contains."""
+"""Read the data files that the package contains: JSON and style sheets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON beside a module is read in one way, from a zip too."""
+"""The data beside a module is read in one way, from a zip too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ READERS = (
     "architectures.class_table",
     "architectures.guess",
     "formats.other_tools",
+    "loaders.quantised_cells",
     "loaders.release_tables",
+    "reporters.html.__init__",
+    "reporters.html.fleet_page",
+    "reporters.html.parity_page",
 )
 
 
@@ -40,7 +44,7 @@ def test_it_is_read_from_a_zip(tmp_path: Path) -> None:
     packed = tmp_path / "packed.zip"
     with zipfile.ZipFile(packed, "w") as archive:
         for path in ROOT.rglob("*"):
-            if path.suffix in (".py", ".json"):
+            if path.suffix in (".py", ".json", ".css"):
                 archive.write(path, path.relative_to(ROOT.parent))
     program = (
         "from tieconv.architectures import find, guess; from tieconv.formats import other_tools\n"
