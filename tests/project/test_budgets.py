@@ -11,9 +11,9 @@ from tests.docs.test_walks import walked
 
 PACKAGE = Path(__file__).parents[2] / "tieconv"
 
-LINES = 81_010
-FILES = 384
-IMPORT_SHARE = 0.0677
+LINES = 79_392
+FILES = 382
+IMPORT_SHARE = 0.0648
 """Lines of import statements among all lines."""
 SINGLE_IMPORTERS = 68
 """Modules that exactly one other module imports."""
