@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.analysis.lm import MASKED, TRANSLATING, VOCABULARY
 from tieconv.analysis import Findings, find
-from tieconv.analysis.model.subject import KNOWN
+from tieconv.analysis.subject import KNOWN
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.inspection.stored import Memory
-from tieconv.analysis.model.tables import Table, open_table
+from tieconv.analysis.tables import Table, open_table
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.inspection.numeric.bits import FORMATS, encode
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.analysis.alignment.compare import Contest, Untied, align, verdict
-from tieconv.analysis.alignment.measures import draw, expected, linear, local, overlap, pearson, spearman
-from tieconv.analysis.alignment.token_tables import Table, join
+from tieconv.analysis.alignment import Contest, Untied, align, verdict
+from tieconv.analysis.alignment_measures import draw, expected, linear, local, overlap, pearson, spearman
+from tieconv.analysis.token_tables import Table, join
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.errors import RefusedError
 
@@ -197,7 +197,7 @@ def test_blocks_do_not_show(seed: int, rows: int, width: int, pieces: int) -> No
     a, b = (generator.normal(size=(rows, width)).astype(np.float32) + 2 for _ in "ab")
     joined = pair(a, b)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tieconv.analysis.alignment.token_tables.BLOCK", 4 * width * max(1, rows // pieces))
+        patch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * width * max(1, rows // pieces))
         found = linear(joined, 0, 1)
         sample = draw(rows, 50, generator)
         k = min(10, rows - 2)
@@ -234,7 +234,7 @@ def test_memory_is_bounded() -> None:
         return table[numbers]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tieconv.analysis.alignment.token_tables.BLOCK", 4 * D * 256)
+        patch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * D * 256)
         tables = [Table(name, 5000, D, read) for name in "TEU"]
         align(tables[0], Untied(tables[1], tables[2]), queries=100)
     assert max(asked) == 4 * 256

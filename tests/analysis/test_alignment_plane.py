@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tieconv.analysis.alignment.measures import plane
-from tieconv.analysis.alignment.token_tables import Table
+from tieconv.analysis.alignment_measures import plane
+from tieconv.analysis.token_tables import Table
 from tieconv.checkpoint.results.analysis import POINTS
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.analysis.constructed import Array, embedding, orthogonal
-from tieconv.analysis.alignment import measures as pair_figures
-from tieconv.analysis.alignment.measures import Sample, _rotation, compare, draw, linear, local, sampled_rows, sums
-from tieconv.analysis.alignment.token_tables import Table, join
+from tieconv.analysis import alignment_measures as pair_figures
+from tieconv.analysis.alignment_measures import Sample, _rotation, compare, draw, linear, local, sampled_rows, sums
+from tieconv.analysis.token_tables import Table, join
 
 V, D = 6000, 24
 
@@ -43,7 +43,7 @@ def every(rows: int) -> Sample:
 @pytest.mark.parametrize("rows", [1300, 2600])
 def test_exact_neighbours_are_those_of_float64(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token is asked, over several blocks of queries and of rows, and its neighbours are the nearest."""
-    monkeypatch.setattr("tieconv.analysis.alignment.token_tables.BLOCK", 4 * D * 700)
+    monkeypatch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * D * 700)
     joined = join(like(rows=rows))
     for which in (0, 1):
         searched = local(joined, which, every(rows), 10).neighbours
@@ -54,7 +54,7 @@ def test_exact_neighbours_are_those_of_float64(rows: int, monkeypatch: pytest.Mo
 
 def test_equal_cosines_go_to_the_lowest_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that occur many times are exact ties: the lowest places win, whatever the blocks are."""
-    monkeypatch.setattr("tieconv.analysis.alignment.token_tables.BLOCK", 4 * 4 * 64)
+    monkeypatch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * 4 * 64)
     rows = np.tile(np.eye(4, dtype=np.float32), (100, 1))  # cosines are 0 or 1 without rounding
     joined = join([Table.of("E", rows), Table.of("U", rows)])
     searched = local(joined, 0, every(400), 10).neighbours

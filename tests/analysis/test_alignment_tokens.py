@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.analysis.alignment.token_tables import token_bytes
+from tieconv.analysis.token_tables import token_bytes
 
 BYTE_LEVEL = {0: "Ġthe", 1: "the", 2: "Ċ", 3: "<|endoftext|>", 4: "Ã©", 6: "Ġa"}
 SENTENCEPIECE = {0: "<0x0A>", 1: "▁the", 2: "é", 3: "</s>", 4: "the", 5: "▁a"}

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from tests.analysis.constructed import Rng, embedding, table
-from tieconv.analysis.model.subject import Final
-from tieconv.analysis.retie_cost.cost import Bound, Change, bound, enclosing_ball, zero_mass
+from tieconv.analysis.retie_cost import Bound, Change, bound, enclosing_ball, zero_mass
+from tieconv.analysis.subject import Final
 
 Array = npt.NDArray[Any]
 QUICK, FULL = 40, 600

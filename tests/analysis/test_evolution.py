@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from tieconv import RefusedError, SettingsError, UnreadableError, analyze_revisions
 from tieconv.analysis.evolution import revisions, row_change
-from tieconv.analysis.model.tables import Table, open_table
+from tieconv.analysis.tables import Table, open_table
 from tieconv.checkpoint.results.analysis import Evolution
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.sources.local.files import FileSet

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.analysis.lm import MORE, VOCABULARY, build, configure, inputs
-from tieconv.analysis.model.subject import KNOWN, Subject, open_subject
+from tieconv.analysis.subject import KNOWN, Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint

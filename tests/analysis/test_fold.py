@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.analysis.constructed import table
 from tests.patience import examples
-from tieconv.analysis.model.subject import Final, Subject
-from tieconv.analysis.relation.quantised_roundtrip import DIGITS, simplest
-from tieconv.analysis.retie_cost.fold import unfold
+from tieconv.analysis.norm_fold import unfold
+from tieconv.analysis.relation import DIGITS, simplest
+from tieconv.analysis.subject import Final, Subject
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.write_plan import NormFold
 from tieconv.errors import RefusedError

@@ -59,7 +59,7 @@ def test_correlations_are_those_of_numpy(model: Path) -> None:
 
 def test_intervals_cover_the_truth(tmp_path: Path) -> None:
     """Of 400 samples of correlated normal numbers, 95 % intervals hold the true Pearson correlation about as often."""
-    from tieconv.analysis.alignment.measures import pearson
+    from tieconv.analysis.alignment_measures import pearson
     from tieconv.analysis.rows_section import _interval
 
     inside = 0

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tests.analysis.constructed import Array, embedding, orthogonal
 from tests.cli.run import ok
 from tieconv import analyze
-from tieconv.analysis.alignment import compare as own_tables
+from tieconv.analysis import alignment as own_tables
 from tieconv.checkpoint.results.analysis import Measure
 
 MEASURES = ("identity", "procrustes", "least squares", "cka", "knn", "rsa", "norms")

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieconv.analysis.model.tables import points, ranges
+from tieconv.analysis.tables import points, ranges
 from tieconv.checkpoint.results.analysis import POINTS, Analysis, Measure, Section
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.analysis.constructed import CLASSES, Array, embedding, make, orthogonal, table
 from tests.inspection.stored import Memory
-from tieconv.analysis.model.tables import open_table
-from tieconv.analysis.relation.classify import NoFigures, Quantised, relate_tables
-from tieconv.analysis.relation.maps import sample, spectrum
-from tieconv.analysis.relation.section import sentence
+from tieconv.analysis.relation import NoFigures, Quantised, relate_tables
+from tieconv.analysis.relation_maps import sample, spectrum
+from tieconv.analysis.relation_section import sentence
+from tieconv.analysis.tables import open_table
 from tieconv.checkpoint.results.analysis import Kinship
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured" / "relations.json"

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.constructed import Array, embedding, table
-from tieconv.analysis.model import tables as equal_rows
-from tieconv.analysis.model.tables import Moments, Table, measure
-from tieconv.analysis.relation import classify
-from tieconv.analysis.relation import maps as fits
-from tieconv.analysis.relation import maps as grams
-from tieconv.analysis.relation import maps as linear_map
-from tieconv.analysis.relation import maps as structured_difference
-from tieconv.analysis.relation.classify import CLOSE, relate_tables
-from tieconv.analysis.relation.maps import fit_linear
+from tieconv.analysis import relation as classify
+from tieconv.analysis import relation_maps as fits
+from tieconv.analysis import relation_maps as grams
+from tieconv.analysis import relation_maps as linear_map
+from tieconv.analysis import relation_maps as structured_difference
+from tieconv.analysis import tables as equal_rows
+from tieconv.analysis.relation import CLOSE, relate_tables
+from tieconv.analysis.relation_maps import fit_linear
+from tieconv.analysis.tables import Moments, Table, measure
 from tieconv.checkpoint.results.analysis import Kinship
 
 

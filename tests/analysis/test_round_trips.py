@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.analysis.constructed import Array, embedding, table
-from tieconv.analysis.relation.classify import LowRank, NoFigures, Quantised, relate_tables
-from tieconv.analysis.relation.section import sentence
+from tieconv.analysis.relation import LowRank, NoFigures, Quantised, relate_tables
+from tieconv.analysis.relation_section import sentence
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.inspection.numeric.bits import FORMATS, decode, encode
 

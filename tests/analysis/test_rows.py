@@ -21,8 +21,8 @@ from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit
 from tests.patience import examples
 from tieconv.analysis import rows_section as undertrained
-from tieconv.analysis.model.subject import read_tokens
-from tieconv.analysis.model.tables import digests, duplicates, lengths, overlap
+from tieconv.analysis.subject import read_tokens
+from tieconv.analysis.tables import digests, duplicates, lengths, overlap
 from tieconv.checkpoint.results.analysis import Analysis, Measure
 from tieconv.sources.local.files import open_files
 

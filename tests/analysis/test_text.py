@@ -15,8 +15,8 @@ from tests.analysis.test_final import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, tensors
-from tieconv.analysis.model.subject import split
-from tieconv.analysis.retie_cost.section import load_model, on_text
+from tieconv.analysis.retie_section import load_model, on_text
+from tieconv.analysis.subject import split
 from tieconv.errors import TieconvError
 from tieconv.reference import Apart
 from tieconv.reporters.html.analyze_page import plots
@@ -395,7 +395,7 @@ def test_few_windows_are_worth_little() -> None:
     """The interval is Student's: its quantiles integrate t's density to 97.5 %, and three windows widen it twofold."""
     from math import gamma, inf, pi, sqrt
 
-    from tieconv.analysis.retie_cost.section import _STUDENT, Effect
+    from tieconv.analysis.retie_section import _STUDENT, Effect
 
     for freedom, quantile in enumerate(_STUDENT, 1):
         at = np.linspace(0, quantile, 200_001)

@@ -15,7 +15,7 @@ from tests.analysis.test_rows import figure
 from tests.analysis.test_text import reference
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit
-from tieconv.analysis.model.subject import split
+from tieconv.analysis.subject import split
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.windows import EVERY, Causal, EncoderDecoder, Masked
 

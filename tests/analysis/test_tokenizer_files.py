@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
-from tieconv.analysis.certificate import token_ids as allowance
-from tieconv.analysis.certificate import token_ids as large_json
-from tieconv.analysis.certificate.token_ids import TokenizerFiles, read_files, token_ids
+from tieconv.analysis import token_ids as allowance
+from tieconv.analysis import token_ids as large_json
+from tieconv.analysis.token_ids import TokenizerFiles, read_files, token_ids
 from tieconv.formats import json_text as json_members
 from tieconv.sources.local.files import open_files
 

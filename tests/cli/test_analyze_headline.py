@@ -11,7 +11,7 @@ import pytest
 from tests.cli.run import ok
 from tests.reporters.analyses import full
 from tieconv import analyze
-from tieconv.analysis.alignment.compare import Contest, certainty, verdict
+from tieconv.analysis.alignment import Contest, certainty, verdict
 from tieconv.checkpoint.results.analysis import MAY_BE_TIED
 from tieconv.reporters.html.analyze_page import render_analysis as render
 

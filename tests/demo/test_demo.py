@@ -15,7 +15,7 @@ from click.testing import Result
 
 from tests.cli.run import ok, refused, run
 from tieconv import api
-from tieconv.analysis.alignment.compare import align_models, opened
+from tieconv.analysis.alignment import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WORDS, generate, grammar, sample
 from tieconv.errors import RefusedError

@@ -17,8 +17,8 @@ from click.testing import Result
 
 from tests.cli.run import ok, refused
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.demo.toy_analysis import STUDENT, GradientEffect, RunOfToys, gradient_effect, interval, lead
 from tieconv.demo.toy_settings import BATCH, CONTEXT, WORDS, GradientRatio, parse_ratio
+from tieconv.demo.toys import STUDENT, GradientEffect, RunOfToys, gradient_effect, interval, lead
 
 ROOT = Path(__file__).parents[2]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from tieconv.analysis.alignment.measures import NEIGHBOURS, PAIRS, expected
+from tieconv.analysis.alignment_measures import NEIGHBOURS, PAIRS, expected
 from tieconv.reporters.html.svg import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "alignment.md"

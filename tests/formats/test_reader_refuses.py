@@ -18,7 +18,7 @@ from fixtures.torch_files import archive, call, honest, name, number, pickled, s
 from tieconv import api
 from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.scopes import NEWEST_IR, NEWEST_OPSET
-from tieconv.onnx.session import child
+from tieconv.onnx import child
 
 RULE = "FMT001"
 

@@ -18,7 +18,7 @@ import tieconv
 from tests.gpu.models import WIDE, Workshop
 from tests.gpu.verdicts import figures
 from tests.onnx import faults
-from tieconv.onnx.session import open_
+from tieconv.onnx import ort_session as open_
 
 Fault = Callable[[Path, str], AbstractContextManager[Path]]
 """Makes a session of the graph at a path on a provider wrong while it is entered, and gives the path to measure."""

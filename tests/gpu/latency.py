@@ -14,10 +14,10 @@ import transformers as tr
 from tests.gpu.memory import open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config
 from tieconv.checkpoint.graph_plan import PRECISIONS
+from tieconv.onnx.ort_session import Session
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.session.open_ import Session
 from tieconv.reference import Batch
 
 LENGTHS = (1, 8, 64, 256)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tieconv
-from tieconv.onnx.session.provider import CUDA
+from tieconv.onnx.ort_session import CUDA
 
 PACKAGES = (
     "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "onnxruntime", "onnxruntime-gpu",

@@ -14,11 +14,10 @@ from tests.gpu.standin import STANDIN, free_bytes
 from tests.onnx.stored import disk
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import ProviderUse
+from tieconv.onnx.ort_session import CPU, CUDA, Session, open_session, preload
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.session.open_ import Session, open_session
-from tieconv.onnx.session.provider import CPU, CUDA, preload
 from tieconv.reference import Batch
 
 ARENAS = {"exact": "kSameAsRequested", "default": "kNextPowerOfTwo"}

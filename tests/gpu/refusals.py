@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from tests.gpu.models import Workshop
 from tieconv.errors import NotRunError
-from tieconv.onnx.session.open_ import open_session
+from tieconv.onnx.ort_session import open_session
 
 CASES = ("no device, cuda", "no device, auto", "a heavy node without a CUDA kernel", "device 1 of one", "memory full")
 QUIET = {"TQDM_DISABLE": "1"}

@@ -13,11 +13,10 @@ from tests.gpu import latency
 from tests.gpu.models import LARGE, Workshop
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.errors import NotRunError
+from tieconv.onnx.ort_session import CPU, CUDA, Session, preload
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.session.open_ import Session
-from tieconv.onnx.session.provider import CPU, CUDA, preload
 from tieconv.reference import Batch
 
 FUSED = "attention fused"

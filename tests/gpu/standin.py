@@ -14,7 +14,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-from tieconv.onnx.session.provider import CUDA
+from tieconv.onnx.ort_session import CUDA
 
 STANDIN = "standin"
 """What it is called where a provider is chosen."""

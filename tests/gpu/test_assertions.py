@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from tests.gpu import test_on_gpu as on_gpu
 from tests.gpu.refusals import CASES
-from tieconv.onnx.session.provider import CPU, CUDA
+from tieconv.onnx.ort_session import CPU, CUDA
 
 VERDICT = {
     "verdict": "passed", "active": CUDA, "fallback_nodes": 0, "reason": None, "failed": [], "tf32": {"logits": {}},

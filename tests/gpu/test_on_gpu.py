@@ -16,8 +16,7 @@ from tests.gpu.machine import describe
 from tests.gpu.record import PARTS
 from tests.gpu.refusals import CASES
 from tests.onnx.test_export_table import EXPERTS
-from tieconv.onnx.session.open_ import HEAVY
-from tieconv.onnx.session.provider import CPU, CUDA
+from tieconv.onnx.ort_session import CPU, CUDA, HEAVY
 
 pytestmark = pytest.mark.gpu
 STALE = "a stale CUDA graph"

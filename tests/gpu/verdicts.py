@@ -17,9 +17,9 @@ from tests.onnx import faults
 from tests.onnx.table import FAULTS
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import Parity
+from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.passes import shape_nodes, weight_gathers
-from tieconv.onnx.session.open_ import open_session
 
 PRECISION = {dtype: precision for precision, dtype in PRECISIONS.items()}
 BF16 = (

@@ -16,8 +16,7 @@ from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.packed_weights import Weight, find_blocks
-from tieconv.onnx.parity.weight_identity import weight_identity
+from tieconv.onnx.parity.weight_identity import Weight, find_blocks, weight_identity
 from tieconv.sources.local.files import FileSet, open_files
 
 

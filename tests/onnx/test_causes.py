@@ -19,9 +19,9 @@ from tests.onnx import faults
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted.catalogue import FAULTS
 from tests.onnx.planted.torch_once import torch_once
+from tieconv.onnx import ort_session as open_
 from tieconv.onnx.parity.causes import TRIALS, Constant, candidates, graph_constants, replaced
 from tieconv.onnx.parity.passes import ModelNumbers
-from tieconv.onnx.session import open_
 
 PASSES = "; with it, the worst case passes"
 

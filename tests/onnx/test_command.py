@@ -18,7 +18,7 @@ from tests.cli.run import run
 from tests.onnx import faults
 from tests.schemas import validate
 from tieconv.install import install_command
-from tieconv.onnx.session.open_ import Session
+from tieconv.onnx.ort_session import Session
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "parity.schema.json").read_text())
 

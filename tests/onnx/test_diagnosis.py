@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tieconv.install import install_command
-from tieconv.onnx.session.provider import diagnose
+from tieconv.onnx.ort_session import diagnose
 
 INSTALL = install_command("gpu", upgrade=True)
 LOADED = "undefined symbol: Provider_GetHost"
@@ -33,7 +33,7 @@ def runtime(tmp_path: Path) -> SimpleNamespace:
 @pytest.fixture(autouse=True)
 def _visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tieconv.onnx.session.provider._torch_cuda", lambda: "13.0")
+    monkeypatch.setattr("tieconv.onnx.ort_session._torch_cuda", lambda: "13.0")
 
 
 def loader(said: str = LOADED, version: int = 13000, status: int = 0, count: int = 1) -> Callable[[str], Any]:
@@ -78,7 +78,7 @@ def test_a_missing_library(runtime: SimpleNamespace, library: str, code: str, wh
 
 def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch came with CUDA 12, onnxruntime wants 13: both majors are named."""
-    monkeypatch.setattr("tieconv.onnx.session.provider._torch_cuda", lambda: "12.8")
+    monkeypatch.setattr("tieconv.onnx.ort_session._torch_cuda", lambda: "12.8")
     found = diagnose(runtime, load=loader(ABSENT.format("libcublasLt.so.13")))
     assert found.code == "session.cuda-major"
     assert "torch installs CUDA 12.8" in found.why

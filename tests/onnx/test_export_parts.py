@@ -15,8 +15,8 @@ import tieconv
 from tests.cli.run import refused
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.adapter import name_axes
+from tieconv.onnx.export.carry_out import join_ties, tied_names
 from tieconv.onnx.export.sample_inputs import kind_of, sample
-from tieconv.onnx.export.ties import join_ties, tied_names
 from tieconv.reference import Reference, load, load_config
 
 torch = pytest.importorskip("torch")

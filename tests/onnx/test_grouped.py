@@ -16,10 +16,10 @@ from tests.onnx.graphs import open_cache
 from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
+from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.batches import cells, stepped
 from tieconv.onnx.parity.bindings import Kind, Padding, behind, bind, faults, grouped_caches, in_front
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch
 
 QWEN, GEMMA = (exporters.HERE / name / "model.onnx" for name in ("genai-qwen2", "genai-gemma2"))

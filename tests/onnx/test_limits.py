@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.session import child
+from tieconv.onnx import child
 
 ROOT = Path(__file__).parents[2]
 GRAPH = ROOT / "fixtures" / "exported" / "optimum-llama" / "model.onnx"
@@ -91,7 +91,7 @@ def limits() -> child.Limits:
 
 SCRIPT = """
 import os, sys, time
-from tieconv.onnx.session import child
+from tieconv.onnx.ort_session import child
 def work():
     with child.session_call("a run"):
         print(os.getpid(), flush=True)

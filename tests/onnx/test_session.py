@@ -16,12 +16,11 @@ from onnx import TensorProto, helper
 
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
+from tieconv.onnx.ort_session import CPU, CUDA, UNKNOWN, Cause, open_session
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import as_tensor
 from tieconv.onnx.parity.passes import LogitStore, Work, run_graph, shape_nodes
-from tieconv.onnx.session.open_ import open_session
-from tieconv.onnx.session.provider import CPU, CUDA, UNKNOWN, Cause
 from tieconv.reference.packages import need
 
 
@@ -366,7 +365,7 @@ def test_a_full_device(monkeypatch, packages, said: str) -> None:
 def test_a_device_that_does_not_exist(monkeypatch, packages, count: int, visible: str) -> None:
     """The driver is asked before a session is made, and the sentence names the devices that exist."""
     runtime = Runtime().install(monkeypatch)
-    monkeypatch.setattr("tieconv.onnx.session.provider._driver", lambda load: Driver(count))
+    monkeypatch.setattr("tieconv.onnx.ort_session._driver", lambda load: Driver(count))
     with pytest.raises(NotRunError, match=f"no device {count}: the {visible}") as stop:
         open_session("model.onnx", f"cuda:{count}")
     assert (stop.value.code, runtime.asked) == ("session.no-such-device", [])
@@ -375,7 +374,7 @@ def test_a_device_that_does_not_exist(monkeypatch, packages, count: int, visible
 def test_a_second_device(monkeypatch, packages) -> None:
     """The session and what it returns are on the device that was asked for."""
     runtime = Runtime().install(monkeypatch)
-    monkeypatch.setattr("tieconv.onnx.session.provider._driver", lambda load: Driver(2))
+    monkeypatch.setattr("tieconv.onnx.ort_session._driver", lambda load: Driver(2))
     session = open_session("model.onnx", "cuda:1")
     assert runtime.asked[0] == (CUDA, {"device_id": "1", "use_tf32": "0"})
     assert session.use.requested == "cuda:1"
@@ -389,7 +388,7 @@ def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
     said = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Mul(14) node"
     Runtime(fails=said).install(monkeypatch)
     found = Cause("libcuda.so.1 is missing", "install the driver", "session.no-driver")
-    monkeypatch.setattr("tieconv.onnx.session.open_.diagnose", lambda ort, said="": found)
+    monkeypatch.setattr("tieconv.onnx.ort_session.diagnose", lambda ort, said="": found)
     with pytest.raises(NotRunError, match=r"does not start: libcuda\.so\.1") as refused:
         open_session("model.onnx", "cuda", precision="bfloat16")
     assert (refused.value.hint, refused.value.active) == ("install the driver", CPU)

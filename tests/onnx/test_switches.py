@@ -18,10 +18,10 @@ from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.bindings import Bindings, bind, faults, switched
 from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch
 
 LLAMA, GPT2 = (exporters.HERE / name / "decoder_model_merged.onnx" for name in ("merged-llama", "merged-gpt2"))

@@ -22,7 +22,7 @@ from tieconv import api
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.install import install_command
-from tieconv.onnx.graph import packages as graph_packages
+from tieconv.onnx import graph_model as graph_packages
 from tieconv.onnx.write import plan as graph_planned
 from tieconv.onnx.write import session_proof as graph_proof
 from tieconv.onnx.write import write as graph_write
@@ -146,7 +146,7 @@ def test_a_copy_left_on_disk_stops_the_write(graph: Path, tmp_path: Path, monkey
 
 
 def reread(root: Path):
-    from tieconv.onnx.graph.model import read_graph
+    from tieconv.onnx.graph_model import read_graph
     from tieconv.sources.local.files import open_files
 
     with open_files(root) as files:

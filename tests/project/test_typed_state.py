@@ -16,7 +16,7 @@ MODULE = "an object of a library that is not imported where the type is read"
 JSON = "a JSON document of the model, whose keys its author chose"
 LINE = "a function that makes or reads a JSON line, whose schema says what is inside"
 ALLOWED = {
-    ("tieconv/analysis/certificate/token_ids.py", "TokenizerFiles", "documents"): JSON,
+    ("tieconv/analysis/token_ids.py", "TokenizerFiles", "documents"): JSON,
     ("tieconv/checkpoint/model_files.py", "Document", "value"): JSON,
     ("tieconv/demo/train.py", "Trained", "model"): MODULE,
     ("tieconv/gate/fleet/runs.py", "LineFormat", "entry"): LINE,
@@ -38,14 +38,14 @@ ALLOWED = {
     ("tieconv/onnx/parity/passes.py", "SessionRuns", "tokens"): MODULE,
     ("tieconv/onnx/parity/lookups.py", "FirstNodes", "model"): MODULE,
     ("tieconv/onnx/parity/weight_identity.py", "Fold", "apply"): MODULE,
-    ("tieconv/onnx/parity/packed_weights.py", "Weight", "bits"): MODULE,
-    ("tieconv/onnx/parity/packed_weights.py", "View", "lines"): MODULE,
-    ("tieconv/onnx/parity/packed_weights.py", "_Shelf", "hashes"): MODULE,
-    ("tieconv/onnx/parity/packed_weights.py", "_Shelf", "_sorted"): MODULE,
-    ("tieconv/onnx/session/open_.py", "Session", "inner"): MODULE,
-    ("tieconv/onnx/session/open_.py", "Session", "ort"): MODULE,
+    ("tieconv/onnx/parity/weight_identity.py", "Weight", "bits"): MODULE,
+    ("tieconv/onnx/parity/weight_identity.py", "View", "lines"): MODULE,
+    ("tieconv/onnx/parity/weight_identity.py", "_Shelf", "hashes"): MODULE,
+    ("tieconv/onnx/parity/weight_identity.py", "_Shelf", "_sorted"): MODULE,
+    ("tieconv/onnx/ort_session.py", "Session", "inner"): MODULE,
+    ("tieconv/onnx/ort_session.py", "Session", "ort"): MODULE,
     (
-        "tieconv/onnx/session/provider.py",
+        "tieconv/onnx/ort_session.py",
         "Choice",
         "providers",
     ): "what ONNX Runtime takes: names, or pairs with options",

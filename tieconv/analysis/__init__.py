@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import isnan
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from tieconv.analysis import bias_section, rows_section
-from tieconv.analysis.model.subject import Subject, open_subject
-from tieconv.analysis.relation import section as relation_section
-from tieconv.analysis.relation.classify import Related, relate_tables
-from tieconv.analysis.retie_cost import section as retie_section
-from tieconv.analysis.retie_cost.cost import Costs, costs
+from tieconv.analysis import relation_section, retie_section
+from tieconv.analysis.bias_section import bias_section
+from tieconv.analysis.relation import Related, relate_tables
+from tieconv.analysis.relation_section import sentence
+from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, costs, one_shape, scope
+from tieconv.analysis.rows_section import rows_section
+from tieconv.analysis.subject import Subject, open_subject
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import RetieForecast
-from tieconv.errors import UnreadableError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.sources.local.files import FileSet
-from tieconv.text import shown
+from tieconv.text import command, count, shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.retie_cost.section import OnText
+    from tieconv.analysis.retie_section import OnText
 
 
 @record
@@ -56,9 +58,9 @@ def find(evidence: Inspection, files: FileSet, text: str | None, forecast: Retie
     costs_found = costs(subject, related) if related else None
     if text is None:
         return Findings(subject, related, costs_found)
-    from tieconv.analysis.model.subject import gradients_section
-    from tieconv.analysis.model.tables import lengths
-    from tieconv.analysis.retie_cost.section import load_model, on_text, survivors
+    from tieconv.analysis.retie_section import load_model, on_text, survivors
+    from tieconv.analysis.subject import gradients_section
+    from tieconv.analysis.tables import lengths
 
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
@@ -74,8 +76,8 @@ def report(findings: Findings, counts: str | None = None) -> Analysis:
     pair = _pair(findings)
     sections = [
         *pair,
-        rows_section.rows_section(findings.subject, findings.related, findings.measured),
-        bias_section.bias_section(findings.subject, findings.measured),
+        rows_section(findings.subject, findings.related, findings.measured),
+        bias_section(findings.subject, findings.measured),
         *([findings.gradients] if findings.gradients else []),
         *([_frequency(findings, counts)] if counts is not None else []),
     ]
@@ -102,3 +104,75 @@ def _pair(findings: Findings) -> tuple[Section, Section]:
     measured = findings.measured.retie if findings.measured else ()
     relation = relation_section.two_tables(subject, related)
     return relation, retie_section.retie_section(subject, related, findings.costs, measured)
+
+
+# Check a re-tie against a budget of KL: by proof from the weights, or by a measurement on a text.
+
+
+def check_kl_budget(
+    evidence: Inspection, files: FileSet, forecast: RetieForecast, survivor: str, max_kl: float, text: str | None = None
+) -> str:
+    """Return one sentence that says why tying to ``survivor`` has a KL of at most ``max_kl`` nats a token.
+
+    The bound is proved for every input or, with ``text``, measured: the upper end of the mean's 95 % interval. An
+    estimate never counts. Raises `RefusedError` otherwise, and for independent tables with any budget.
+    """
+    findings = find(evidence, files, text, forecast)
+    related, costs = findings.related, findings.costs
+    if related is None or costs is None or costs.free:
+        why = "the tables are equal" if related else "the model stores one table"
+        if findings.subject.flip.taken_up:
+            why = "the tied class applies the factor itself"
+        return f"the probabilities do not change: {why}"
+    if findings.subject.flip.barred:
+        _refuse(findings, findings.subject.flip.reason, _leave_untied(evidence))
+    if not one_shape(findings.subject):
+        _refuse(findings, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
+    if related.kind in REFUSED | MAPPED:
+        _refuse(findings, sentence(related).rstrip("."), _leave_untied(evidence))
+    table = "embedding" if survivor == "embed" else survivor
+    certified = costs.certified.get(survivor)
+    if certified is not None and certified <= max_kl:
+        covered = scope(costs.uncovered) if costs.uncovered else "every input"
+        return f"the KL is at most {certified:.3g} nats a token (limit {max_kl:g}), certified for {covered}"
+    if text is None:
+        why = f"the weights give no KL bound{_withheld(findings, survivor)} if the {table} survives"
+        if certified is not None:
+            why = f"the KL bound is {certified:.3g}, above {max_kl:g}, if the {table} survives"
+        _refuse(findings, why, _measure(related.kind))
+    effect = findings.measured.effects.get(f"{survivor} survives") if findings.measured else None
+    worst = effect.worst if effect else None
+    if effect is None or worst is None or not worst <= max_kl:  # no budget allows NaN
+        why = f"tieconv could not measure the KL if the {table} survives"
+        if worst is not None and not isnan(worst):
+            why = f"the measured KL is up to {worst:.3g}, above {max_kl:g}, if the {table} survives"
+        _refuse(
+            findings,
+            why,
+            f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
+        )
+    return (
+        f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token (limit {max_kl:g}), measured over "
+        f"{count(len(effect.kl), 'window')} of the text"
+    )
+
+
+def _withheld(findings: Findings, survivor: str) -> str:
+    why = findings.subject.withheld
+    return f" ({why})" if survivor == "embed" and why else ""
+
+
+def _measure(kind: Kinship) -> str:
+    if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
+        return "move the factors into the norm: use --fold-norm instead of --from and --max-kl"
+    return "measure the KL on a text: add --text FILE"
+
+
+def _leave_untied(evidence: Inspection) -> str:
+    if not evidence.config.effective:
+        return "the model is untied; nothing to change"
+    return f"keep them untied with: {command('untie', evidence.checkpoint.source)}"
+
+
+def _refuse(findings: Findings, why: str, hint: str) -> NoReturn:
+    raise RefusedError(f"{shown(findings.subject.evidence.checkpoint.source)}: {why}", hint, "retie.cost")

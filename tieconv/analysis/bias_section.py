@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import Array, Table, points, spans
-from tieconv.analysis.relation.maps import ENOUGH, GEMM, WIDEST
+from tieconv.analysis.relation_maps import ENOUGH, GEMM, WIDEST
 from tieconv.analysis.rows_section import Line, by_frequency, line
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array, Table, points, spans
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Detail, Measure, Section
@@ -19,7 +19,7 @@ from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.retie_cost.section import OnText
+    from tieconv.analysis.retie_section import OnText
 
 TITLE = "Bias"
 _BOUND = "KL bound, bias stripped"
@@ -60,7 +60,12 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
         section = replace(section, sentence=f"{section.sentence} {_unknown(subject.evidence)}")
     if measured is None:
         return section
-    values_by_name = _by_token(subject, measured)
+    # The values that may follow the frequency of tokens, (V,): the bias and the implicit bias U·mean(h).
+    table, bias, by_name = subject.output, subject.bias, {}
+    if bias is not None and len(bias) == table.rows and np.isfinite(bias).all():
+        by_name["bias"] = bias
+    products = [table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)]
+    values_by_name = by_name | {_IMPLICIT: np.concatenate(products)}
     lines = [line(name, values, measured.counts) for name, values in values_by_name.items()]
     series = by_frequency(
         {f"{_SERIES[name]}_at_log_p": values for name, values in values_by_name.items()}, measured.counts
@@ -78,15 +83,6 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
 
 def _followed(line: Line) -> str:
     return f"Word frequency explains {line.r2:.0%} of the {line.name}: {line.slope:.3g}·log p + {line.start:.3g}."
-
-
-def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
-    """Return the values that may follow the frequency of tokens, (V,): the bias and the implicit bias U·mean(h)."""
-    table, bias, by_name = subject.output, subject.bias, {}
-    if bias is not None and len(bias) == table.rows and np.isfinite(bias).all():
-        by_name["bias"] = bias
-    products = [table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)]
-    return by_name | {_IMPLICIT: np.concatenate(products)}
 
 
 def _stored(subject: Subject) -> tuple[Section, Explained | None]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.alignment.compare import Untied
-from tieconv.analysis.alignment.measures import Compared, Pair, compare
-from tieconv.analysis.alignment.token_tables import Array, token_bytes
-from tieconv.analysis.alignment.token_tables import Table as TokenTable
-from tieconv.analysis.model.subject import Tokens, open_tables, read_tokens
-from tieconv.analysis.model.tables import Table, lengths, spans
+from tieconv.analysis.alignment import Untied
+from tieconv.analysis.alignment_measures import Compared, Pair, compare
+from tieconv.analysis.subject import Tokens, open_tables, read_tokens
+from tieconv.analysis.tables import Table, lengths, spans
+from tieconv.analysis.token_tables import Array, token_bytes
+from tieconv.analysis.token_tables import Table as TokenTable
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.results.analysis import Evolution, Headline, Measure, RevisionFigures
@@ -512,22 +512,18 @@ def _source(model: str, name: str) -> str:
     if is_remote(name) or os.path.isabs(name):
         return name
     if is_hub(model):
-        return _on_the_hub(model, name)
+        from tieconv.sources.hub.repo_path import RepoPath, parse
+
+        path = parse(model)
+        if path.revision is not None:
+            raise RefusedError(
+                f"{shown(model)} already names the revision {shown(path.revision)}",
+                f"name the model without a revision: {shown(RepoPath(path.repo, None, path.path))}",
+            )
+        return str(parse(str(RepoPath(path.repo, name, path.path))))
     if is_object(model):
         return f"{model.rstrip('/')}/{name}"
     return os.path.join(model, name)
-
-
-def _on_the_hub(model: str, name: str) -> str:
-    from tieconv.sources.hub.repo_path import RepoPath, parse
-
-    path = parse(model)
-    if path.revision is not None:
-        raise RefusedError(
-            f"{shown(model)} already names the revision {shown(path.revision)}",
-            f"name the model without a revision: {shown(RepoPath(path.repo, None, path.path))}",
-        )
-    return str(parse(str(RepoPath(path.repo, name, path.path))))
 
 
 def _step(name: str) -> int | None:

@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.alignment.measures import pearson, spearman
-from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import (
-    SQUARED,
-    Array,
-    Table,
-    digests,
-    duplicates,
-    lengths,
-    points,
-    ranges,
-    spans,
-    twins,
-)
-from tieconv.analysis.relation.classify import Related
-from tieconv.analysis.retie_cost.cost import zero_mass
+from tieconv.analysis.alignment_measures import pearson, spearman
+from tieconv.analysis.relation import Related
+from tieconv.analysis.retie_cost import zero_mass
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import SQUARED, Array, Table, digests, duplicates, lengths, points, ranges, spans, twins
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.errors import SettingsError
@@ -32,7 +21,7 @@ from tieconv.sources.user_files import read_text
 from tieconv.text import count, shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.retie_cost.section import OnText
+    from tieconv.analysis.retie_section import OnText
 
 
 ROWS = "Rows"
@@ -111,15 +100,10 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
     return Section(ROWS, sentence, tuple(measures), series, detail)
 
 
-def is_output_shaped(related: Related | None) -> bool:
-    """Return whether training of the output shaped the table: always, unless the input table is independent."""
-    return related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN)
-
-
 def _flagged(subject: Subject, related: Related | None, norms: Array) -> Flagged | None:
     if subject.tokens is None:
         return None
-    if is_output_shaped(related):
+    if related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN):
         return find(subject.output, norms, subject.tokens.used(subject.output.rows), output=True)
     assert related is not None
     return find(subject.embed, related.moments.norms[0], subject.tokens.used(subject.embed.rows), output=False)
@@ -359,7 +343,12 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
 
     Each correlation has the value of a permutation as its floor. Its interval is that of Fisher's z over the tokens.
     """
-    tables = _norms(subject, related)
+    # The row norms of each table, without those that are not finite.
+    if related is not None:
+        both = dict(zip(("input embedding", "output head"), related.moments.norms, strict=True))
+    else:
+        both = {"tied table": lengths(subject.embed)}
+    tables = {name: np.nan_to_num(norms, posinf=0.0) for name, norms in both.items()}
     seen = np.flatnonzero(counts[: min(map(len, tables.values()))])
     if len(seen) < DISTINCT or not np.ptp(counts[seen]):
         says = f"The counts have {len(seen):,} tokens. A correlation needs {DISTINCT} with different frequencies."
@@ -381,15 +370,6 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
         by_frequency(series, counts),
         FrequencyDetail(len(seen), int(counts.sum()), intervals),
     )
-
-
-def _norms(subject: Subject, related: Related | None) -> Mapping[str, Array]:
-    """Return the row norms of each table, without those that are not finite."""
-    if related is not None:
-        both = dict(zip(("input embedding", "output head"), related.moments.norms, strict=True))
-    else:
-        both = {"tied table": lengths(subject.embed)}
-    return {name: np.nan_to_num(norms, posinf=0.0) for name, norms in both.items()}
 
 
 def _correlations(norms: Array, log_p: Array, order: Array) -> Iterator[tuple[str, float, float]]:

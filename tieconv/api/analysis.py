@@ -55,7 +55,7 @@ def analyze(
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
         findings = find(evidence, files, words, forecast_retie(evidence))
-        from tieconv.analysis.alignment.compare import extended
+        from tieconv.analysis.alignment import extended
 
         return extended(
             report(findings, None if counts is None else str(counts)),

@@ -149,7 +149,7 @@ def parity(
         raise ValueError("text needs quantised=True")
     if quantised and (inputs or length or batch):
         raise ValueError("inputs, length and batch need quantised=False")
-    from tieconv.onnx.session.child import limited, limits_for
+    from tieconv.onnx.child import limited, limits_for
 
     words = None if text is None else str(text)
     wanted = str(inputs) if inputs else "", length, batch
@@ -174,8 +174,7 @@ def _measured(
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
     from tieconv.onnx.parity.measured_pair import Wishes, graph_file
-    from tieconv.onnx.parity.quantised_graph import run_quantised_parity
-    from tieconv.onnx.parity.validate import run_parity
+    from tieconv.onnx.parity.validate import run_parity, run_quantised_parity
 
     _check_graph(onnx)  # first, because the user may have left out MODEL
     refuse_graphs(model)

@@ -46,7 +46,7 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
     is a link or lies outside the graph's directory. Raises `RefusedError` without the packages that read graphs.
     """
     from tieconv.checkpoint.graph_plan import HeadForm
-    from tieconv.onnx.graph.packages import require_graph_packages
+    from tieconv.onnx.graph_model import require_graph_packages
 
     require_graph_packages()
     from tieconv.onnx.write.plan import plan_graph_dedup as make
@@ -59,7 +59,7 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
 
     Raises the errors of `plan_graph_dedup`.
     """
-    from tieconv.onnx.graph.packages import require_graph_packages
+    from tieconv.onnx.graph_model import require_graph_packages
 
     require_graph_packages()
     from tieconv.onnx.write.plan import plan_graph_untie as make
@@ -71,7 +71,7 @@ def _readable(path: str | Path) -> Listing:
     """Return the listing of a readable path. Raises `RefusedError` for a graph that no session opens."""
     from tieconv.checkpoint.model_files import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
-    from tieconv.onnx.session.child import check_opens
+    from tieconv.onnx.child import check_opens
     from tieconv.sources.local.files import open_files
 
     listing = locate(str(path))

@@ -37,7 +37,7 @@ def plan_push(
     the models cannot be read.
     """
     from tieconv.checkpoint.results.push import Push
-    from tieconv.comparison.effects import effects
+    from tieconv.comparison.differences import effects
     from tieconv.reporters.text.plan_text import description, title
     from tieconv.sources.hub.repo_path import parse
     from tieconv.sources.hub.source import guard_push, require

@@ -34,8 +34,8 @@ def analyze_revisions(
     Of a remote model, only headers, the two tables and the first revision's tokenizer are fetched, once. Raises
     `RefusedError` for a list that names too few revisions, and `UnreadableError` if a revision cannot be read.
     """
-    from tieconv.analysis.alignment.compare import opened as opened_subject
-    from tieconv.analysis.alignment.compare import untied_tables
+    from tieconv.analysis.alignment import opened as opened_subject
+    from tieconv.analysis.alignment import untied_tables
     from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
     from tieconv.analysis.evolution import revisions as named
 

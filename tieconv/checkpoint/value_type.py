@@ -41,6 +41,13 @@ def record(cls: type[T]) -> type[T]:
     return made
 
 
+@dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field,))
+def identity_record(cls: type[T]) -> type[T]:
+    """Return the class as a `record` that is compared by identity: arrays and sessions have no useful equality."""
+    cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign]
+    return record(cls)
+
+
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     fields: dict[str, dataclasses.Field[Any]] = self.__dataclass_fields__
     if len(args) == len(fields) and not kwargs:

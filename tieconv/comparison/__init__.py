@@ -67,7 +67,18 @@ def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[
         return 0, ()
     every = [view.sources for pair in pairs for view in pair]
     for name in parameters(every[0], every[1], every[2:]):
-        outcomes = _outcomes(name, pairs, relations)
+        # The sources of a parameter in each loader that has it in one of the models.
+        seen: list[_Seen] = []
+        for view_a, view_b in pairs:
+            a, b = view_a.sources.get(name), view_b.sources.get(name)
+            if a is None and b is None:
+                continue
+            if seen and seen[-1][1:3] == (a, b) and name != HEAD_BIAS:
+                outcome = seen[-1][3]
+            else:
+                outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not view_a.bias_unset)
+            seen.append((view_a.loader, a, b, outcome))
+        outcomes = seen
         differences = _differences(name, outcomes)
         differing.extend(differences)
         equal += bool(outcomes) and not differences
@@ -76,21 +87,6 @@ def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[
 
 _Seen = tuple[str, Source | None, Source | None, Outcome]
 """A loader, the stored tensors of a parameter in both models, and their difference."""
-
-
-def _outcomes(name: str, pairs: Sequence[tuple[View, View]], relations: Relations) -> list[_Seen]:
-    """Return the sources of a parameter in each loader that has it in one of the models."""
-    seen: list[_Seen] = []
-    for view_a, view_b in pairs:
-        a, b = view_a.sources.get(name), view_b.sources.get(name)
-        if a is None and b is None:
-            continue
-        if seen and seen[-1][1:3] == (a, b) and name != HEAD_BIAS:
-            outcome = seen[-1][3]
-        else:
-            outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not view_a.bias_unset)
-        seen.append((view_a.loader, a, b, outcome))
-    return seen
 
 
 def _differences(name: str, seen: list[_Seen]) -> list[TensorDifference]:

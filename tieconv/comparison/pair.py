@@ -314,9 +314,21 @@ def _mlx_view(inspection: Inspection) -> View | None:
 
 
 def _view(inspection: Inspection, key: ParameterNames, loaded: Loaded, *releases: str) -> View:
+    tensors, biases = inspection.checkpoint.tensors, _biases(inspection)
+    sources = Sources(key, loaded.unread)
+    for name, parameter in loaded.parameters.items():
+        if parameter.stored is None or name in biases:
+            sources.drop(key.of(name))
+        elif parameter.stored != name or parameter.factor != 1.0:
+            sources[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
+    for name in biases:
+        sources.drop(key.of(name))
+    read = _bias(inspection, loaded, biases)
+    if read is not None and not _starts_so(inspection, loaded, read):
+        sources[HEAD_BIAS] = Source(tensors[read])
     return View(
         loaded.loader.partition(".")[0],
-        _sources(inspection, loaded, key),
+        sources,
         bool(releases) and bias_unset(inspection.family, *releases),
         _trouble(inspection, loaded, key),
         loaded.refused(Cause.NAMES) is not None,
@@ -338,22 +350,6 @@ def _biases(inspection: Inspection) -> list[str]:
     bias = inspection.head.output_bias
     names = [in_file(inspection, name) for name in inspection.family.output_biases]
     return names or ([bias.name] if bias is not None else [])
-
-
-def _sources(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> Sources:
-    tensors, biases = inspection.checkpoint.tensors, _biases(inspection)
-    sources = Sources(key, loaded.unread)
-    for name, parameter in loaded.parameters.items():
-        if parameter.stored is None or name in biases:
-            sources.drop(key.of(name))
-        elif parameter.stored != name or parameter.factor != 1.0:
-            sources[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
-    for name in biases:
-        sources.drop(key.of(name))
-    read = _bias(inspection, loaded, biases)
-    if read is not None and not _starts_so(inspection, loaded, read):
-        sources[HEAD_BIAS] = Source(tensors[read])
-    return sources
 
 
 def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | None:

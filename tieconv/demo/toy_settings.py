@@ -166,7 +166,16 @@ def grammar(words: int, seed: int = 0) -> Grammar:
         for role in range(ROLES):
             draws[about, role] = _quantiles(np.where(before == role, favoured, 0.0))
     successors = np.stack([_quantiles(row) for row in chance.dirichlet(np.full(ROLES, 0.15), ROLES)])
-    return Grammar(_names(words, chance), after, successors, draws)
+    # ``words`` different words, short ones first as in most languages.
+    names: dict[str, None] = {}
+    while len(names) < words:
+        syllables = 1 + min(3, len(names) // 30)
+        names["".join(chance.choice(_SYLLABLES, syllables))] = None
+        if syllables == 1 and len(names) >= len(_SYLLABLES) // 2:
+            break
+    while len(names) < words:
+        names["".join(chance.choice(_SYLLABLES, 2 + (len(names) > 400)))] = None
+    return Grammar(tuple(names), after, successors, draws)
 
 
 def sample(made: Grammar, streams: int, length: int, seed: int = 0) -> Array:
@@ -187,19 +196,6 @@ def _quantiles(weights: Array) -> Array:
     """Return the distribution as `_GRAIN` equally likely draws."""
     edges = np.cumsum(weights) / weights.sum()
     return np.minimum(np.searchsorted(edges, (np.arange(_GRAIN) + 0.5) / _GRAIN), len(weights) - 1)
-
-
-def _names(words: int, chance: np.random.Generator) -> tuple[str, ...]:
-    """Return ``words`` different words, short ones first as in most languages."""
-    names: dict[str, None] = {}
-    while len(names) < words:
-        syllables = 1 + min(3, len(names) // 30)
-        names["".join(chance.choice(_SYLLABLES, syllables))] = None
-        if syllables == 1 and len(names) >= len(_SYLLABLES) // 2:
-            break
-    while len(names) < words:
-        names["".join(chance.choice(_SYLLABLES, 2 + (len(names) > 400)))] = None
-    return tuple(names)
 
 
 # Generate the text of a run: a training part, a held-out part, and the count of each word.

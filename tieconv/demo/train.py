@@ -104,7 +104,7 @@ def _steps(
     model.train()
     for step, batch in enumerate(ids):
         for group in optimiser.param_groups:
-            group["lr"] = toy_settings.RATE * _rate(step, steps)
+            group["lr"] = toy_settings.RATE * (min(1.0, (step + 1) / _WARM) * (0.55 + 0.45 * cos(pi * step / steps)))
         loss = forward(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -112,11 +112,6 @@ def _steps(
         optimiser.zero_grad(set_to_none=True)
         step_done()
         yield float(loss.detach())
-
-
-def _rate(step: int, steps: int) -> float:
-    """Return the share of the learning rate: a linear warm-up, then a cosine down to a tenth."""
-    return min(1.0, (step + 1) / _WARM) * (0.55 + 0.45 * cos(pi * step / steps))
 
 
 def _loss(model: Any, passages: Array) -> float:

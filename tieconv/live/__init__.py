@@ -21,22 +21,18 @@ _INNER = ("module", "_orig_mod")
 def unwrapped(module: Any) -> Any:
     """Return the innermost model. Raises `RefusedError` for FSDP1, which flattens parameters."""
     while True:
-        _refuse_flat(module)
+        flat = sys.modules.get("torch.distributed.fsdp")
+        if flat is not None and isinstance(module, flat.FullyShardedDataParallel):
+            raise RefusedError(
+                "FSDP1 flattens parameters, so tieconv cannot tell which of them are tied",
+                "use FSDP2 (fully_shard), or check the saved directory: tieconv check DIR",
+                "live.fsdp1",
+            )
         children = dict(module.named_children())
         inner = next((children[name] for name in _INNER if [*children] == [name]), None)
         if inner is None or "config" in vars(module):
             return module
         module = inner
-
-
-def _refuse_flat(module: Any) -> None:
-    flat = sys.modules.get("torch.distributed.fsdp")
-    if flat is not None and isinstance(module, flat.FullyShardedDataParallel):
-        raise RefusedError(
-            "FSDP1 flattens parameters, so tieconv cannot tell which of them are tied",
-            "use FSDP2 (fully_shard), or check the saved directory: tieconv check DIR",
-            "live.fsdp1",
-        )
 
 
 def is_peft(module: Any) -> bool:

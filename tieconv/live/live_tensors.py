@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection, State
@@ -72,7 +73,7 @@ def capture_state(module: Any, state: Mapping[str, Any]) -> tuple[LiveTensor, ..
 
 def _captured(module: Any, name: str, value: Any) -> LiveTensor:
     shape = _shape(name, value)
-    dtype, width = _dtype(value)
+    dtype, width = dtype_name(value.dtype), value.element_size()
     identity = id(value)
     on_meta = value.is_meta
     if on_meta:
@@ -106,11 +107,10 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     raise RefusedError(f"{shown(name)} has no shape: {reason}", hint, "live.shape")
 
 
-def _dtype(value: Any) -> tuple[str, int]:
-    """Return the dtype as safetensors writes it, and the bytes of an element."""
-    name = str(value.dtype).removeprefix("torch.")
-    width: int = value.element_size()
-    return (DTYPES[name].name if name in DTYPES else name.upper()), width
+def dtype_name(dtype: object) -> str:
+    """Return a dtype of torch as safetensors writes it."""
+    name = str(dtype).removeprefix("torch.")
+    return DTYPES[name].name if name in DTYPES else name.upper()
 
 
 def _shard(value: Any) -> Any:
@@ -171,14 +171,14 @@ def _storage_key(value: Any) -> str:
 
 def shared_objects(tensors: Iterable[LiveTensor]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names that are one parameter object."""
-    return tuple(_groups((tensor.identity, tensor.name) for tensor in tensors))
+    return grouped((tensor.identity, tensor.name) for tensor in tensors)
 
 
 def shared_elements(tensors: Iterable[LiveTensor]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names of several parameter objects that are the same elements of one storage."""
     parameters = {tensor.identity: tensor for tensor in reversed(tuple(tensors)) if not tensor.on_meta}
     present = [tensor for tensor in reversed(parameters.values()) if 0 not in tensor.shape]
-    return tuple(_groups((elements(tensor), tensor.name) for tensor in present))
+    return grouped((elements(tensor), tensor.name) for tensor in present)
 
 
 def elements(tensor: LiveTensor) -> tuple[object, ...]:
@@ -186,15 +186,17 @@ def elements(tensor: LiveTensor) -> tuple[object, ...]:
     return tensor.storage, tensor.offset, tensor.dtype, tensor.shape, tensor.stride
 
 
-def _groups(pairs: Iterable[tuple[object, str]]) -> Iterator[tuple[str, ...]]:
+def grouped(pairs: Iterable[tuple[object, str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the names with the same key: groups of two and more."""
     groups: dict[object, list[str]] = {}
     for key, name in pairs:
         groups.setdefault(key, []).append(name)
-    return (tuple(names) for names in groups.values() if len(names) > 1)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
+_ELEMENTS = 16 * 1024 * 1024
+"""Elements compared at a time: a copy to another device takes no more memory."""
 EQUAL_SHARDS = "the local shards are equal. tieconv did not gather the others"
-_DIFFERENT_SHARDS = "the local shards differ"
 
 
 def with_local_shards(evidence: Inspection, tensors: Mapping[str, LiveTensor]) -> Inspection:
@@ -203,15 +205,13 @@ def with_local_shards(evidence: Inspection, tensors: Mapping[str, LiveTensor]) -
     Different shards prove different tensors. Equal shards prove nothing about the others, so the name stays unread.
     ``tensors`` are by their names in the evidence.
     """
-    ties = tuple(_completed(tie, tensors) for tie in evidence.ties)
-    return evidence if ties == evidence.ties else replace(evidence, ties=ties)
-
-
-def _completed(tie: Tie, tensors: Mapping[str, LiveTensor]) -> Tie:
-    reference = next((member.name for member in tie.members if member.state is State.CANONICAL), "")
-    members = tuple(_compared(member, reference, tensors) for member in tie.members)
-    differs = any(isinstance(member.relation, OtherBytes) for member in members)
-    return replace(tie, members=members, consistent=False if differs and tie.declared else tie.consistent)
+    ties: list[Tie] = []
+    for tie in evidence.ties:
+        reference = next((member.name for member in tie.members if member.state is State.CANONICAL), "")
+        members = tuple(_compared(member, reference, tensors) for member in tie.members)
+        differs = any(isinstance(member.relation, OtherBytes) for member in members)
+        ties.append(replace(tie, members=members, consistent=False if differs and tie.declared else tie.consistent))
+    return evidence if tuple(ties) == evidence.ties else replace(evidence, ties=tuple(ties))
 
 
 def _compared(member: Member, reference: str, tensors: Mapping[str, LiveTensor]) -> Member:
@@ -221,7 +221,7 @@ def _compared(member: Member, reference: str, tensors: Mapping[str, LiveTensor])
     reason = right.unread or left.unread
     if left.shard is not None and right.shard is not None:
         if not equal_values(left.shard, right.shard):
-            return replace(member, relation=OtherBytes(reason=_DIFFERENT_SHARDS))
+            return replace(member, relation=OtherBytes(reason="the local shards differ"))
         reason = EQUAL_SHARDS
     return replace(member, relation=Unread(reason=reason)) if reason else member
 
@@ -234,10 +234,6 @@ def equal_values(left: Any, right: Any) -> bool:
         return False
     rows = zip(left.reshape(-1).split(_ELEMENTS), right.reshape(-1).split(_ELEMENTS), strict=True)
     return all(torch.equal(a.view(torch.uint8), b.to(a.device).view(torch.uint8)) for a, b in rows)
-
-
-_ELEMENTS = 16 * 1024 * 1024
-"""Elements compared at a time: a copy to another device takes no more memory."""
 
 
 MEMORY = "memory"
@@ -253,10 +249,15 @@ class StorageReader:
         self._starts: list[int] = []
         self._storages: list[Any] = []
 
-    def add(self, start: int, holder: object) -> None:
+    def add(self, start: int, holder: Any) -> None:
         """Serve the storage of the tensor ``holder`` from byte ``start`` on; ``None`` if it cannot be read."""
+        import torch
+
+        held = None
+        if holder is not None:
+            held = torch.empty(0, dtype=torch.uint8, device=holder.device).set_(holder.untyped_storage())
         self._starts.append(start)
-        self._storages.append(None if holder is None else _as_bytes(holder))
+        self._storages.append(held)
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes at ``offset`` of ``span``. Raises `UnreadableError` without values."""
@@ -269,12 +270,6 @@ class StorageReader:
         self.bytes_read += len(buffer)
 
 
-def _as_bytes(holder: Any) -> Any:
-    import torch
-
-    return torch.empty(0, dtype=torch.uint8, device=holder.device).set_(holder.untyped_storage())
-
-
 def lay_out(tensors: Iterable[LiveTensor]) -> tuple[WeightFile, StorageReader]:
     """Return the tensors as one weight file, whose storages follow each other, and its reader."""
     reader = StorageReader()
@@ -285,7 +280,7 @@ def lay_out(tensors: Iterable[LiveTensor]) -> tuple[WeightFile, StorageReader]:
     for tensor in tensors:
         if tensor.storage not in starts:
             holder: Any = tensor.bytes_of
-            size = holder.untyped_storage().nbytes() if holder is not None else _dense(tensor)
+            size = holder.untyped_storage().nbytes() if holder is not None else prod(tensor.shape) * tensor.width
             starts[tensor.storage] = end
             storages.append(Storage(tensor.storage, ByteRange(MEMORY, end, end + size)))
             reader.add(end, holder)
@@ -295,13 +290,6 @@ def lay_out(tensors: Iterable[LiveTensor]) -> tuple[WeightFile, StorageReader]:
         records.append(TensorRecord(tensor.name, tensor.dtype, tensor.shape, span, tensor.stride, tensor.storage))
     records.sort(key=lambda entry: entry.range.start)
     return WeightFile(MEMORY, end, 0, tuple(records), None, tuple(storages)), reader
-
-
-def _dense(tensor: LiveTensor) -> int:
-    elements = 1
-    for side in tensor.shape:
-        elements *= side
-    return elements * tensor.width
 
 
 def extent(tensor: LiveTensor) -> int:

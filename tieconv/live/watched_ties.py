@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tieconv.checkpoint.finding import Finding, Level
@@ -11,7 +12,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection, LiveModel, State
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.evidence import declared_tied, disputed, listed
 from tieconv.live import is_peft, unwrapped
-from tieconv.live.live_tensors import LiveTensor, capture, elements, equal_values
+from tieconv.live.live_tensors import LiveTensor, capture, elements, equal_values, grouped
 from tieconv.live.module_inspection import base_tensors, inspect_module
 from tieconv.opened import inspected, opened
 from tieconv.text import shown
@@ -42,7 +43,8 @@ class TieWatch:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._groups = tuple(frozenset(group) for group in _shared(watched_tensors(model)))
+        tensors = [tensor for tensor in watched_tensors(model) if 0 not in tensor.shape or tensor.unread]
+        self._groups = grouped((elements(tensor), tensor.name) for tensor in tensors)
 
     def faults(self) -> tuple[TieFault, ...]:
         """Return what is wrong with the model in memory now."""
@@ -63,7 +65,8 @@ class TieWatch:
         for names in self._groups:
             members = [now[name] for name in sorted(names) if name in now]
             if len({elements(tensor) for tensor in members}) > 1:
-                yield _lost(members)
+                start = f"{listed([tensor.name for tensor in members])} were one parameter."
+                yield _with_values(f"{start} They are {len(members)} parameters now.", members, _RETIE)
 
     def saved_faults(self, directory: str | os.PathLike[str]) -> tuple[TieFault, ...]:
         """Return what is wrong with the files in ``directory``, by themselves and beside the model in memory.
@@ -80,21 +83,14 @@ class TieWatch:
         missing = tuple(_left_out(saved, watched_tensors(self.model), path))
         reported = {name for fault in missing for name in fault.names}
         findings = [entry for entry in saved.findings if _counts(entry) and not reported & {*entry.tensors}]
-        return (*missing, *(_saved_fault(entry, path) for entry in findings))
+        faults = map(_fault, findings)
+        return (*missing, *(replace(fault, message=f"{shown(path)}: {fault.message}") for fault in faults))
 
 
 def watched_tensors(model: Any) -> tuple[LiveTensor, ...]:
     """Return the tensors of the model, those of PEFT's base model under their own names."""
     inner = unwrapped(model)
     return base_tensors(inner) if is_peft(inner) else capture(inner)
-
-
-def _shared(tensors: Iterable[LiveTensor]) -> Iterator[list[str]]:
-    groups: dict[object, list[str]] = {}
-    for tensor in tensors:
-        if 0 not in tensor.shape or tensor.unread:
-            groups.setdefault(elements(tensor), []).append(tensor.name)
-    return (names for names in groups.values() if len(names) > 1)
 
 
 def _counts(finding: Finding) -> bool:
@@ -106,34 +102,17 @@ def _fault(finding: Finding) -> TieFault:
     return TieFault(finding.message, hint, finding.rule, finding.tensors)
 
 
-def _saved_fault(finding: Finding, path: str) -> TieFault:
-    fault = _fault(finding)
-    return TieFault(f"{shown(path)}: {fault.message}", fault.hint, fault.rule, fault.names)
-
-
-def _lost(members: list[LiveTensor]) -> TieFault:
-    """Return the fault of names that were one parameter. Equal values mean that training has not changed them yet."""
-    names = tuple(tensor.name for tensor in members)
-    start = f"{listed(names)} were one parameter. They are {len(names)} parameters now."
-    return _with_values(start, members, _RETIE)
-
-
 def _with_values(start: str, members: list[LiveTensor], hint: str) -> TieFault:
-    """Return the fault of names that are several parameters. Says whether their values are equal."""
+    """Return the fault of names that are several parameters. Equal values: training has not changed them yet."""
     same = _same_values(members)
-    return TieFault(
-        f"{start} {_VALUES[same]}",
-        f"{hint}, or set model.config.tie_word_embeddings = False" if same is False else hint,
-        "TIE001" if same is False else "TIE002",
-        tuple(member.name for member in members),
-    )
+    names = tuple(member.name for member in members)
+    if same is False:
+        untied = f"{hint}, or set model.config.tie_word_embeddings = False"
+        return TieFault(f"{start} Their values differ.", untied, "TIE001", names)
+    values = "Their values are still equal." if same else "tieconv did not read all their values."
+    return TieFault(f"{start} {values}", hint, "TIE002", names)
 
 
-_VALUES = {
-    True: "Their values are still equal.",
-    False: "Their values differ.",
-    None: "tieconv did not read all their values.",
-}
 _TIE = "call model.tie_weights() before the model is trained, sharded or quantised"
 _RETIE = "call model.tie_weights() after the step that replaced one of them"
 
@@ -155,9 +134,8 @@ def _separate(evidence: Inspection, tensors: Iterable[LiveTensor]) -> Iterator[T
     by_name = {tensor.name: tensor for tensor in tensors}
     for tie in () if disputed(evidence) else declared_tied(evidence):
         stored = [member.name for member in tie.members if member.state in (State.CANONICAL, State.UNREAD)]
-        members = [
-            by_name[name] for name in (_live_name(name, evidence, by_name) for name in stored) if name in by_name
-        ]
+        live = (_live_name(name, evidence, by_name) for name in stored)
+        members = [by_name[name] for name in live if name in by_name]
         if len({elements(member) for member in members}) > 1 and not any(member.on_meta for member in members):
             names = tuple(member.name for member in members)
             start = f"{listed(names)} are {len(names)} parameters, but the config says tied."

@@ -20,8 +20,7 @@ from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
-from tieconv.onnx.graph.model import GraphBytes, read_graph, sides
-from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.graph_model import GraphBytes, has_onnxruntime, read_graph, sides
 from tieconv.onnx.share.find import MATRIX, Use, integer, is_standard, remove_unread, uses_of
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
 from tieconv.onnx.share.quantised import LOOKUP, heads
@@ -133,13 +132,23 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
         raise RefusedError("--quantise needs onnxruntime's quantiser", install_command("onnx"), "onnx.not-installed")
     os.mkdir(new)
     made = ir.load(raw / "model.onnx")
-    turned = as_matmuls(made)
+    # Rewrite Gemm nodes, and products with a transposed matrix, as MatMul with a matrix [in, out]. Return
+    # the names of the new matrices, by the name of the matrix whose transpose each is.
+    names = Names(made)
+    turned: dict[str, ir.Value] = {}
+    for graph in made.graphs():
+        for value in [value for value in graph.initializers.values() if is_matrix(value)]:
+            for use in list(uses_of(value)):
+                if _is_product(use):
+                    _rewrite(use, value, turned, names)
+            remove_unread(value)
+    turned_names = {name: str(value.name) for name, value in turned.items()}
     if scheme is Scheme.DYNAMIC:
         made = _dynamic(made, raw)
     else:
         quantise_blocks(made, scheme.bits)
     read = read_columns if scheme is Scheme.DYNAMIC else read_blocks
-    tied = tuple(codes for name, head in turned.items() if (codes := read(made, name, head)))
+    tied = tuple(codes for name, head in turned_names.items() if (codes := read(made, name, head)))
     _remove_unread(made)
     products = sum(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes())
     if not products:
@@ -200,13 +209,8 @@ def _float_matrices(model: ir.Model) -> Iterator[tuple[str, str]]:
             if tensor is None or tensor.dtype.name not in _FLOATS or len(shape) < _MATRIX or prod(shape) < MIN_ELEMENTS:
                 continue
             node = next((node for node, _ in value.uses()), None)
-            if node is not None and not _is_scale(node):
+            if node is not None and node.op_type not in ("MatMulNBits", "GatherBlockQuantized", "DequantizeLinear"):
                 yield name, _why(node, shape)
-
-
-def _is_scale(node: ir.Node) -> bool:
-    """Return whether the node reads the tensor as scales of codes."""
-    return node.op_type in ("MatMulNBits", "GatherBlockQuantized", "DequantizeLinear")
 
 
 def _why(node: ir.Node, shape: tuple[int, ...]) -> str:
@@ -321,22 +325,6 @@ def read_columns(model: ir.Model, embedding: str, head: str) -> str:
 
 
 # Write every product with a stored matrix as MatMul, because ONNX Runtime's quantisers skip the other forms.
-
-
-def as_matmuls(model: ir.Model) -> dict[str, str]:
-    """Rewrite Gemm nodes, and products with a transposed matrix, as MatMul with a matrix [in, out].
-
-    Return the names of the new matrices, by the name of the matrix whose transpose each is.
-    """
-    names = Names(model)
-    turned: dict[str, ir.Value] = {}
-    for graph in model.graphs():
-        for value in [value for value in graph.initializers.values() if is_matrix(value)]:
-            for use in list(uses_of(value)):
-                if _is_product(use):
-                    _rewrite(use, value, turned, names)
-            remove_unread(value)
-    return {name: str(value.name) for name, value in turned.items()}
 
 
 def lookups(model: ir.Model, name: str) -> Iterator[ir.Node]:

@@ -11,7 +11,7 @@ from inspect import signature
 from math import prod
 from typing import Any
 
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.reference.packages import need, quiet
 from tieconv.text import command, shown
@@ -364,15 +364,12 @@ class Batch:
         return replace(cut, embeds=embeds, blocks=blocks)
 
 
-@record
+@identity_record
 class Features:
     """Features ``values`` (rows × the axes of one row, float32) for the argument ``name`` of the forward pass.
 
     A batch may have more rows than these. Its row i then reads the features i modulo their number.
     """
-
-    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
-    __hash__ = object.__hash__
 
     name: str
     values: Any

@@ -130,7 +130,11 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return Causal()
     if architecture.endswith("ForMaskedLM"):
-        return _masked(directory, architecture, tokenizer)
+        if tokenizer.mask_token_id is None:
+            raise _refusal(
+                f"the tokenizer of {shown(directory)} has no mask token, which --text needs for {shown(architecture)}"
+            )
+        return Masked(tokenizer.mask_token_id, _ids(tokenizer.cls_token_id), _ids(tokenizer.sep_token_id))
     if architecture.endswith(("ForConditionalGeneration", "MTModel")) and _reads_ids(architecture):
         config = load_whole_config(directory)
         if getattr(config, "is_encoder_decoder", False):
@@ -158,14 +162,6 @@ def position_limit(config: Any) -> int | None:
     padding = getattr(config, "pad_token_id", None)
     counted = str(getattr(config, "model_type", "")).endswith(_FROM_PADDING)
     return number - padding - 1 if counted and isinstance(padding, int) else number
-
-
-def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:
-    if tokenizer.mask_token_id is None:
-        raise _refusal(
-            f"the tokenizer of {shown(directory)} has no mask token, which --text needs for {shown(architecture)}"
-        )
-    return Masked(tokenizer.mask_token_id, _ids(tokenizer.cls_token_id), _ids(tokenizer.sep_token_id))
 
 
 def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDecoder:
@@ -299,12 +295,7 @@ def load_apart(
     reference.model.requires_grad_(False)
     untied = Apart(reference, tied, reading, parameter(tables[0]), parameter(tables[1]), windows, counts)
     _exchange(directory, untied)
-    _try(directory, untied)
-    return untied
-
-
-def _try(directory: str, untied: Apart) -> None:
-    """Run one window. Raises `UnreadableError` if the class rejects the length of the window."""
+    # Run one window.
     try:
         with untied.torch.inference_mode():
             untied.log_probabilities(untied.windows[0])
@@ -316,6 +307,7 @@ def _try(directory: str, untied: Apart) -> None:
             "run analyze without --text",
             "analyze.run",
         ) from error
+    return untied
 
 
 def parameter(values: Any) -> Any:

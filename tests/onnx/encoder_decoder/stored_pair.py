@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from tieconv.onnx.export.encoder_decoder import write_data
-from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
+from tieconv.onnx.parity.bindings import DECODER, ENCODER
 
 Trace = Callable[..., None]
 

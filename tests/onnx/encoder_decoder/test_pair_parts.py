@@ -28,8 +28,9 @@ from tieconv.onnx.parity.batches import (  # noqa: E402
     make_batch,
     stepped,
 )
-from tieconv.onnx.parity.bindings import Kind, Padding  # noqa: E402
-from tieconv.onnx.parity.encoder_decoder_pair import (  # noqa: E402
+from tieconv.onnx.parity.bindings import (  # noqa: E402  # noqa: E402
+    Kind,
+    Padding,
     pair_faults,
     pair_files,
     read_pair,
@@ -83,17 +84,17 @@ def test_the_files_of_a_pair(tmp_path: Path) -> None:
     decoders(tmp_path)
     files = pair_files(str(tmp_path))
     assert files is not None
-    assert Path(files.step).name == "decoder_with_past_model.onnx"
+    assert Path(files[2]).name == "decoder_with_past_model.onnx"
     saved(tmp_path / "decoder_model_merged.onnx", [], [])
     files = pair_files(str(tmp_path))
     assert files is not None
-    assert files.first == files.step == str(tmp_path / "decoder_model_merged.onnx")
+    assert files[1] == files[2] == str(tmp_path / "decoder_model_merged.onnx")
     inner = tmp_path / "js"
     encoder(inner / "onnx", suffix="_fp16")
     saved(inner / "onnx" / "decoder_model_merged_fp16.onnx", [], [])
     files = pair_files(str(inner))
     assert files is not None
-    assert Path(files.encoder).name == "encoder_model_fp16.onnx"
+    assert Path(files[0]).name == "encoder_model_fp16.onnx"
     assert pair_files(str(tmp_path / "encoder_model.onnx")) is None
 
 
@@ -254,13 +255,14 @@ def test_the_first_tokens_are_the_decoders() -> None:
 
 def test_who_shares_the_data_file() -> None:
     """optimum's graphs read one file. The browser loads one for each graph, and the plan says so."""
-    shared, apart = LAYOUTS["optimum"], LAYOUTS["transformers.js"]
-    assert shared.data_of("fp32", "encoder_model") == shared.data_of("fp32", "decoder_model_merged")
-    assert shared.notes(Kind.PAIR, "fp32") == ()
-    assert apart.data_of("fp16", "encoder_model") == "encoder_model_fp16.onnx_data"
-    (note,) = apart.notes(Kind.PAIR, "fp32")
+    shared, apart = (LAYOUTS[name](None, "fp32") for name in ("optimum", "transformers.js"))  # type: ignore[arg-type]
+    assert shared.data_of("encoder_model") == shared.data_of("decoder_model_merged")
+    assert shared.notes(Kind.PAIR) == ()
+    halves = LAYOUTS["transformers.js"](None, "fp16")  # type: ignore[arg-type]
+    assert halves.data_of("encoder_model") == "encoder_model_fp16.onnx_data"
+    (note,) = apart.notes(Kind.PAIR)
     assert note.endswith("so encoder and decoder each store the tied matrix")
-    assert apart.notes(Kind.CACHED, "fp32") == ()
+    assert apart.notes(Kind.CACHED) == ()
 
 
 @pytest.mark.parametrize(("copies", "files", "fails"), [(1, 1, False), (2, 1, True), (2, 2, False), (3, 2, True)])

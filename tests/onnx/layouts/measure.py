@@ -30,10 +30,10 @@ from tests.onnx.encoder_decoder.stored_pair import stored_pair
 from tests.onnx.export_table import optimised
 from tests.onnx.layouts.families import FAMILIES
 from tieconv.onnx.export import adapter, carry_out
+from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch, Features
 from tieconv.reference.model import encoder_input
 

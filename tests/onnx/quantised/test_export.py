@@ -18,7 +18,7 @@ from tests.onnx.stored import tensors
 from tieconv import api
 from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.onnx.export.carry_out import share
-from tieconv.onnx.parity.quantised_graph import stored_quantised_gates
+from tieconv.onnx.parity.validate import stored_quantised_gates
 from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise
 from tieconv.reference import load
 

@@ -20,8 +20,8 @@ from tests.slow import fast_only
 from tieconv import api
 from tieconv.checkpoint.results.parity import Gate, Verdict
 from tieconv.errors import RefusedError
-from tieconv.onnx.parity.quantised_graph import BLOCK_LIMIT, stored_quantised_gates
 from tieconv.onnx.parity.quantised_weights import Rounding, round_to_nearest, worst_quotient
+from tieconv.onnx.parity.validate import BLOCK_LIMIT, stored_quantised_gates
 from tieconv.reference import load
 from tieconv.reporters import schemas
 
@@ -172,7 +172,7 @@ def test_a_fault_of_the_graph_is_not_hidden_by_the_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 def test_perplexity_on_given_tokens(tmp_path: Path, suffix: str) -> None:
     """Token ids of the user, in windows of at most the model's length."""
-    from tieconv.onnx.parity.quantised_graph import read_tokens
+    from tieconv.onnx.parity.validate import read_tokens
 
     path = tmp_path / f"ids{suffix}"
     ids = np.random.default_rng(0).integers(0, V, 300)

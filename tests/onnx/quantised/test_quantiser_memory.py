@@ -15,8 +15,7 @@ import torch
 from onnx import TensorProto, helper, save
 
 from tests.onnx.test_memory import WATCHED
-from tieconv.onnx.parity.quantised_matrices import Matrix
-from tieconv.onnx.parity.quantised_weights import Rounding, compare, put, round_to_nearest
+from tieconv.onnx.parity.quantised_weights import Matrix, Rounding, compare, put, round_to_nearest
 
 SIDE = 1536
 QUANTISE = """

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.onnx.sessions import outputs, same_bits, session
 from tieconv import api
 from tieconv.checkpoint.graph_plan import MEASURED_RUNTIMES, RUNTIMES
-from tieconv.onnx.share.rounding import FUSED_F64
+from tieconv.onnx.share.find import FUSED_F64
 
 V = 96
 FACTORS = [0.3, 30.0, 0.25, 1.0, 7.0**0.5, -1.7]

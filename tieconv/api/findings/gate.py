@@ -170,7 +170,7 @@ def _inspect_and_open(path: str, **options: Any) -> Inspection:
     evidence = inspect(path, **options)
     if not evidence.checkpoint.graphs:
         return evidence
-    from tieconv.onnx.session.child import session_findings
+    from tieconv.onnx.child import session_findings
 
     return replace(evidence, findings=(*session_findings(evidence.checkpoint), *evidence.findings))
 

@@ -71,8 +71,8 @@ def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
     """Make a plan that moves a folded norm out of the head. One table, or codes, get the ordinary plan."""
     if evidence.quantised is not None:
         return make(evidence, fold=None)
-    from tieconv.analysis.model.subject import open_subject
-    from tieconv.analysis.retie_cost.fold import unfold
+    from tieconv.analysis.norm_fold import unfold
+    from tieconv.analysis.subject import open_subject
 
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
@@ -99,7 +99,7 @@ def _within(
     make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
 ) -> Plan:
     """Make the plan if its cost is at most ``max_kl``. Raises `RefusedError` otherwise."""
-    from tieconv.analysis.retie_cost.kl_budget import check_kl_budget
+    from tieconv.analysis import check_kl_budget
 
     if evidence.quantised is not None:
         raise RefusedError(

@@ -21,7 +21,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
-from tieconv.onnx.export.embeds import join_embedding
+from tieconv.onnx.export.sample_inputs import join_embedding
 from tieconv.onnx.parity.graph_file import CAUSAL
 from tieconv.reference.packages import need, quiet
 from tieconv.text import shown
@@ -53,9 +53,16 @@ def export_graph(
             # The tracer, the translator and the optimizer raise any exception.
             raise _failed(model, error) from error
     program = program_of(made)
-    _strip(program)
+    # Remove the tracer's metadata from the graph. Names and the module hierarchy (``namespace``) remain.
+    for graph in program.graphs():
+        for node in graph:
+            for owner in (node, *node.outputs):
+                for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
+                    del owner.metadata_props[key]
     name_axes(program)
-    _record(made, fold_windows(program, inputs.get("past_key_values")))
+    constants = fold_windows(program, inputs.get("past_key_values"))
+    for component in getattr(made, "components", {}).values():
+        component.metadata.out_constants = sorted([*component.metadata.out_constants, *map(list, constants.items())])
     start_ranges(program)
     return made
 
@@ -75,12 +82,6 @@ def read_rows(made: Any, embedding: Any, causal: int | None) -> None:
     join_embedding(program, embedding)
     if causal is not None:
         program.metadata_props[CAUSAL] = str(causal)
-
-
-def _record(made: Any, constants: Mapping[int, int]) -> None:
-    """Note the outputs that are now constants where an `ExportedModel` has those that were never tensors."""
-    for component in getattr(made, "components", {}).values():
-        component.metadata.out_constants = sorted([*component.metadata.out_constants, *map(list, constants.items())])
 
 
 def program_of(made: Any) -> Any:
@@ -181,15 +182,6 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _strip(program: Any) -> None:
-    """Remove the tracer's metadata from the graph. Names and the module hierarchy (``namespace``) remain."""
-    for graph in program.graphs():
-        for node in graph:
-            for owner in (node, *node.outputs):
-                for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
-                    del owner.metadata_props[key]
 
 
 _NAMES = {
@@ -355,7 +347,16 @@ def fold_windows(model: ir.Model, cache: Any) -> dict[int, int]:
     for value in [value for value in graph.inputs if _layer(value) in lengths]:
         length = lengths[_layer(value)]
         if length not in constants:
-            constants[length] = _constant(graph, length)
+            # Add a scalar INT64 initializer.
+            name = f"sliding_window_{length}"
+            constant = ir.Value(
+                name=name,
+                shape=ir.Shape([]),
+                type=ir.TensorType(ir.DataType.INT64),
+                const_value=ir.tensor(length, ir.DataType.INT64, name=name),
+            )
+            graph.register_initializer(constant)
+            constants[length] = constant
         value.replace_all_uses_with(constants[length], replace_graph_outputs=True)
         graph.inputs.remove(value)
     removed = {index: lengths[_layer(value)] for index, value in enumerate(graph.outputs) if _layer(value) in lengths}
@@ -380,16 +381,3 @@ def _layer(value: ir.Value) -> int:
     """Return the layer whose window the value holds; -1 for any other value."""
     match = _WINDOW.fullmatch(value.name or "")
     return int(match[1]) if match else -1
-
-
-def _constant(graph: ir.Graph, length: int) -> ir.Value:
-    """Add a scalar INT64 initializer."""
-    name = f"sliding_window_{length}"
-    constant = ir.Value(
-        name=name,
-        shape=ir.Shape([]),
-        type=ir.TensorType(ir.DataType.INT64),
-        const_value=ir.tensor(length, ir.DataType.INT64, name=name),
-    )
-    graph.register_initializer(constant)
-    return constant

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,27 @@ from tieconv.checkpoint.graph_plan import (
     SessionProof,
     SharedMatrix,
 )
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import OutputText
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import publish, tree
 from tieconv.execute.copy import Like, inherit_directory
-from tieconv.execute.publish import Interrupts, checked, interrupts, owning
+from tieconv.execute.publish import checked, interrupts, owning
 from tieconv.execute.staging import Staging
 from tieconv.execute.target import stale
 from tieconv.execute.tree import writing
 from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.export import adapter as export_adapter
-from tieconv.onnx.export.embeds import first_pass, probe, separate
 from tieconv.onnx.export.encoder_decoder import trace_pair
-from tieconv.onnx.export.layouts import GRAPH, STEM, Layout, Model, arrange, arrange_pair, publish_names, published
-from tieconv.onnx.export.sample_inputs import kind_of, sample
-from tieconv.onnx.export.ties import join_ties
-from tieconv.onnx.parity.bindings import Kind
-from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
-from tieconv.onnx.parity.graph_file import EMBEDDING, Graph, Value, read_graphs
-from tieconv.onnx.parity.quantised_graph import run_quantised_parity, stored_quantised_gates
-from tieconv.onnx.parity.validate import run_parity, stored_gates
-from tieconv.onnx.quantise import Scheme, prove_once, quantise_tied
+from tieconv.onnx.export.layouts import GRAPH, STEM, Layout, arrange, arrange_pair, publish_names, published
+from tieconv.onnx.export.sample_inputs import first_pass, kind_of, probe, sample, separate
+from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
+from tieconv.onnx.parity.graph_file import EMBEDDING, Value, read_graphs
+from tieconv.onnx.parity.validate import run_parity, run_quantised_parity, stored_gates, stored_quantised_gates
+from tieconv.onnx.quantise import prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
@@ -72,140 +70,149 @@ def run(
 
     ``check`` raises if ``final`` cannot be written. It is called at the start and before the rename.
     """
+    number = itertools.count()
+
+    def begin(stage: str) -> None:
+        progress(stage, next(number), 5 + settings.options.parity)
+
     with interrupts() as signals:
         checked(final, lambda: check(True))
 
         def write(staging: Staging) -> ExportOutcome:
-            return _Job(plan, evidence, settings, final, staging, signals, check, overwrite, progress).run()
+            job = Job(plan, evidence, settings, staging, begin)
+            made = job.make()
+            if made.outcome.parity is not None and made.outcome.parity.verdict is not Verdict.PASSED:
+                return made.outcome
+            begin("write")
+            files = job.write_documents(made)
+            check(False)
+            files.check_fresh()
+            begin("rename")
+            with signals.shielded(), writing(final.name, staging.held, 0):
+                staging.check()
+                if overwrite and os.path.isdir(final):
+                    old = os.lstat(final)
+                    inherit_directory(staging.new, Like(final, True))
+                    staging.set_aside(old)
+                    publish.publish_directory(staging.new, final, staging.old, old)
+                else:
+                    publish.publish_new(staging.new, final)
+            return replace(made.outcome, executed=True, verified=True)
 
         return owning(final, signals, write)
 
 
-@dataclass
-class _Job:
+@record
+class Traced:
+    """The exporter's ``document`` as JSON, the names of its graphs, and the loaded model to compare them with."""
+
+    document: str
+    stems: tuple[str, ...]
+    reference: Reference | None
+
+
+@record
+class Made:
+    """A finished export in the staging directory."""
+
+    outcome: ExportOutcome
+    document: str
+    stems: tuple[str, ...]
+    identity: Identity | None
+
+
+@record
+class Job:
+    """What an export needs: the plan, the settings, and where it is made. ``begin`` reports the stage that begins."""
+
     plan: ExportPlan
     evidence: Inspection
     settings: Settings
-    final: Path
     staging: Staging
-    signals: Interrupts
-    check: Callable[[bool], None]
-    overwrite: bool
-    progress: Progress
-    stage: int = 0
-    stems: tuple[str, ...] = (STEM,)
+    begin: Callable[[str], None]
 
-    def run(self) -> ExportOutcome:
+    def make(self) -> Made:
+        """Trace the model, store every matrix once, and compare or measure the result."""
         raw = self.staging.held / "raw"
         os.mkdir(raw)
         versions = export_adapter.versions()
-        document, reference = self._trace(raw)
-        self._begin("share")
+        traced = self._traced(raw)
+        stems, reference, document = traced.stems, traced.reference, traced.document
+        del traced
+        self.begin("share")
         shared = self._shared(raw)
-        identity = None if reference is None else self._proved(reference)
+        # The graph that parity measures, or the directory with the graphs of an encoder-decoder.
+        measured = str(self.staging.new / GRAPH if stems == (STEM,) else self.staging.new)
+        identity = None if reference is None else self._proved(measured, reference)
         del reference
-        report = self._measure()
-        check_once(self.plan, report.identity if report else identity, len({self._data(stem) for stem in self.stems}))
+        report = self._measured(measured, stems) if self.settings.options.parity else None
+        identity = report.identity if report else identity
+        check_once(self.plan, identity, len(set(map(self.settings.layout.data_of, stems))))
+        names = self._paths(stems)
+        if self.plan.inputs_embeds:
+            names[EMBEDDING] = Path(EMBEDDING)
+        files = {path.as_posix(): self.staging.new / name for name, path in names.items()}
         outcome = ExportOutcome(
             replace(self.plan, notes=tuple(dict.fromkeys((*self.plan.notes, *shared.notes)))),
             matrices=shared.matrices,
             proofs=shared.proofs,
             parity=report,
-            files=self._sizes(),
+            files={path: file.stat().st_size for path, file in files.items() if file.exists()},
             versions=versions,
         )
-        if report is not None and report.verdict is not Verdict.PASSED:
-            return outcome
-        self._begin("write")
-        identity = report.identity if report else identity
-        self._publish(outcome, describe(outcome, document, self._graphs(), identity))
-        return replace(outcome, executed=True, verified=True)
+        return Made(outcome, document, stems, identity)
 
-    def _shared(self, raw: Path) -> Shared:
-        """Store every matrix once. A quantised export is quantised before."""
-        if self.settings.scheme is None:
-            shared = share(raw, self.staging.new, self.settings.form)
-            if not self.plan.inputs_embeds:
-                return shared
-            return replace(shared, proofs=separate(self.staging.new, GRAPH, shared.matrices))
-        made = quantise_tied(raw, self.staging.held / "quantised", self.settings.scheme, self.plan, self._data())
-        shared = share(self.staging.held / "quantised", self.staging.new, self.settings.form)
-        proof = prove_once(self.staging.new, GRAPH, made.tied)
-        return replace(shared, proofs=(proof,), notes=(*shared.notes, *made.notes))
-
-    def _begin(self, stage: str) -> None:
-        stages = 5 + self.settings.options.parity
-        self.progress(stage, self.stage, stages)
-        self.stage += 1
-
-    def _sizes(self) -> dict[str, int]:
-        """Return the bytes of the graph and of its data by their paths in OUT, before they are moved there."""
-        names = self._paths()
-        if self.plan.inputs_embeds:
-            names[EMBEDDING] = Path(EMBEDDING)
-        made = {name: self.staging.new / name for name in names}
-        return {names[name].as_posix(): file.stat().st_size for name, file in made.items() if file.exists()}
-
-    def _paths(self) -> dict[str, Path]:
+    def _paths(self, stems: tuple[str, ...]) -> dict[str, Path]:
         """Return the paths in OUT of the graphs and their data, by their names until then."""
-        return published(self.settings.layout, self.plan.precision, self.stems, self.settings.scheme)
+        return published(self.settings.layout, stems)
 
-    def _graphs(self) -> list[Path]:
-        return [self.staging.new / f"{stem}.onnx" for stem in self.stems]
-
-    def _data(self, stem: str = STEM) -> str:
-        return self.settings.layout.data_of(self.plan.precision, stem, self.settings.scheme)
-
-    @property
-    def _measured(self) -> str:
-        """The graph that parity measures, or the directory with the graphs of an encoder-decoder."""
-        return str(self.staging.new / GRAPH if self.stems == (STEM,) else self.staging.new)
-
-    def _trace(self, raw: Path) -> tuple[dict[str, Any], Reference | None]:
-        """Write the exporter's graph to ``raw``; return its document.
+    def _traced(self, raw: Path) -> Traced:
+        """Write the exporter's graph to ``raw``.
 
         Without parity, also return the loaded model: the axes and weights of the finished graph are compared with it.
         """
-        self._begin("load")
-        checkpoint = self.evidence.checkpoint
+        self.begin("load")
+        checkpoint, layout, options = self.evidence.checkpoint, self.settings.layout, self.settings.options
         reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
-        embeds, one_graph = self.plan.inputs_embeds, self.settings.scheme is not None
-        kind = kind_of(reference.model, embeds=embeds, one_graph=one_graph)
-        self.settings.layout.check(self.settings.model, kind, self.plan.precision, self.settings.scheme)
+        embeds = self.plan.inputs_embeds
+        kind = kind_of(reference.model, embeds=embeds, one_graph=layout.scheme is not None)
+        layout.check(kind)
         check_finite(reference, self.plan.source)
         join_ties(reference.model, self.evidence)
+        loaded = None if options.parity else reference
         if kind is Kind.PAIR:
-            self._trace_pair(reference, raw)
-            return {}, None if self.settings.options.parity else reference
+            self.begin("trace")
+            with always_clamped(reference.model):
+                trace_pair(reference, raw, layout.data_of, options.opset, options.fuse)
+            arrange_pair(raw / f"{DECODER}.onnx", layout)
+            return Traced("{}", (ENCODER, DECODER), loaded)
         config = load_config(checkpoint.root)
         reads = probe(reference, int(config.vocab_size)) if embeds else None
         inputs = sample(reference, kind, config, reads)
-        self._begin("trace")
+        self.begin("trace")
         with always_clamped(reference.model), first_pass(reads is not None and bool(reads.blocks)):
-            made = export_adapter.export_graph(
-                reference.model, inputs, self.settings.options.opset, self.settings.options.fuse
-            )
+            made = export_adapter.export_graph(reference.model, inputs, options.opset, options.fuse)
         if reads is not None:
-            embedding = export_adapter.embedding_graph(reference.model, self.settings.options.opset)
+            embedding = export_adapter.embedding_graph(reference.model, options.opset)
             export_adapter.read_rows(made, embedding, reads.causal if reads.blocks else None)
         document = export_adapter.save(made, raw)
-        arrange(raw, self.settings.layout, self.settings.model, self._data())
-        if self.settings.layout.renames:
-            document = {}  # transformers finds the tensors by the exporter's names
-        del made, inputs
-        return document, None if self.settings.options.parity else reference
+        arrange(raw, layout)
+        # With other names of the cache, transformers would not find the tensors by its document.
+        return Traced("{}" if layout.renames else json.dumps(document), (STEM,), loaded)
 
-    def _trace_pair(self, reference: Reference, raw: Path) -> None:
-        self._begin("trace")
-        layout, settings = self.settings.layout, self.settings
-        self.stems = (ENCODER, DECODER)
-        with always_clamped(reference.model):
-            trace_pair(reference, raw, self._data, settings.options.opset, settings.options.fuse)
-        arrange_pair(raw / f"{DECODER}.onnx", layout, settings.model)
+    def _shared(self, raw: Path) -> Shared:
+        """Store every matrix once. A quantised export is quantised before."""
+        layout, new, held = self.settings.layout, self.staging.new, self.staging.held
+        if layout.scheme is None:
+            shared = share(raw, new, self.settings.form)
+            return replace(shared, proofs=separate(new, GRAPH, shared.matrices)) if self.plan.inputs_embeds else shared
+        made = quantise_tied(raw, held / "quantised", layout.scheme, self.plan, layout.data_of())
+        shared = share(held / "quantised", new, self.settings.form)
+        return replace(shared, proofs=(prove_once(new, GRAPH, made.tied),), notes=(*shared.notes, *made.notes))
 
-    def _proved(self, reference: Reference) -> Identity:
-        stored = stored_gates if self.settings.scheme is None else stored_quantised_gates
-        identity, gates = stored(self._measured, self.evidence, reference)
+    def _proved(self, measured: str, reference: Reference) -> Identity:
+        stored = stored_gates if self.settings.layout.scheme is None else stored_quantised_gates
+        identity, gates = stored(measured, self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
@@ -215,57 +222,40 @@ class _Job:
             )
         return identity
 
-    def _measure(self) -> Parity | None:
-        if not self.settings.options.parity:
-            return None
-        self._begin("parity")
-        measure = run_parity if self.settings.scheme is None else run_quantised_parity
-        report = measure(self._measured, self.evidence, self.settings.options.provider)
-        path = self.settings.layout.graph(self.plan.precision, self.stems[-1], self.settings.scheme)
-        return replace(report, graph=path)
+    def _measured(self, measured: str, stems: tuple[str, ...]) -> Parity:
+        self.begin("parity")
+        measure = run_parity if self.settings.layout.scheme is None else run_quantised_parity
+        report = measure(measured, self.evidence, self.settings.options.provider)
+        return replace(report, graph=self.settings.layout.graph(stems[-1]))
 
-    def _documents(self) -> dict[str, str]:
-        kind, scheme = Kind(self.plan.kind), self.settings.scheme
-        return self.settings.layout.documents(self.settings.model, self.plan.precision, kind, scheme)
-
-    def _publish(self, outcome: ExportOutcome, document: str) -> None:
-        new = self.staging.new
+    def write_documents(self, made: Made) -> Files:
+        """Write all other files, and give the graphs their final names. All files are durable then."""
+        new, outcome = self.staging.new, made.outcome
+        graphs = [new / f"{stem}.onnx" for stem in made.stems]
         files = Files(Path(self.evidence.checkpoint.root), new)
         files.copy(self.plan.copied)
-        files.write("export.json", document)
-        for name, text in self._documents().items():
+        files.write("export.json", describe(outcome, made.document, graphs, made.identity))
+        for name, text in self.settings.layout.documents(Kind(self.plan.kind)).items():
             files.write(name, text)
-        publish_names(new, self._paths())
+        publish_names(new, self._paths(made.stems))
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 
             files.write("parity.json", f"{outcome.parity}\n")
             files.write("parity.html", render(outcome.parity))
         files.sync()
-        for made in ("raw", "quantised"):
-            if (self.staging.held / made).exists():
-                tree.remove(self.staging.held / made)
-        self.check(False)
-        files.check_fresh()
-        self._begin("rename")
-        with self.signals.shielded(), writing(self.final.name, self.staging.held, 0):
-            self.staging.check()
-            if self.overwrite and os.path.isdir(self.final):
-                old = os.lstat(self.final)
-                inherit_directory(new, Like(self.final, True))
-                self.staging.set_aside(old)
-                publish.publish_directory(new, self.final, self.staging.old, old)
-            else:
-                publish.publish_new(new, self.final)
+        for folder in (self.staging.held / "raw", self.staging.held / "quantised"):
+            if folder.exists():
+                tree.remove(folder)
+        return files
 
 
 @record
 class Settings:
-    """The ``options`` of the user, the ``layout`` that they name, and the ``model`` as that layout reads it."""
+    """The ``options`` of the user, and the ``layout`` that they name, for this model."""
 
     options: ExportOptions
     layout: Layout
-    model: Model
 
     @property
     def dtype(self) -> str:
@@ -277,27 +267,23 @@ class Settings:
         """The form of the head. Fused operators include the head's FusedMatMul."""
         return HeadForm.FUSED if self.options.fuse else self.options.head_form
 
-    @property
-    def scheme(self) -> Scheme | None:
-        """How the weights are quantised."""
-        return None if self.options.quantise is None else Scheme(self.options.quantise)
-
 
 EXPORT_SCHEMA = "tieconv.export/1"
 
 
-def describe(
-    outcome: ExportOutcome, document: Mapping[str, Any], graphs: Sequence[Path], identity: Identity | None
-) -> str:
-    """Return the exporter's ``document`` with a section ``tieconv``. It holds no paths and no times."""
-    section = _section(outcome, [read_graphs(str(graph)) for graph in graphs], identity)
-    return json.dumps({**document, "tieconv": section}, indent=2) + "\n"
-
-
-def _section(outcome: ExportOutcome, graphs: Sequence[Graph], identity: Identity | None) -> dict[str, Any]:
+def describe(outcome: ExportOutcome, document: str, graphs: Sequence[Path], identity: Identity | None) -> str:
+    """Return the exporter's ``document``, which is JSON, with a section ``tieconv``. It holds no paths and no times."""
     plan, report = outcome.plan, outcome.parity
-    named = {graph.path: {"graph": Path(graph.path).name} if len(graphs) > 1 else {} for graph in graphs}
-    return {
+    read = [read_graphs(str(path)) for path in graphs]
+    inputs, outputs = [], []
+    for graph in read:
+        named = {"graph": Path(graph.path).name} if len(read) > 1 else {}
+        # The inputs of the embedding's graph come first.
+        own = graph.inputs[len(graph.embedding.inputs) if graph.embedding is not None else 0 :]
+        inputs += [value | named for value in _values(own)]
+        outputs += [value | named for value in _values(graph.outputs)]
+    first = read[-1].embedding
+    section = {
         "schema": EXPORT_SCHEMA,
         "tieconv": VERSION,
         "architecture": plan.architecture,
@@ -307,10 +293,10 @@ def _section(outcome: ExportOutcome, graphs: Sequence[Graph], identity: Identity
         "fuse": plan.fuse,
         "layout": plan.layout,
         "quantise": plan.quantise or None,
-        "opset": graphs[0].opset,
-        "inputs": [_value(value) | named[graph.path] for graph in graphs for value in _own_inputs(graph)],
-        "outputs": [_value(value) | named[graph.path] for graph in graphs for value in graph.outputs],
-        "embedding": None if graphs[-1].embedding is None else _embedding(graphs[-1].embedding),
+        "opset": read[0].opset,
+        "inputs": inputs,
+        "outputs": outputs,
+        "embedding": first and {"file": EMBEDDING, "inputs": _values(first.inputs), "outputs": _values(first.outputs)},
         "not_exported": list(plan.left_out),
         "tied": [list(names) for names in plan.tied],
         "shared": [
@@ -321,30 +307,19 @@ def _section(outcome: ExportOutcome, graphs: Sequence[Graph], identity: Identity
         "session": [
             {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)} for proof in outcome.proofs
         ],
-        "weights": None
-        if identity is None
-        else {"tensors": identity.tensors, "found": identity.found, "embedding_stored": identity.copies},
+        "weights": identity
+        and {"tensors": identity.tensors, "found": identity.found, "embedding_stored": identity.copies},
         "files": dict(outcome.files),
         "parity": {"verdict": "not_run", "reason": "--no-parity"}
         if report is None
         else {"verdict": str(report.verdict), "provider": report.provider.active, "report": "parity.json"},
         "versions": dict(outcome.versions),
     }
+    return json.dumps({**json.loads(document), "tieconv": section}, indent=2) + "\n"
 
 
-def _own_inputs(graph: Graph) -> Sequence[Value]:
-    """Return the inputs without those of the embedding's graph, which come first."""
-    return graph.inputs[len(graph.embedding.inputs) if graph.embedding is not None else 0 :]
-
-
-def _embedding(graph: Graph) -> dict[str, object]:
-    """Return what the graph before the decoder reads and makes."""
-    inputs, outputs = ([_value(value) for value in values] for values in (graph.inputs, graph.outputs))
-    return {"file": EMBEDDING, "inputs": inputs, "outputs": outputs}
-
-
-def _value(value: Value) -> dict[str, object]:
-    return {"name": value.name, "dtype": value.dtype, "shape": list(value.shape)}
+def _values(values: Iterable[Value]) -> list[dict[str, object]]:
+    return [{"name": value.name, "dtype": value.dtype, "shape": list(value.shape)} for value in values]
 
 
 class Files:
@@ -480,8 +455,64 @@ def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tup
         else:
             os.rename(raw / file.name, new / file.name)
         check_written(new, file.name, file, planned.matrices)
-    return tuple(_proved(new, file.name, planned) for file in planned.files)
+    names = [file.name for file in planned.files]
+    held = {name: [m for m in planned.matrices if m.done and m.graph == name] for name in names}
+    return tuple(prove(new, new / name, name, held[name]) for name in names)
 
 
-def _proved(new: Path, name: str, planned: PlannedGraphs) -> SessionProof:
-    return prove(new, new / name, name, [matrix for matrix in planned.matrices if matrix.done and matrix.graph == name])
+# Make tied names one parameter before the export, by our inspection and not by what the loader does.
+
+
+_SAME = (State.CANONICAL, State.ABSENT, State.ALIASED, State.IDENTICAL)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def tied_names(evidence: Inspection) -> tuple[tuple[str, ...], ...]:
+    """Return groups of names in the checkpoint that hold one tensor: tied and consistent, or equal copies."""
+    groups = (_one_tensor(tie) for tie in evidence.ties)
+    return tuple(names for names in groups if len(names) > 1)
+
+
+def _one_tensor(tie: Tie) -> tuple[str, ...]:
+    members = [m for m in tie.members if m.state in _SAME and (m.stored or tie.declared)]
+    return tuple(dict.fromkeys(member.name for member in members))
+
+
+def join_ties(model: Any, evidence: Inspection) -> tuple[tuple[str, ...], ...]:
+    """Make the parameters of each group one object; return the groups by the model's parameter names.
+
+    Only parameters with the same bytes are joined. The inspection proved that the checkpoint's tensors are equal. The
+    comparison here proves that the loader kept both unchanged.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    joined = []
+    for tie in evidence.ties:
+        loads = {m.name: m.loads_as or m.name for m in tie.members}
+        names = [name for member in _one_tensor(tie) for name in _parameter(model, parameters, loads[member])]
+        if len(names) > 1:
+            first, *rest = dict.fromkeys(names)
+            same = [name for name in rest if _equal(parameters[first], parameters[name])]
+            for name in same:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, parameters[first])
+            if same:
+                joined.append((first, *same))
+    return tuple(joined)
+
+
+def _parameter(model: Any, parameters: dict[str, Any], name: str) -> Iterator[str]:
+    """Yield the parameter that loads a stored name. A checkpoint may have or lack the base model's prefix."""
+    prefix = f"{model.base_model_prefix}."
+    for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        if candidate in parameters:
+            yield candidate
+            return
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if left is right:
+        return True
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    bits = _BITS[left.element_size()]
+    return bool(torch.equal(left.data.contiguous().view(bits), right.data.contiguous().view(bits)))

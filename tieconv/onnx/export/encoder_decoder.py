@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tieconv.errors import RefusedError
 from tieconv.onnx.export import adapter
-from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, sample_batch
-from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
+from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, keeps_keys_and_values, sample_batch
+from tieconv.onnx.parity.bindings import DECODER, ENCODER
 from tieconv.onnx.write.data_placement import PAGE, SMALL
 from tieconv.reference import EncoderInput, Reference
 from tieconv.reference.model import encoder_input
@@ -39,7 +39,9 @@ def trace_pair(
         # The encoder of images or sound has a fixed number of positions, but the decoder takes any.
         hidden = encoder(**source)["last_hidden_state"][:, :SOURCE]
         mask = source.get("attention_mask")
-        layers = _filled(model, tokens[:, :PAST], hidden, mask)
+        cache = decoded(model, tokens[:, :PAST], hidden, mask, cache_of()).past_key_values
+        own, cross = named(cache, "decoder"), named(cache, "encoder")
+        layers = {index: own[index] | cross[index] for index in own}
     masked = {} if mask is None else {"encoder_attention_mask": mask}
     step = {"input_ids": tokens[:, PAST:], **masked, HIDDEN: hidden, "past_key_values": layers}
 
@@ -65,13 +67,6 @@ def _sample(reference: Reference, reads: EncoderInput | None) -> tuple[dict[str,
         return {reads.name: values.to(reference.model.dtype)}, tokens.ids
     batch = sample_batch(rows, SOURCE)
     return {"input_ids": batch.ids, "attention_mask": batch.mask}, tokens.ids
-
-
-def _filled(model: Any, ids: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor | None) -> Layers:
-    """Return keys and values of both attentions after the tokens ``ids``."""
-    cache = decoded(model, ids, hidden, mask, empty_cache()).past_key_values
-    own, cross = named(cache, "decoder"), named(cache, "encoder")
-    return {index: own[index] | cross[index] for index in own}
 
 
 # Wrap an encoder-decoder as three modules that a tracer can follow: encoder, decoder, and keys of the encoder.
@@ -108,10 +103,7 @@ class Decoder(torch.nn.Module):  # type: ignore[misc]
         past_key_values: Layers,
         encoder_attention_mask: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        layers = [past_key_values[str(index)] for index in range(len(past_key_values))]
-        cache = _joined(
-            _filled_cache(layer["decoder"] for layer in layers), _filled_cache(layer["encoder"] for layer in layers)
-        )
+        cache = cache_of([past_key_values[str(index)] for index in range(len(past_key_values))])
         made = decoded(self.model, input_ids, encoder_hidden_states, encoder_attention_mask, cache)
         return {"logits": made.logits, "present": named(made.past_key_values, "decoder")}
 
@@ -125,7 +117,7 @@ class CrossAttention(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
         ids = torch.zeros_like(encoder_hidden_states[:, :1, 0], dtype=torch.int64)
-        made = decoded(self.model, ids, encoder_hidden_states, None, empty_cache())
+        made = decoded(self.model, ids, encoder_hidden_states, None, cache_of())
         return {"present": named(made.past_key_values, "encoder")}
 
 
@@ -142,42 +134,30 @@ def decoded(model: Any, ids: torch.Tensor, hidden: torch.Tensor, mask: torch.Ten
     )
 
 
-def empty_cache() -> Any:
-    """Return a cache of both attentions without a token."""
-    caches = need("transformers", "onnx,torch", "exporting")
-    return _joined(caches.DynamicCache(), caches.DynamicCache())
-
-
 def named(cache: Any, side: str) -> Layers:
     """Return keys and values of one attention: ``decoder`` is the self-attention, ``encoder`` the cross-attention.
 
     Raises `RefusedError` if a layer holds other states.
     """
     layers = cache.self_attention_cache.layers if side == "decoder" else cache.cross_attention_cache.layers
-    return {str(index): {side: {"key": key, "value": value}} for index, (key, value) in enumerate(_states(layers))}
-
-
-def _states(layers: Iterable[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for layer in layers:
-        key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not (isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor) and key.ndim == value.ndim == 4):
+        if not keeps_keys_and_values(layer):
             raise RefusedError(
                 f"the cache layer {type(layer).__name__} holds other states than keys and values",
                 "export with transformers.exporters, then run tieconv dedup on the result",
                 "export.cache",
             )
-        yield key, value
+    return {str(index): {side: {"key": layer.keys, "value": layer.values}} for index, layer in enumerate(layers)}
 
 
-def _filled_cache(states: Iterable[dict[str, torch.Tensor]]) -> Any:
-    cache = need("transformers", "onnx,torch", "exporting").DynamicCache()
-    for index, state in enumerate(states):
-        cache.update(state["key"], state["value"], index)
-    return cache
-
-
-def _joined(own: Any, cross: Any) -> Any:
-    return need("transformers", "onnx,torch", "exporting").EncoderDecoderCache(own, cross)
+def cache_of(layers: Sequence[dict[str, dict[str, torch.Tensor]]] = ()) -> Any:
+    """Return a cache of both attentions with the keys and values of ``layers``; empty without them."""
+    transformers = need("transformers", "onnx,torch", "exporting")
+    caches = {"decoder": transformers.DynamicCache(), "encoder": transformers.DynamicCache()}
+    for side, cache in caches.items():
+        for index, layer in enumerate(layers):
+            cache.update(layer[side]["key"], layer[side]["value"], index)
+    return transformers.EncoderDecoderCache(*caches.values())
 
 
 # Merge the first pass and the later steps of a decoder into one graph, whose weights are stored once.
@@ -199,7 +179,7 @@ def merge(decoder: ir.Model, cross: ir.Model) -> None:
     graph = decoder.graph
     for key, version in cross.graph.opset_imports.items():
         graph.opset_imports.setdefault(key, version)
-    hidden = _input(graph, HIDDEN)
+    hidden = next(value for value in graph.inputs if value.name == HIDDEN)
     computed = _computed(graph, cross, hidden)
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
     graph.inputs.append(branch)
@@ -209,19 +189,16 @@ def merge(decoder: ir.Model, cross: ir.Model) -> None:
         chosen.name = str(past.name).replace("past_key_values", "present")
         chosen.shape, chosen.type = past.shape, past.type
         past.replace_all_uses_with(chosen)
-        past.shape = _maybe_empty(past)
+        assert past.shape is not None
+        batch, heads, _, width = past.shape
+        past.shape = ir.Shape([batch, heads, "past_encoder_sequence", width])
     node.attributes.add(ir.AttrGraph("then_branch", _from_cache(pasts)))
     node.attributes.add(ir.AttrGraph("else_branch", computed))
     graph.insert_before(graph[0], node)
-    _return(graph, list(node.outputs))
+    outputs = [*graph.outputs, *node.outputs]
+    graph.outputs.clear()
+    graph.outputs.extend(sorted(outputs, key=_layer))
     RemoveUnusedNodesPass()(decoder)
-
-
-def _maybe_empty(past: ir.Value) -> ir.Shape:
-    """Return the shape of a cache whose length differs from the encoder's in the first pass: it is empty then."""
-    assert past.shape is not None
-    batch, heads, _, width = past.shape
-    return ir.Shape([batch, heads, "past_encoder_sequence", width])
 
 
 def _computed(graph: ir.Graph, cross: ir.Model, hidden: ir.Value) -> ir.Graph:
@@ -253,21 +230,10 @@ def _from_cache(pasts: list[ir.Value]) -> ir.Graph:
     return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="step")
 
 
-def _return(graph: ir.Graph, values: list[ir.Value]) -> None:
-    """Add the values to the outputs, each after those of the same layer."""
-    outputs = list(graph.outputs)
-    graph.outputs.clear()
-    graph.outputs.extend(sorted([*outputs, *values], key=lambda value: _layer(str(value.name))))
-
-
-def _layer(name: str) -> int:
+def _layer(value: ir.Value) -> int:
     """Return the layer of a cache tensor; -1 for another value."""
-    parts = name.split(".")
+    parts = str(value.name).split(".")
     return int(parts[1]) if parts[0] == "present" else -1
-
-
-def _input(graph: ir.Graph, name: str) -> ir.Value:
-    return next(value for value in graph.inputs if value.name == name)
 
 
 LEAST = 256
@@ -294,16 +260,12 @@ def write_data(graphs: Iterable[ir.Model], path: Path) -> None:
                         offset = data.tell() + -data.tell() % (PAGE if len(content) >= PAGE else SMALL)
                         data.write(bytes(offset - data.tell()) + content)
                         alike.append((offset, tensor))
-                    value.const_value = _at(path, offset, tensor)
-
-
-def _at(path: Path, offset: int, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        path.name,
-        offset,
-        tensor.nbytes,
-        tensor.dtype,
-        shape=ir.Shape(tensor.shape.numpy()),
-        name=str(tensor.name),
-        base_dir=path.parent,
-    )
+                    value.const_value = ir.ExternalTensor(
+                        path.name,
+                        offset,
+                        tensor.nbytes,
+                        tensor.dtype,
+                        shape=ir.Shape(tensor.shape.numpy()),
+                        name=str(tensor.name),
+                        base_dir=path.parent,
+                    )

@@ -16,8 +16,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.formats.directory import read_bytes
 from tieconv.formats.strict_json import loads
-from tieconv.onnx.parity.bindings import Kind
-from tieconv.onnx.parity.encoder_decoder_pair import DECODER, ENCODER
+from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.quantise import Scheme
 from tieconv.reference import load_config
 from tieconv.sources.local.files import open_files
@@ -49,7 +48,10 @@ STEM = "model"
 
 
 class Layout:
-    """What one program loads. The base class is the layout `plain`, which every kind of graph has."""
+    """What one program loads of a ``model`` in a ``precision``, quantised by ``scheme`` or not.
+
+    The base class is the layout `plain`, which every kind of graph has.
+    """
 
     name = "plain"
     program = ""
@@ -66,69 +68,63 @@ class Layout:
     made: frozenset[str] = frozenset()
     """Documents that this layout writes; the model's own files with these names are not copied."""
 
-    def graph(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
-        """Return the path of a graph in OUT.
+    def __init__(self, model: Model, precision: str, scheme: Scheme | None = None) -> None:
+        self.model, self.precision, self.scheme = model, precision, scheme
 
-        ``stem`` is its name until then, without the extension. ``scheme`` is that of a quantised graph.
-        """
+    def graph(self, stem: str = STEM) -> str:
+        """Return the path of a graph in OUT. ``stem`` is its name until then, without the extension."""
         return f"{stem}.onnx"
 
-    def data_of(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+    def data_of(self, stem: str = STEM) -> str:
         """Return the name of the graph's data file, which is beside it. Graphs may share one."""
         return self.data
 
-    def notes(self, kind: Kind, precision: str) -> tuple[str, ...]:
+    def notes(self, kind: Kind) -> tuple[str, ...]:
         """Return what the user should know of the files."""
-        if kind is not Kind.PAIR or self.data_of(precision, ENCODER) == self.data_of(precision, DECODER):
+        if kind is not Kind.PAIR or self.data_of(ENCODER) == self.data_of(DECODER):
             return ()
         return (f"{self.program} loads a data file for each graph, so encoder and decoder each store the tied matrix",)
 
-    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
+    def documents(self, kind: Kind) -> dict[str, str]:
         """Return further files by name."""
         return {}
 
-    def cache_shape(self, model: Model) -> tuple[int, int] | None:
+    def cache_shape(self) -> tuple[int, int] | None:
         """Return heads and width of the empty cache that the program feeds; None if it reads them from the graph."""
         return None
 
-    def empty_cache(self, model: Model) -> tuple[int, int] | None:
+    def empty_cache(self) -> tuple[int, int] | None:
         """Return heads and width of the empty cache of an encoder-decoder; None if read from the graph."""
         return None
 
-    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
+    def check(self, kind: Kind) -> None:
         """Check that the program can load such a graph. Raises `RefusedError`."""
         if kind not in self.kinds:
-            raise self.refused(model, f"the layout {self.name} does not support this kind of graph ({kind})")
-        if precision not in self.precisions:
-            raise self.refused(model, f"the layout {self.name} does not support {precision}")
-        if scheme is not None and self.name != Layout.name and precision != "fp32":
-            raise self.refused(model, f"the layout {self.name} was tried with quantised graphs in fp32 only")
+            raise self.refused(f"the layout {self.name} does not support this kind of graph ({kind})")
+        if self.precision not in self.precisions:
+            raise self.refused(f"the layout {self.name} does not support {self.precision}")
+        if self.scheme is not None and self.name != Layout.name and self.precision != "fp32":
+            raise self.refused(f"the layout {self.name} was tried with quantised graphs in fp32 only")
         if kind is Kind.CACHED:
-            self.check_cache(model, (model.whole("num_key_value_heads", "num_attention_heads"), _width(model)))
+            heads, whole = self.model.whole("num_attention_heads"), self.model.whole
+            width = whole("head_dim") or (whole("hidden_size") // heads if heads else 0)
+            self.check_cache((whole("num_key_value_heads", "num_attention_heads"), width))
 
-    def check_cache(self, model: Model, cache: tuple[int, int]) -> None:
+    def check_cache(self, cache: tuple[int, int]) -> None:
         """Check the heads and the width of the model's cache. Raises `RefusedError` if the program feeds others."""
-        fed = self.cache_shape(model)
+        fed = self.cache_shape()
         if fed is not None and fed != cache:
-            feeds = f"{self.program} feeds {model.model_type} a cache of {_shape(fed)}"
-            raise self.refused(model, f"{feeds}, but the model has {_shape(cache)}")
+            feeds, has = (f"{heads} heads (width {width})" for heads, width in (fed, cache))
+            kind = self.model.model_type
+            raise self.refused(f"{self.program} feeds {kind} a cache of {feeds}, but the model has {has}")
 
-    def refused(self, model: Model, why: str) -> RefusedError:
+    def refused(self, why: str) -> RefusedError:
         """Return the error of a model that this layout cannot express."""
         return RefusedError(
-            f"{shown(model.source)}: {shown(model.architecture)}: {shown(why, 300)}",
+            f"{shown(self.model.source)}: {shown(self.model.architecture)}: {shown(why, 300)}",
             "export without --layout, or with another layout",
             "export.layout",
         )
-
-
-def _width(model: Model) -> int:
-    heads = model.whole("num_attention_heads")
-    return model.whole("head_dim") or (model.whole("hidden_size") // heads if heads else 0)
-
-
-def _shape(shape: tuple[int, int]) -> str:
-    return f"{shape[0]} heads (width {shape[1]})"
 
 
 _HEAD_DIM = frozenset({"gemma", "gemma3_text", "gpt_oss", "nemotron"})
@@ -152,35 +148,31 @@ class Optimum(Layout):
     data = "model.onnx_data"
     renames = True
 
-    def cache_shape(self, model: Model) -> tuple[int, int] | None:
-        heads = model.whole("num_attention_heads")
+    def cache_shape(self) -> tuple[int, int] | None:
+        heads = self.model.whole("num_attention_heads")
         width = (
-            model.whole("head_dim") if model.model_type in _HEAD_DIM else model.whole("hidden_size") // max(heads, 1)
+            self.model.whole("head_dim")
+            if self.model.model_type in _HEAD_DIM
+            else self.model.whole("hidden_size") // max(heads, 1)
         )
-        return (model.whole("num_key_value_heads") if model.model_type in _GROUPED else heads), width
+        return (self.model.whole("num_key_value_heads") if self.model.model_type in _GROUPED else heads), width
 
-    def empty_cache(self, model: Model) -> tuple[int, int] | None:
-        return self.cache_shape(model)
+    def empty_cache(self) -> tuple[int, int] | None:
+        return self.cache_shape()
 
-    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
-        super().check(model, kind, precision, scheme)
-        if kind is Kind.PAIR and not (model.whole("num_attention_heads") and model.whole("hidden_size")):
-            raise self.refused(model, f"{self.program} needs num_attention_heads and hidden_size of the decoder")
-        if kind is Kind.CACHED and model.model_type in _SPECIAL:
-            raise self.refused(model, f"{self.program} feeds {model.model_type} a cache of another form")
+    def check(self, kind: Kind) -> None:
+        super().check(kind)
+        if kind is Kind.PAIR and not (self.model.whole("num_attention_heads") and self.model.whole("hidden_size")):
+            raise self.refused(f"{self.program} needs num_attention_heads and hidden_size of the decoder")
+        if kind is Kind.CACHED and self.model.model_type in _SPECIAL:
+            raise self.refused(f"{self.program} feeds {self.model.model_type} a cache of another form")
 
 
-_TYPES = {
-    **{
-        name: name
-        for name in (
-            "chatglm", "ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "internlm2", "llama", "mistral",
-            "nemotron", "olmo", "phi", "phi3", "phimoe", "qwen2", "qwen3", "smollm3",
-        )
-    },
-    "gpt_oss": "gptoss",
-    "hunyuan_v1_dense": "hunyuandensev1",
-}  # fmt: skip
+_SAME = (
+    "chatglm", "ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "internlm2", "llama", "mistral", "nemotron",
+    "olmo", "phi", "phi3", "phimoe", "qwen2", "qwen3", "smollm3",
+)  # fmt: skip
+_TYPES = dict(zip(_SAME, _SAME, strict=True)) | {"gpt_oss": "gptoss", "hunyuan_v1_dense": "hunyuandensev1"}
 """The types of onnxruntime-genai for decoders with a cache of keys and values, by transformers' model types."""
 _SEARCH: dict[str, Any] = {
     "diversity_penalty": 0.0, "do_sample": False, "length_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0,
@@ -199,38 +191,38 @@ class GenAI(Layout):
     reads_generation = True
     made = frozenset({"genai_config.json"})
 
-    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
-        super().check(model, kind, precision, scheme)
-        if model.model_type == "gpt2":
-            raise self.refused(model, f"{self.program} reads a layer's keys and values of gpt2 from one tensor")
-        if model.model_type not in _TYPES:
-            raise self.refused(model, f"{self.program} has no model type for {model.model_type}")
-        if not model.whole("max_position_embeddings"):
-            raise self.refused(model, "the config has no max_position_embeddings, which genai_config.json needs")
+    def check(self, kind: Kind) -> None:
+        super().check(kind)
+        if self.model.model_type == "gpt2":
+            raise self.refused(f"{self.program} reads a layer's keys and values of gpt2 from one tensor")
+        if self.model.model_type not in _TYPES:
+            raise self.refused(f"{self.program} has no model type for {self.model.model_type}")
+        if not self.model.whole("max_position_embeddings"):
+            raise self.refused("the config has no max_position_embeddings, which genai_config.json needs")
 
-    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
-        document = {"model": self._model(model, precision), "search": _search(model)}
+    def documents(self, kind: Kind) -> dict[str, str]:
+        document = {"model": self._model(), "search": _search(self.model)}
         return {"genai_config.json": json.dumps(document, indent=4) + "\n"}
 
-    def _model(self, model: Model, precision: str) -> dict[str, Any]:
-        heads = model.whole("num_attention_heads")
-        tokens = {key: _token(model, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    def _model(self) -> dict[str, Any]:
+        heads = self.model.whole("num_attention_heads")
+        tokens = {key: _token(self.model, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         first = tokens["eos_token_id"][0] if isinstance(tokens["eos_token_id"], list) else tokens["eos_token_id"]
         # genai has no empty entry: a model without padding pads with the token that ends a text.
         tokens["pad_token_id"] = first if tokens["pad_token_id"] is None else tokens["pad_token_id"]
         return {
-            "type": _TYPES[model.model_type],
+            "type": _TYPES[self.model.model_type],
             **{key: token for key, token in tokens.items() if token is not None},
-            "context_length": model.whole("max_position_embeddings"),
-            "vocab_size": model.whole("vocab_size"),
+            "context_length": self.model.whole("max_position_embeddings"),
+            "vocab_size": self.model.whole("vocab_size"),
             "decoder": {
                 "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
-                "filename": self.graph(precision),
-                "head_size": model.whole("head_dim") or model.whole("hidden_size") // heads,
-                "hidden_size": model.whole("hidden_size"),
+                "filename": self.graph(),
+                "head_size": self.model.whole("head_dim") or self.model.whole("hidden_size") // heads,
+                "hidden_size": self.model.whole("hidden_size"),
                 "num_attention_heads": heads,
-                "num_hidden_layers": model.whole("num_hidden_layers"),
-                "num_key_value_heads": model.whole("num_key_value_heads") or heads,
+                "num_hidden_layers": self.model.whole("num_hidden_layers"),
+                "num_key_value_heads": self.model.whole("num_key_value_heads") or heads,
                 "inputs": {
                     "input_ids": "input_ids",
                     "attention_mask": "attention_mask",
@@ -311,46 +303,45 @@ class TransformersJS(Layout):
     batch_axis = "batch_size"
     made = frozenset({"config.json"})
 
-    def graph(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
-        return f"onnx/{_name(precision, stem, scheme)}.onnx"
+    def _name(self, stem: str) -> str:
+        """Return the name of a graph, to which transformers.js adds a suffix for its type."""
+        return f"{stem}{_DTYPES[self.precision, self.scheme][1]}"
 
-    def data_of(self, precision: str, stem: str = STEM, scheme: Scheme | None = None) -> str:
+    def graph(self, stem: str = STEM) -> str:
+        return f"onnx/{self._name(stem)}.onnx"
+
+    def data_of(self, stem: str = STEM) -> str:
         # The browser loads a data file for one graph, by the graph's name.
-        return f"{_name(precision, stem, scheme)}.onnx_data"
+        return f"{self._name(stem)}.onnx_data"
 
-    def check(self, model: Model, kind: Kind, precision: str, scheme: Scheme | None = None) -> None:
-        super().check(model, kind, precision, scheme)
+    def check(self, kind: Kind) -> None:
+        super().check(kind)
         types = {Kind.MASKED: _MASKED, Kind.PAIR: _PAIRS}.get(kind, _GROUPED_ATTENTION | _WHOLE)
-        if model.model_type not in types:
-            raise self.refused(model, f"the layout {self.name} does not support the model type {model.model_type}")
-        decoder = model.values.get("decoder")
+        if self.model.model_type not in types:
+            raise self.refused(f"the layout {self.name} does not support the model type {self.model.model_type}")
+        decoder = self.model.values.get("decoder")
         inner = str(decoder.get("model_type", "")) if isinstance(decoder, dict) else ""
         if inner and inner not in _PAIRS | {"trocr"}:
-            raise self.refused(model, f"{self.program} feeds a decoder of type {inner} no cache of the encoder")
+            raise self.refused(f"{self.program} feeds a decoder of type {inner} no cache of the encoder")
 
-    def cache_shape(self, model: Model) -> tuple[int, int] | None:
+    def cache_shape(self) -> tuple[int, int] | None:
         # transformers.js reads the file, and not the defaults of transformers' class.
-        heads = _entry(model, "num_attention_heads", "n_head")
-        width = _entry(model, "head_dim") if model.model_type not in _WHOLE else 0
-        if model.model_type not in _HEAD_WIDTH:
-            width = width or _entry(model, "hidden_size", "n_embd") // max(heads, 1)
-        return (heads if model.model_type in _WHOLE else _entry(model, "num_key_value_heads")), width
+        heads = _entry(self.model, "num_attention_heads", "n_head")
+        width = _entry(self.model, "head_dim") if self.model.model_type not in _WHOLE else 0
+        if self.model.model_type not in _HEAD_WIDTH:
+            width = width or _entry(self.model, "hidden_size", "n_embd") // max(heads, 1)
+        return (heads if self.model.model_type in _WHOLE else _entry(self.model, "num_key_value_heads")), width
 
-    def documents(self, model: Model, precision: str, kind: Kind, scheme: Scheme | None = None) -> dict[str, str]:
+    def documents(self, kind: Kind) -> dict[str, str]:
         stems = (ENCODER, DECODER) if kind is Kind.PAIR else (STEM,)
-        dtype, _ = _DTYPES[precision, scheme]
+        dtype, _ = _DTYPES[self.precision, self.scheme]
         settings: dict[str, Any] = {
             "dtype": dtype,
-            "use_external_data_format": {f"{_name(precision, stem, scheme)}.onnx": 1 for stem in stems},
+            "use_external_data_format": {f"{self._name(stem)}.onnx": 1 for stem in stems},
         }
-        if precision == "fp16":
+        if self.precision == "fp16":
             settings["kv_cache_dtype"] = {dtype: "float16"}
-        return {"config.json": json.dumps({**model.values, "transformers.js_config": settings}, indent=2) + "\n"}
-
-
-def _name(precision: str, stem: str, scheme: Scheme | None) -> str:
-    """Return the name of a graph, to which transformers.js adds a suffix for its type."""
-    return f"{stem}{_DTYPES[precision, scheme][1]}"
+        return {"config.json": json.dumps({**self.model.values, "transformers.js_config": settings}, indent=2) + "\n"}
 
 
 def _entry(model: Model, *names: str) -> int:
@@ -362,7 +353,7 @@ def _entry(model: Model, *names: str) -> int:
 # List the layouts by the words of `--layout`.
 
 
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Layout(), Optimum(), GenAI(), TransformersJS())}
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Layout, Optimum, GenAI, TransformersJS)}
 
 
 _GENERATION = "generation_config.json"
@@ -370,18 +361,14 @@ _LIMIT = 1_000_000
 """Bytes of that file. The largest published files list some hundred ids."""
 
 
-def read_model(checkpoint: Checkpoint, architecture: str, layout: Layout) -> Model:
+def read_model(checkpoint: Checkpoint, architecture: str, layout: type[Layout]) -> Model:
     """Return the model as ``layout`` reads it. Raises `UnreadableError` for a generation config that is not JSON."""
-    generation = _generation(checkpoint) if layout.reads_generation else {}
+    generation: Mapping[str, Any] = {}
+    if layout.reads_generation and _GENERATION in checkpoint.companions:
+        with open_files(checkpoint.root) as files:
+            generation = loads(read_bytes(files, _GENERATION, _LIMIT), _GENERATION, limit=_LIMIT, lenient=True)
     config = load_config(checkpoint.root)
     return Model(checkpoint.source, architecture, checkpoint.config_values, config, generation)
-
-
-def _generation(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    if _GENERATION not in checkpoint.companions:
-        return {}
-    with open_files(checkpoint.root) as files:
-        return loads(read_bytes(files, _GENERATION, _LIMIT), _GENERATION, limit=_LIMIT, lenient=True)
 
 
 # Give the exporter's files the names of a layout: cache tensors, the data file, and the graph in OUT.
@@ -392,31 +379,39 @@ GRAPH = "model.onnx"
 _CACHE = re.compile(r"(?P<side>input\.|output\.)?past_key_values\.(?:layers\.)?(?P<layer>\d+)\.(?P<part>key|value)s?")
 
 
-def arrange(raw: Path, layout: Layout, model: Model, data: str) -> None:
-    """Rename the cache tensors of the graph in the directory ``raw``, and its data file to ``data``.
+def arrange(raw: Path, layout: Layout) -> None:
+    """Rename the cache tensors of the graph in the directory ``raw``, and its data file, as ``layout`` says.
 
     The weights are not read. Raises `RefusedError` if the program would feed a cache of another shape.
     """
+    data = layout.data_of()
     if not layout.renames and data == f"{GRAPH}.data":
         return
     graph = ir.load(raw / GRAPH)
     if layout.renames:
         for cache in _rename_caches(graph):
-            layout.check_cache(model, cache)
+            layout.check_cache(cache)
     if (raw / f"{GRAPH}.data").exists():
         os.rename(raw / f"{GRAPH}.data", raw / data)
-        _move_data(graph, data)
+        stored = [value for part in graph.graphs() for value in part.initializers.values()]
+        for value in stored:
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                span = tensor.offset, tensor.length, tensor.dtype
+                value.const_value = ir.ExternalTensor(
+                    data, *span, shape=tensor.shape, name=tensor.name, base_dir=tensor.base_dir
+                )
     ir.save(graph, raw / GRAPH)
 
 
-def arrange_pair(decoder: Path, layout: Layout, model: Model) -> None:
+def arrange_pair(decoder: Path, layout: Layout) -> None:
     """Give the axes of the decoder's caches the names and sizes that the program reads.
 
     If the program feeds an empty cache with other heads or another width, these two axes are open. ONNX Runtime ignores
     the shape of an empty tensor when it joins tensors.
     """
     graph = ir.load(decoder)
-    fed = layout.empty_cache(model)
+    fed = layout.empty_cache()
     for value in graph.graph.inputs:
         if value.shape is not None and str(value.name).startswith("past_key_values."):
             _, heads, past, width = value.shape
@@ -425,13 +420,13 @@ def arrange_pair(decoder: Path, layout: Layout, model: Model) -> None:
     ir.save(graph, decoder)
 
 
-def published(layout: Layout, precision: str, stems: Iterable[str], scheme: Scheme | None) -> dict[str, Path]:
+def published(layout: Layout, stems: Iterable[str]) -> dict[str, Path]:
     """Return the paths in OUT of the graphs and their data, by their names until then."""
     paths = {}
     for stem in stems:
-        final = Path(layout.graph(precision, stem, scheme))
+        final = Path(layout.graph(stem))
         paths[f"{stem}.onnx"] = final
-        data = layout.data_of(precision, stem, scheme)
+        data = layout.data_of(stem)
         paths[data] = final.parent / data
     return paths
 
@@ -457,20 +452,3 @@ def _rename_caches(model: ir.Model) -> Iterator[tuple[int, int]]:
                 heads, width = shape[1], shape[3]
                 if isinstance(heads, int) and isinstance(width, int):
                     yield heads, width
-
-
-def _move_data(model: ir.Model, name: str) -> None:
-    """Make every external tensor refer to the file ``name``."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                value.const_value = ir.ExternalTensor(
-                    name,
-                    tensor.offset,
-                    tensor.length,
-                    tensor.dtype,
-                    shape=tensor.shape,
-                    name=tensor.name,
-                    base_dir=tensor.base_dir,
-                )

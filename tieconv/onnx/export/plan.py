@@ -19,11 +19,18 @@ from tieconv.errors import RefusedError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target, check_fresh, check_place, destination
 from tieconv.execute.tree import free_bytes, no_space, writing
-from tieconv.onnx.export.carry_out import Progress, Settings, run
-from tieconv.onnx.export.embeds import LeftOut, left_out_parts, reads_embeddings, refused
+from tieconv.onnx.export.carry_out import Progress, Settings, run, tied_names
 from tieconv.onnx.export.layouts import LAYOUTS, read_model
-from tieconv.onnx.export.sample_inputs import check_inputs, encoder_decoder_kind, modality_input, reads_features
-from tieconv.onnx.export.ties import tied_names
+from tieconv.onnx.export.sample_inputs import (
+    LeftOut,
+    check_inputs,
+    encoder_decoder_kind,
+    left_out_parts,
+    modality_input,
+    reads_embeddings,
+    reads_features,
+    refused,
+)
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
@@ -78,12 +85,20 @@ class PlannedExport(Printed):
 
     def clear(self, out: str | Path) -> None:
         """Remove what a killed run left beside ``out``, so that `check` does not refuse it."""
-        sweep(destination(_other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, False)))
+        sweep(self._final(out, False)[2])
+
+    def _final(self, out: str | Path, overwrite: bool) -> tuple[Plan, Target, Path]:
+        """Return the plan in the form that the checks of OUT read, OUT, and its absolute path."""
+        checkpoint = self.evidence.checkpoint
+        links = tuple(LinkFile(name, size) for name, size in self.plan.copied.items())
+        whole = replace(checkpoint, layout=Layout.SINGLE)
+        plan = Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")
+        target = Target(Path(out), overwrite=overwrite)
+        return plan, target, destination(plan, target)
 
     def _check(self, out: str | Path, overwrite: bool) -> Path:
         """Return OUT as an absolute path. Raise if it cannot be written or the model has changed."""
-        plan, target = _other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite)
-        final = destination(plan, target)
+        plan, target, final = self._final(out, overwrite)
         with writing(final.name, final.parent, 0):
             check_place(plan, target)
             check_fresh(plan)
@@ -97,13 +112,10 @@ class PlannedExport(Printed):
         If parity fails or does not run, ``out`` is unchanged. The outcome is then not executed, and holds the report.
         On any other failure, raises a `TieconvError` and leaves ``out`` unchanged.
         """
-        final = destination(_other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite))
+        final = self._final(out, overwrite)[2]
 
         def check(first: bool) -> None:
-            if first:
-                self.check(out, overwrite=overwrite)
-            else:
-                self._check(out, overwrite)
+            self.check(out, overwrite=overwrite) if first else self._check(out, overwrite)
 
         outcome = run(self.plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
         return replace(outcome, output=str(out)) if outcome.executed else outcome
@@ -136,17 +148,22 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     kind = _kind(name, checkpoint.config_values, one_graph=options.quantise is not None)
     parts = rows_only(name, checkpoint, kind, wanted=options.inputs_embeds)
     check_cache(name, checkpoint.root, checkpoint.source)
-    layout = LAYOUTS[options.layout]
-    settings = Settings(options, layout, read_model(checkpoint, name, layout))
-    precision, scheme = options.precision, settings.scheme
+    precision, scheme = options.precision, None if options.quantise is None else Scheme(options.quantise)
+    made = LAYOUTS[options.layout]
+    layout = made(read_model(checkpoint, name, made), precision, scheme)
+    settings = Settings(options, layout)
     if parts is not None:
         check_options(options.layout, scheme)
-    layout.check(settings.model, kind, precision, scheme)
+    layout.check(kind)
     inputs = pair_inputs(name, checkpoint.root) if kind is Kind.PAIR else AXES if parts else _AXES.get(kind, ())
-    copied = _companions(checkpoint, layout.made)
+    # All files are copied but weights, and files with a name that the export writes.
+    document = checkpoint.config
+    companions = {**checkpoint.companions, **({document.name: len(document.text.encode())} if document else {})}
+    unwanted = {*OURS, *layout.made, *checkpoint.others}
+    copied = {n: size for n, size in companions.items() if not n.lower().endswith(_WEIGHTS) and n not in unwanted}
     tied = tied_names(evidence)
     shared = settings.form if tied and not scheme else None
-    notes = [*_notes(options, shared), *layout.notes(kind, precision)]
+    notes = [*_notes(options, shared), *layout.notes(kind)]
     if scheme is not None:
         check_scheme(scheme, precision, options.fuse, checkpoint.source)
         notes.append(head_note(scheme))
@@ -202,28 +219,6 @@ def _kind(name: str, config: Mapping[str, object], *, one_graph: bool) -> Kind:
         cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
         return encoder_decoder_kind(cls, one_graph=one_graph) if cls is not None else Kind.SEQ2SEQ
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
-
-
-def _companions(checkpoint: Checkpoint, made: frozenset[str]) -> dict[str, int]:
-    """Return the files to copy: all but weights, and files with a name that the export writes."""
-    config = checkpoint.config
-    companions = {**checkpoint.companions, **({config.name: len(config.text.encode())} if config else {})}
-    return {
-        name: size
-        for name, size in companions.items()
-        if not name.lower().endswith(_WEIGHTS) and name not in {*OURS, *made} and name not in checkpoint.others
-    }
-
-
-def _target(out: str | Path, overwrite: bool) -> Target:
-    return Target(Path(out), overwrite=overwrite)
-
-
-def _other_formats(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
-    """Return the plan in the form that the checks of OUT read."""
-    links = tuple(LinkFile(name, size) for name, size in copied.items())
-    whole = replace(checkpoint, layout=Layout.SINGLE)
-    return Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")
 
 
 def estimated_bytes(
@@ -327,8 +322,7 @@ def check_cache(name: str, directory: str, source: str) -> None:
     ``export.cache``, which says the layer and its kind.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
-    config = load_config(directory)
-    where = _layer_state(transformers, config) or _class_state(getattr(transformers, name, None))
+    where = _other_state(transformers, load_config(directory), getattr(transformers, name, None))
     if where:
         raise RefusedError(
             f"{shown(source)}: {shown(name)} keeps another state than keys and values {where}, "
@@ -338,28 +332,20 @@ def check_cache(name: str, directory: str, source: str) -> None:
         )
 
 
-def _layer_state(transformers: Any, config: Any) -> str:
-    """Return the first layer with another state, with its kind and cache class; empty if there is none."""
+def _other_state(transformers: Any, config: Any, cls: Any) -> str:
+    """Return the first layer with another state, with its kind and cache class; or the argument of a whole class."""
+    try:
+        caches = [type(layer).__name__ for layer in transformers.DynamicCache(config=config).layers]
+    except (AttributeError, TypeError, ValueError):
+        caches = []  # transformers builds no cache for this config: the loaded model decides
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    for index, (kind, layer) in enumerate(zip_longest(kinds, _cache_layers(transformers, config), fillvalue="")):
+    for index, (kind, layer) in enumerate(zip_longest(kinds, caches, fillvalue="")):
         cache = "" if layer in _LAYERS else layer
         if cache or kind in _STATE_INPUTS:
             return f"in layer {index} ({', '.join(filter(None, (kind, cache)))})"
-    return ""
-
-
-def _cache_layers(transformers: Any, config: Any) -> list[str]:
-    """Return the class of each layer's cache; empty for a config for which transformers builds no cache."""
-    try:
-        return [type(layer).__name__ for layer in transformers.DynamicCache(config=config).layers]
-    except (AttributeError, TypeError, ValueError):
-        return []  # the loaded model decides
-
-
-def _class_state(cls: Any) -> str:
-    """Return the argument with the state of a class that cannot go back to an earlier token; empty for others."""
     if getattr(cls, "_is_stateful", False) is not True:
         return ""
+    # The class cannot go back to an earlier token.
     accepted = signature(cls.forward).parameters
     argument = next((name for name in ("cache_params", "state") if name in accepted), "past_key_values")
     return f"in every layer (argument {argument})"

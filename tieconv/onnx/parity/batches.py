@@ -44,17 +44,13 @@ _LEFT_TOO: tuple[Shape, ...] = ((3, 12, 0, 4), (3, 1, 11, 4))
 """The shapes that stay padded on the left in models that are usually padded on the right."""
 _HOLES: dict[Kind, tuple[Shape, ...]] = {
     Kind.CACHED: ((2, 4, 8, 3), (2, 12, 0, 3)),
-    Kind.PLAIN: ((2, 12, 0, 3),),
-    Kind.MASKED: ((2, 12, 0, 3),),
-    Kind.SEQ2SEQ: ((2, 5, 12, 3),),
-    Kind.PAIR: ((2, 5, 12, 3),),
+    **dict.fromkeys((Kind.PLAIN, Kind.MASKED), ((2, 12, 0, 3),)),
+    **dict.fromkeys((Kind.SEQ2SEQ, Kind.PAIR), ((2, 5, 12, 3),)),
 }
 _SIX_ROWS: dict[Kind, tuple[Shape, ...]] = {
     Kind.CACHED: ((6, 14, 0, 11), (6, 1, 13, 11)),
-    Kind.PLAIN: ((6, 14, 0, 11),),
-    Kind.MASKED: ((6, 14, 0, 11),),
-    Kind.SEQ2SEQ: ((6, 4, 14, 11),),
-    Kind.PAIR: ((6, 4, 14, 11),),
+    **dict.fromkeys((Kind.PLAIN, Kind.MASKED), ((6, 14, 0, 11),)),
+    **dict.fromkeys((Kind.SEQ2SEQ, Kind.PAIR), ((6, 4, 14, 11),)),
 }
 
 
@@ -73,15 +69,9 @@ def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[
 
 
 def single_seed_cells(
-    kind: Kind,
-    longest: int,
-    where: Padding = Padding.FRONT,
-    *,
-    holes: bool = True,
-    window: int = 0,
-    length: int = 0,
-    batch: int = 0,
-) -> Iterator[Cell]:
+    kind: Kind, longest: int, where: Padding = Padding.FRONT, *, holes: bool = True, window: int = 0,
+    length: int = 0, batch: int = 0,
+) -> Iterator[Cell]:  # fmt: skip
     """Yield the shapes that need one seed: holes, six rows, a long sequence, and one longer than the window.
 
     ``holes`` says whether the graph takes any mask. ``window`` is the sliding window to measure; 0 means none.
@@ -96,8 +86,15 @@ def single_seed_cells(
         cell = _cell(shape, 0, where, layout)
         if _fits(cell, kind, longest):
             yield cell
-    if not kind.encodes:
-        yield from _across(kind, window, min(window + BEYOND, longest), where)
+    end = min(window + BEYOND, longest)
+    if kind.encodes or window < 1 or end <= window:
+        return
+    # A sequence beyond the window, in one pass and in cached steps. Its end is judged.
+    first = max(window - BEYOND, 1)
+    if end > LONG:
+        yield Cell(1, end, 0, 0, 0, where=where, judged_last=end - first)
+    if kind is Kind.CACHED and not PROMPT < window <= PROMPT + STEPS - BEYOND:
+        yield Cell(1, end - first, first, 0, 0, end - first, where)
 
 
 def embedding_cells(longest: int, where: Padding = Padding.FRONT, *, blocks: bool) -> Iterator[Cell]:
@@ -116,17 +113,6 @@ def _long(kind: Kind, length: int) -> tuple[Shape, ...]:
         return ((1, length, length, 0),)
     whole = (1, length, 0, 0)
     return (whole, (1, _CHUNK, length - _CHUNK, 0)) if kind is Kind.CACHED and length > _CHUNK else (whole,)
-
-
-def _across(kind: Kind, window: int, end: int, where: Padding) -> Iterator[Cell]:
-    """Yield a sequence up to ``end``, beyond the window, in one pass and in cached steps. Its end is judged."""
-    if window < 1 or end <= window:
-        return
-    first = max(window - BEYOND, 1)
-    if end > LONG:
-        yield Cell(1, end, 0, 0, 0, where=where, judged_last=end - first)
-    if kind is Kind.CACHED and not PROMPT < window <= PROMPT + STEPS - BEYOND:
-        yield Cell(1, end - first, first, 0, 0, end - first, where)
 
 
 def stepped(longest: int, where: Padding = Padding.FRONT, kind: Kind = Kind.CACHED) -> Iterator[Cell]:
@@ -211,29 +197,24 @@ class Cell:
     @property
     def group(self) -> str:
         """The plot for the cell's errors."""
-        if self.own:
-            return "own inputs"
-        if self.blocks:
-            return "tokens that attend to later ones"
-        if self.embeds:
-            return "random rows of inputs_embeds"
-        if self.steps:
-            return "cached steps"
-        if self.tokens:
-            return "every token"
-        if self.padding:
-            return str(self.where) if self.where is Padding.BEHIND else str(self.layout)
-        if self.past:
-            return "past"
-        return "one token" if self.sequence == 1 else "no past"
+        padded = str(self.where) if self.where is Padding.BEHIND else str(self.layout)
+        groups = (
+            (self.own, "own inputs"),
+            (self.blocks, "tokens that attend to later ones"),
+            (self.embeds, "random rows of inputs_embeds"),
+            (self.steps, "cached steps"),
+            (self.tokens, "every token"),
+            (self.padding, padded),
+            (self.past, "past"),
+            (self.sequence == 1, "one token"),
+        )
+        return next((name for applies, name in groups if applies), "no past")
 
     def masked(self, row: int, length: int) -> slice:
         """Return the masked positions of a row with ``length`` positions. At least one position stays."""
         width = min(max(self.padding - STAGGER * (row % _CYCLE), 0), length - 1)
-        first = {Layout.LEFT: 0, Layout.RIGHT: length - width, Layout.HOLE: min(length // 3, length - width)}[
-            self.layout
-        ]
-        return slice(first, first + width)
+        firsts = {Layout.LEFT: 0, Layout.RIGHT: length - width, Layout.HOLE: min(length // 3, length - width)}
+        return slice(firsts[self.layout], firsts[self.layout] + width)
 
 
 # Choose the ids that go through the whole graph, each as a sequence of one token.
@@ -323,9 +304,6 @@ def _padding(config: Any) -> int:
 # Draw rows of `inputs_embeds` that are not rows of the table, as an image gives them.
 
 
-_STEP, _MOST = 64, 255
-
-
 @record
 class Drawn:
     """What to draw: the ``width`` of a row, and the numbers of a position (``axes``, 3 with M-RoPE).
@@ -347,8 +325,7 @@ def with_rows(batch: Batch, cell: Cell, drawn: Drawn) -> Batch:
         return batch
     generator = torch.Generator().manual_seed(7919 * cell.length + cell.batch)
     rows = torch.randn((*batch.ids.shape, drawn.width), generator=generator)
-    # multiples of 1/64 up to 4 are exact in fp32, fp16 and bf16
-    made = replace(batch, embeds=(rows * _STEP).round().clamp(-_MOST, _MOST) / _STEP)
+    made = replace(batch, embeds=_exact(rows))
     if drawn.axes > 1:
         places = torch.randint(0, cell.length, (drawn.axes, *batch.ids.shape), generator=generator)
         made = replace(made, given_positions=places)
@@ -386,5 +363,9 @@ def with_features(batch: Batch, cell: Cell, reads: EncoderInput) -> Batch:
 def _drawn(name: str, shape: tuple[int, ...], seed: int, rows: int) -> Features:
     generator = torch.Generator().manual_seed(104_729 * seed + rows)
     values = torch.randn((rows, *shape), generator=generator)
-    # multiples of 1/64 up to 4 are exact in fp32, fp16 and bf16
-    return Features(name, (values * _STEP).round().clamp(-_MOST, _MOST) / _STEP)
+    return Features(name, _exact(values))
+
+
+def _exact(values: torch.Tensor) -> torch.Tensor:
+    """Round to multiples of 1/64 up to 4, which are exact in fp32, fp16 and bf16."""
+    return (values * 64).round().clamp(-255, 255) / 64

@@ -1,7 +1,8 @@
-"""Find the role of each input from its name, type and axes, and the output that feeds each cache input."""
+"""Find the role of each input of a graph, or of an encoder and its decoders, from name, type and axes."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -10,10 +11,13 @@ from enum import StrEnum
 import numpy as np
 import torch
 
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.parity.graph_file import BLOCKS, CAUSAL, DTYPES, EMBEDS, Graph, Value
-from tieconv.reference import Batch
+from tieconv.onnx.parity.graph_file import BLOCKS, CAUSAL, DTYPES, EMBEDS, Graph, Initializer, Value, read_graph
+from tieconv.reference import Batch, architecture
+from tieconv.reference.model import planned_encoder_input
+from tieconv.reference.packages import need
 from tieconv.text import shown
 
 
@@ -147,8 +151,10 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
         if role is not None:
             inputs[role] = value
         elif layer and layer in presents and value.dtype in DTYPES and len(value.shape) == 4:
-            opened += width > 0 and not isinstance(value.shape[3], int)
-            caches.append(Cache(_closed(value, width), presents[layer], grouped.get(value.name, 0)))
+            open_ = width > 0 and not isinstance(value.shape[3], int)
+            closed = replace(value, shape=(*value.shape[:3], width)) if open_ else value
+            opened += open_
+            caches.append(Cache(closed, presents[layer], grouped.get(value.name, 0)))
         elif _WINDOW.fullmatch(value.name) and value.dtype == "INT64":
             windows.append(value)
         elif is_switch(value) and (value.name != BRANCH or presents):
@@ -161,8 +167,11 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
     padding = _padding(grouped)
     fed = switch_notes([value.name for value in switches])
     notes = (*_notes(padding, opened, width, max(grouped.values(), default=0)), *fed)
-    kind = _kind(inputs, bool(caches), masked)
-    causal = _causal(graph)
+    kind = Kind.CACHED if caches else Kind.MASKED if masked else Kind.PLAIN
+    if Role.DECODER_IDS in inputs:
+        kind = Kind.SEQ2SEQ
+    text = graph.model.metadata_props.get(CAUSAL, "") if graph.model is not None else ""
+    causal = int(text) if text.isdecimal() else 0
     return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes, tuple(switches), causal)
 
 
@@ -175,11 +184,6 @@ def _role(graph: Graph, value: Value) -> Role | None:
     if graph.embedding is not None and value.name in BLOCKS:
         return Role.BLOCKS
     return next((role for role in _TOKENS if value.name == role), None)
-
-
-def _causal(graph: Graph) -> int:
-    text = graph.model.metadata_props.get(CAUSAL, "") if graph.model is not None else ""
-    return int(text) if text.isdecimal() else 0
 
 
 _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the cache: docs/parity.md"
@@ -196,20 +200,6 @@ def refuse_halves(graph: Graph) -> None:
                 hint,
                 "onnx.half",
             )
-
-
-def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:
-    if Role.DECODER_IDS in inputs:
-        return Kind.SEQ2SEQ
-    if cached:
-        return Kind.CACHED
-    return Kind.MASKED if masked else Kind.PLAIN
-
-
-def _closed(value: Value, width: int) -> Value:
-    """Return the cache value with the model's width if its own width is open."""
-    open_ = width > 0 and not isinstance(value.shape[3], int)
-    return replace(value, shape=(*value.shape[:3], width)) if open_ else value
 
 
 def _padding(grouped: Mapping[str, int]) -> Padding:
@@ -300,20 +290,15 @@ _PASTS = (3, 4)
 
 def grouped_caches(graph: Graph) -> dict[str, int]:
     """Return the names of such caches among the graph's inputs, with their positions before the first token."""
-    if graph.model is None:
-        return {}
-    nodes = [node for node in graph.model.graph.all_nodes() if node.op_type == "GroupQueryAttention"]
-    return {
-        value.name: _capacity(node.attributes)
-        for node in nodes
-        for value in (node.inputs[index] for index in _PASTS if index < len(node.inputs))
-        if value is not None and value.name
-    }
-
-
-def _capacity(attributes: Mapping[str, object]) -> int:
-    """Return the window of a windowed cache: the smallest capacity, and on CUDA the only one."""
-    return max(_whole(attributes, "local_window_size"), 0) if _whole(attributes, "sliding_window_cache") == 1 else 0
+    capacities: dict[str, int] = {}
+    for node in graph.model.graph.all_nodes() if graph.model is not None else ():
+        if node.op_type == "GroupQueryAttention":
+            windowed = _whole(node.attributes, "sliding_window_cache") == 1
+            # The window is the smallest capacity of a windowed cache, and on CUDA the only one.
+            capacity = max(_whole(node.attributes, "local_window_size"), 0) if windowed else 0
+            pasts = (node.inputs[index] for index in _PASTS if index < len(node.inputs))
+            capacities.update((value.name, capacity) for value in pasts if value is not None and value.name)
+    return capacities
 
 
 def _whole(attributes: Mapping[str, object], name: str) -> int:
@@ -385,3 +370,221 @@ def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:
             yield f"the {axis} axis ({index}) of the input {shown(value.name)} is fixed at {side}"
         if not axis and not isinstance(side, int):
             yield f"the axis {index} of the input {shown(value.name)} (heads or width of the cache) has no fixed length"
+
+
+# Find the roles of the inputs and outputs of an encoder and of its decoders.
+
+
+_HIDDEN, _STATES, _ENCODER_MASK = "encoder_hidden_states", "last_hidden_state", "encoder_attention_mask"
+_PAIR_CACHE = re.compile(
+    r"(?:past_key_values|past_key_value|past|present_key_values|present)"
+    r"\.(?P<layer>\d+)\.(?P<side>decoder|encoder)\.(?P<part>key|value)"
+)
+
+Key = tuple[int, str, str]
+"""Layer, `decoder` (self-attention) or `encoder` (cross-attention), and `key` or `value`."""
+
+
+@record
+class Decoder:
+    """A decoder's inputs by role, and the tensors of its caches. ``hidden`` and ``mask`` are those of the encoder."""
+
+    graph: Graph
+    ids: Value
+    hidden: Value | None
+    mask: Value | None
+    switches: tuple[Value, ...]
+    pasts: Mapping[Key, Value]
+    presents: Mapping[Key, str]
+
+    @property
+    def bindings(self) -> Bindings:
+        """The decoder alone, for the nodes that read its token ids."""
+        caches = tuple(Cache(past, self.presents.get(key, "")) for key, past in self.pasts.items())
+        inputs = {Role.IDS: self.ids} | ({Role.MASK: self.mask} if self.mask is not None else {})
+        return Bindings(Kind.CACHED, inputs, caches, (), "logits", switches=self.switches)
+
+
+@record
+class Pair:
+    """An encoder, the decoder for the first tokens, and the decoder for later steps. The two may be one graph.
+
+    ``inputs`` are those of the encoder by role. ``states`` is the encoder's output. ``features`` is the input of an
+    encoder that reads images or sound; it then has no other.
+    """
+
+    encoder: Graph
+    inputs: Mapping[Role, Value]
+    states: str
+    first: Decoder
+    step: Decoder
+    features: Value | None = None
+
+    @property
+    def decoders(self) -> tuple[Decoder, ...]:
+        """Each decoder once."""
+        return (self.first,) if self.step is self.first else (self.first, self.step)
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Each graph once."""
+        return (self.encoder, *(decoder.graph for decoder in self.decoders))
+
+    @property
+    def bindings(self) -> Bindings:
+        """The roles of the whole model's inputs."""
+        decoder_ids = replace(self.first.ids, name=str(Role.DECODER_IDS))
+        notes = tuple(switch_notes([value.name for value in self.first.switches]))
+        inputs = {**self.inputs, Role.DECODER_IDS: decoder_ids}
+        return Bindings(Kind.PAIR, inputs, (), (), "logits", notes=notes, features=self.features)
+
+    @property
+    def parts(self) -> Iterator[tuple[Graph, Bindings]]:
+        """Each graph that reads token ids, with the roles of its inputs."""
+        if self.features is None:
+            yield self.encoder, Bindings(Kind.MASKED, dict(self.inputs), (), (), self.states)
+        yield from ((decoder.graph, decoder.bindings) for decoder in self.decoders)
+
+
+def read_pair(files: tuple[str, str, str]) -> Pair:
+    """Read the graphs of `pair_files`.
+
+    Raises `UnreadableError` for a graph that cannot be read, or that has unknown inputs.
+    """
+    encoder = read_graph(files[0])
+    (value,) = encoder.inputs if len(encoder.inputs) == 1 else (None,)
+    features = value if value is not None and value.dtype in DTYPES and len(value.shape) > 1 else None
+    inputs: dict[Role, Value] = {}
+    for value in encoder.inputs if features is None else ():
+        if value.name not in (Role.IDS, Role.MASK):
+            raise unknown_input(encoder, value)
+        inputs[Role(value.name)] = value
+    if encoder.output(_STATES) is None or (Role.IDS not in inputs and features is None):
+        raise UnreadableError(
+            f"{shown(encoder.path)} does not compute {_STATES} from input_ids", _EXPORT_PAIR, "onnx.inputs"
+        )
+    first = _decoder(read_graph(files[1]))
+    step = first if files[2] == files[1] else _decoder(read_graph(files[2]))
+    # A step must get every cache from the first pass.
+    own = {key for key in step.pasts if key[1] == "decoder"}
+    lacking = sorted((set(step.pasts) - set(first.presents)) | (own - set(step.presents)))
+    if lacking or not step.pasts:
+        layer = ".".join(map(str, lacking[0])) if lacking else "any layer"
+        raise UnreadableError(
+            f"{shown(step.graph.path)}: no graph computes the cache of {shown(layer)}", _EXPORT_PAIR, "onnx.inputs"
+        )
+    for decoder in (first, step):
+        if features is not None and decoder.mask is not None:  # an encoder of features has no positions to mask
+            raise unknown_input(decoder.graph, decoder.mask)
+    return Pair(encoder, inputs, _STATES, first, step, features)
+
+
+_EXPORT_PAIR = "export it with tieconv export MODEL -o OUT, or with optimum"
+
+
+def _decoder(graph: Graph) -> Decoder:
+    named: dict[str, Value] = {}
+    pasts: dict[Key, Value] = {}
+    switches = []
+    for value in graph.inputs:
+        key = _key(value.name)
+        if value.name in (Role.IDS, _HIDDEN, _ENCODER_MASK):
+            named[value.name] = value
+        elif key and value.dtype in DTYPES and len(value.shape) == 4:
+            pasts[key] = value
+        elif is_switch(value):
+            switches.append(value)
+        else:
+            raise unknown_input(graph, value)
+    if Role.IDS not in named or graph.output("logits") is None:
+        raise UnreadableError(
+            f"{shown(graph.path)} does not compute logits from input_ids", _EXPORT_PAIR, "onnx.inputs"
+        )
+    presents = {key: value.name for value in graph.outputs if (key := _key(value.name))}
+    return Decoder(
+        graph, named[Role.IDS], named.get(_HIDDEN), named.get(_ENCODER_MASK), tuple(switches), pasts, presents
+    )
+
+
+def _key(name: str) -> Key | None:
+    match = _PAIR_CACHE.fullmatch(name)
+    return (int(match["layer"]), match["side"], match["part"]) if match else None
+
+
+def pair_faults(pair: Pair) -> Iterator[str]:
+    """Yield what prevents running the decoders at every shape: fixed axes, or no way to mask the encoder's padding."""
+    for decoder in pair.decoders:
+        encoded = [(value, (0, 1)) for value in (decoder.hidden, decoder.mask) if value is not None]
+        for value, axes in ((decoder.ids, (0,)), *encoded, *((value, (0, 2)) for value in decoder.pasts.values())):
+            for axis in axes:
+                if axis < len(value.shape) and isinstance(value.shape[axis], int):
+                    yield f"the axis {axis} of the input {shown(value.name)} is fixed at {value.shape[axis]}"
+        if decoder.mask is None and Role.MASK in pair.inputs:
+            yield f"{shown(decoder.graph.path)} has no input {_ENCODER_MASK}, so it cannot run padded batches"
+
+
+# Find the graphs of an encoder-decoder in a directory, by the names that optimum and transformers.js use.
+
+
+ENCODER, DECODER = "encoder_model", "decoder_model_merged"
+"""The graphs that `tieconv export` writes, without the extension."""
+FIRST, STEP = "decoder_model", "decoder_with_past_model"
+"""optimum's decoders: for the first tokens, and for a token after a past."""
+
+
+def pair_files(path: str) -> tuple[str, str, str] | None:
+    """Return encoder, decoder of the first tokens and decoder of later steps in ``path`` or in its folder `onnx`.
+
+    Returns ``None`` without a whole pair. fp16 graphs of transformers.js have names that end in `_fp16`. A merged
+    decoder comes before two decoders.
+    """
+    for folder in (path, os.path.join(path, "onnx")):
+        for suffix in ("", "_fp16"):
+            for first, step in ((DECODER, DECODER), (FIRST, STEP)):
+                names = [os.path.join(folder, f"{stem}{suffix}.onnx") for stem in (ENCODER, first, step)]
+                if all(map(os.path.isfile, names)):
+                    return names[0], names[1], names[2]
+    return None
+
+
+def with_fixed_features(pair: Pair, checkpoint: Checkpoint) -> Pair:
+    """Return the pair with a fixed shape of each row of its features. optimum leaves all axes open.
+
+    Raises `UnreadableError` if the model's encoder reads something else, and `RefusedError` if its shape is not fixed.
+    """
+    value = pair.features
+    if value is None:
+        return pair
+    name = architecture(checkpoint.config_values, checkpoint.source)
+    cls = getattr(need("transformers", "onnx", "the torch reference"), name, None)
+    reads = planned_encoder_input(cls, checkpoint.root)
+    if reads is None or reads.name != value.name or len(reads.shape) != len(value.shape) - 1:
+        raise UnreadableError(
+            f"{shown(pair.encoder.path)} reads {shown(value.name)} {list(value.shape)}, but {shown(name)} does not",
+            "give the model that was exported",
+            "onnx.inputs",
+        )
+    sides = (side if isinstance(side, int) else fixed for side, fixed in zip(value.shape[1:], reads.shape, strict=True))
+    return replace(pair, features=replace(value, shape=(value.shape[0], *sides)))
+
+
+def as_one_graph(path: str, pair: Pair) -> Graph:
+    """Return inputs, outputs and weights of all graphs, with the graph's file before each name.
+
+    A byte range that several graphs read with one type and shape is one weight.
+    """
+    weights: dict[object, Initializer] = {}
+    inputs: list[Value] = []
+    outputs: list[Value] = []
+    for graph in pair.graphs:
+        file = os.path.basename(graph.path)
+        inputs += (replace(value, name=f"{file}: {value.name}") for value in graph.inputs)
+        outputs += (replace(value, name=f"{file}: {value.name}") for value in graph.outputs)
+        for weight in graph.weights:
+            data = getattr(weight.tensor, "path", None)
+            key: tuple[object, ...] = (graph.path, weight.name, id(weight))
+            if data is not None:
+                start = int(weight.tensor.offset or 0)
+                key = (os.path.realpath(data), start, weight.nbytes, weight.dtype, weight.shape)
+            weights.setdefault(key, replace(weight, name=f"{file}: {weight.name}"))
+    return Graph(path, pair.first.graph.opset, tuple(inputs), tuple(outputs), tuple(weights.values()), None)

@@ -14,8 +14,9 @@ import onnx_ir as ir
 import torch
 
 from tieconv.checkpoint.results.parity import Case
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import identity_record
 from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.batches import Cell
 from tieconv.onnx.parity.bindings import Bindings, Kind, Role
 from tieconv.onnx.parity.graph_file import DTYPES
@@ -23,7 +24,6 @@ from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.onnx.parity.judge import CELL_LIMIT, Errors, Judged, judge, ratios
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import LogitStore, ModelNumbers, Work, run_graph
-from tieconv.onnx.session.open_ import open_session
 from tieconv.text import count, shown
 
 TRIALS = 16
@@ -143,12 +143,9 @@ _SCALED = {"Mul": 1.0, "Div": -1.0}
 """Operators that scale logits, with the power of the constant."""
 
 
-@record
+@identity_record
 class Candidate:
     """A constant, the values to try, and a phrase that says what these values are."""
-
-    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
-    __hash__ = object.__hash__
 
     constant: Constant
     values: Floats
@@ -237,12 +234,9 @@ Use = tuple[int, int | str]
 """A node by its number in the graph, and the number of its input or the name of its attribute."""
 
 
-@record
+@identity_record
 class Value:
     """A constant at one place of a node: an input by its number, or an attribute by its name."""
-
-    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
-    __hash__ = object.__hash__
 
     name: str
     values: Floats
@@ -250,16 +244,13 @@ class Value:
     epsilon: bool
 
 
-@record
+@identity_record
 class Constant:
     """Equal constants with one meaning. ``name`` is the first one's, ``uses`` are the places that read them.
 
     ``values`` has no axes for a number. ``epsilon`` is true for numbers that are added before a root. ``operator`` has
     the types of the nodes.
     """
-
-    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
-    __hash__ = object.__hash__
 
     name: str
     values: Floats

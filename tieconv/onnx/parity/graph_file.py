@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import UnreadableError
 from tieconv.formats.onnx import check_readable
 from tieconv.formats.onnx.tensor import External, byte_range
@@ -38,12 +38,9 @@ class Value:
     shape: tuple[int | str | None, ...]
 
 
-@record
+@identity_record
 class Initializer:
     """A weight of the graph; ``array()`` maps its values, with bf16 as bit patterns."""
-
-    __eq__ = object.__eq__  # compare by identity: arrays and sessions have no useful equality
-    __hash__ = object.__hash__
 
     name: str
     dtype: str
@@ -206,17 +203,12 @@ def _once(weights: list[Initializer]) -> Iterator[Initializer]:
     seen: dict[object, None] = {}
     names: set[str] = set()
     for weight in weights:
-        key = _byte_range(weight)
+        tensor = weight.tensor
+        path = getattr(tensor, "path", None)
+        key = weight if path is None else (os.path.realpath(path), tensor.offset or 0, weight.nbytes)
         if key in seen:
             continue
         seen[key] = None
         own = f"{EMBEDDING}:{weight.name}" if weight.name in names else weight.name
         names.add(own)
         yield replace(weight, name=own)
-
-
-def _byte_range(weight: Initializer) -> object:
-    """Return the byte range of a weight in a data file; the weight itself if its graph holds it."""
-    tensor = weight.tensor
-    path = getattr(tensor, "path", None)
-    return weight if path is None else (os.path.realpath(path), tensor.offset or 0, weight.nbytes)

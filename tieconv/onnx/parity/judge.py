@@ -40,26 +40,52 @@ class Judged:
         return pool(self.graph[cell] for cell in chosen), pool(self.floor[cell] for cell in chosen)
 
     def gates(self) -> Iterator[Gate]:
-        yield from case_gates(self.cases)
+        """Yield the gates of the logits: it runs in each case, no single case is far off, and the pooled errors."""
+        broken = [case for case in self.cases if case.error]
+        explanation = "the graph runs at every shape"
+        if broken:
+            case = broken[0]
+            shape = f"batch {case.batch}, sequence {case.sequence}, past {case.past}, padding {case.padding}"
+            explanation = f"the graph fails at {shape}: {case.error}"
+        yield Gate("runs", float(len(broken)), 0.0, not broken, explanation)
+        worst = max((case.ratio for case in self.cases if case.ratio is not None), default=None)
+        if worst is not None:
+            yield Gate("case_ratio", worst, CELL_LIMIT, worst <= CELL_LIMIT, "the largest RMS ratio of any one case")
         for steps, prefix, noun in ((False, "", "the graph"), (True, "steps_", "the cached steps")):
             graph, floor = self.pooled(steps=steps)
-            if graph.positions:
-                yield from logit_gates(prefix, noun, graph, floor, self.precision)
+            if not graph.positions:
+                continue
+            rms, largest = ratios(graph, floor, self.precision)
+            limit = 2 * floor.figures().max_abs
+            flips = f"largest gap of {count(graph.flips, 'top-1 change')} in the reference"
+            same = "torch's in the same precision"
+            for name, value, most, meaning in (
+                ("rms_ratio", rms, RMS_LIMIT, f"RMS error of {noun} divided by {same}, over all cases"),
+                (
+                    "max_ratio",
+                    largest,
+                    MAX_LIMIT,
+                    f"largest error of {noun} divided by torch's largest in the same precision",
+                ),
+                ("flip_margin", graph.flip_margin, limit, f"{flips}; limit: twice torch's largest error"),
+            ):
+                yield Gate(f"{prefix}{name}", value, most, value <= most, meaning)
 
     def pools(self) -> Pools:
-        """Return the pooled figures for the report."""
-        return Pools(self._pool(steps=False), self._pool(steps=True))
-
-    def _pool(self, *, steps: bool) -> Pooled | None:
-        graph, floor = self.pooled(steps=steps)
-        if not graph.positions:
-            return None
-        return Pooled(*ratios(graph, floor, self.precision), graph.figures(), floor.figures())
+        """Return the pooled figures for the report, of the single passes and of the cached steps."""
+        pools = []
+        for steps in (False, True):
+            graph, floor = self.pooled(steps=steps)
+            figures = graph.figures(), floor.figures()
+            pools.append(Pooled(*ratios(graph, floor, self.precision), *figures) if graph.positions else None)
+        return Pools(*pools)
 
     def histograms(self) -> Iterator[Histogram]:
+        """Yield the two distributions of errors of each group of cases."""
         for group in dict.fromkeys(cell.group for cell in self.graph):
             chosen = [cell for cell in self.graph if cell.group == group]
-            yield histogram(group, pool(map(self.graph.__getitem__, chosen)), pool(map(self.floor.__getitem__, chosen)))
+            graph, floor = (pool(map(errors.__getitem__, chosen)) for errors in (self.graph, self.floor))
+            yield Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
 
 
 def judge(
@@ -133,50 +159,6 @@ def lookup_gates(seen: Vocabulary | None) -> Iterator[Gate]:
     yield Gate("token_lookup", float(number), 0.0, not number, explanation)
 
 
-def logit_gates(prefix: str, noun: str, graph: Errors, floor: Errors, precision: str) -> Iterator[Gate]:
-    """Yield the pooled gates of one set of cases. ``prefix`` begins their names; ``noun`` is the subject."""
-    rms, largest = ratios(graph, floor, precision)
-    yield Gate(
-        f"{prefix}rms_ratio",
-        rms,
-        RMS_LIMIT,
-        rms <= RMS_LIMIT,
-        f"RMS error of {noun} divided by torch's in the same precision, over all cases",
-    )
-    yield Gate(
-        f"{prefix}max_ratio",
-        largest,
-        MAX_LIMIT,
-        largest <= MAX_LIMIT,
-        f"largest error of {noun} divided by torch's largest in the same precision",
-    )
-    limit = 2 * floor.figures().max_abs
-    yield Gate(
-        f"{prefix}flip_margin",
-        graph.flip_margin,
-        limit,
-        graph.flip_margin <= limit,
-        f"largest gap of {count(graph.flips, 'top-1 change')} in the reference; limit: twice torch's largest error",
-    )
-
-
-def case_gates(cases: Sequence[Case]) -> Iterator[Gate]:
-    """Yield the gates that the graph runs in each case, and that no single case is far off."""
-    broken = [case for case in cases if case.error]
-    explanation = (
-        f"the graph fails at {_shape(broken[0])}: {broken[0].error}" if broken else "the graph runs at every shape"
-    )
-    yield Gate("runs", float(len(broken)), 0.0, not broken, explanation)
-    measured = [case.ratio for case in cases if case.ratio is not None]
-    if measured:
-        worst = max(measured)
-        yield Gate("case_ratio", worst, CELL_LIMIT, worst <= CELL_LIMIT, "the largest RMS ratio of any one case")
-
-
-def _shape(case: Case) -> str:
-    return f"batch {case.batch}, sequence {case.sequence}, past {case.past}, padding {case.padding}"
-
-
 # Define the limits of the gates.
 #
 # Correct graphs measured 0.5 to 1.3 pooled and at most 3 in one case. Faulty graphs measured 9 or more.
@@ -214,27 +196,32 @@ class Errors:
 
     def add(self, reference: torch.Tensor, got: torch.Tensor) -> None:
         """Add positions. A value that is not finite counts as an infinite error if the reference's value is finite."""
-        scale = _rms(_centred(reference.double()))
+        values = _centred(reference.double())
+        scale = float(values.square().mean().sqrt()) if values.numel() else 0.0
         for first in range(0, len(reference), _ROWS):
             self._add(reference[first : first + _ROWS].double(), got[first : first + _ROWS].double(), scale)
 
     def _add(self, ref: torch.Tensor, got: torch.Tensor, scale: float) -> None:
         error = torch.where(got == ref, torch.zeros_like(ref), got - ref).nan_to_num(math.inf, math.inf, math.inf).abs()
-        self.positions += len(ref)
-        self.values += ref.numel()
-        self.squares += float(error.square().sum())
-        self.signal += float(_centred(ref).square().sum())
-        self.max_abs = max(self.max_abs, float(error.max()))
         best, argmax = ref.argmax(-1, keepdim=True), got.nan_to_num(-math.inf).argmax(-1, keepdim=True)
         margin = (ref.gather(1, best) - ref.gather(1, argmax))[best != argmax]
-        self.flips += len(margin)
-        self.flip_margin = max(self.flip_margin, float(margin.max()) if len(margin) else 0.0)
         log = ref.log_softmax(-1)
         divergence = torch.where(log.exp() > 0, log.exp() * (log - got.log_softmax(-1)), torch.zeros_like(log))
-        self.kl += float(divergence.sum())
         places = ((error / max(scale, 1e-300)).clamp(min=10**START).log10() - START).div(WIDTH).floor()
         counts = torch.bincount(places.clamp(0, BINS - 1).long().flatten(), minlength=BINS)
-        self.counts = [ours + more for ours, more in zip(self.counts, counts.tolist(), strict=True)]
+        self.include(
+            Errors(
+                positions=len(ref),
+                values=ref.numel(),
+                squares=float(error.square().sum()),
+                signal=float(_centred(ref).square().sum()),
+                max_abs=float(error.max()),
+                flips=len(margin),
+                flip_margin=float(margin.max()) if len(margin) else 0.0,
+                kl=float(divergence.sum()),
+                counts=counts.tolist(),
+            )
+        )
 
     def include(self, part: Errors) -> None:
         """Add the positions of another sum."""
@@ -281,10 +268,8 @@ def ratios(graph: Errors, floor: Errors, precision: str) -> tuple[float, float]:
     precision's eps times the RMS of the logits.
     """
     least = float(torch.finfo(getattr(torch, precision)).eps) * graph.scale
-    graph_figures, floor_figures = graph.figures(), floor.figures()
-    return _over(graph_figures.rms, max(floor_figures.rms, least)), _over(
-        graph_figures.max_abs, max(floor_figures.max_abs, least)
-    )
+    ours, theirs = graph.figures(), floor.figures()
+    return _over(ours.rms, max(theirs.rms, least)), _over(ours.max_abs, max(theirs.max_abs, least))
 
 
 def _over(value: float, floor: float) -> float:
@@ -293,16 +278,7 @@ def _over(value: float, floor: float) -> float:
     return value / floor if floor else math.inf if value else 0.0
 
 
-def histogram(group: str, graph: Errors, floor: Errors) -> Histogram:
-    """Return the two distributions of one group of cases."""
-    return Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
-
-
 def _centred(logits: torch.Tensor) -> torch.Tensor:
     """Return the logits minus each position's mean, which softmax ignores. Masked logits (-inf) count as the mean."""
     finite = torch.where(logits.isfinite(), logits, torch.nan)
     return (finite - finite.nanmean(-1, keepdim=True)).nan_to_num(0.0)
-
-
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0

@@ -13,14 +13,13 @@ from tieconv.checkpoint.results.parity import Gate, Vocabulary
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.inspection.view_reader import readable
+from tieconv.onnx.child import session_call
+from tieconv.onnx.ort_session import ELEMENTS, HEAVY, Session, open_session
 from tieconv.onnx.parity.bindings import Role
 from tieconv.onnx.parity.graph_file import DTYPES, parts
 from tieconv.onnx.parity.graph_forward import GraphModel, as_tensor
 from tieconv.onnx.parity.measured_pair import Subject
-from tieconv.onnx.parity.packed_weights import Rows
-from tieconv.onnx.parity.weight_identity import STORED, TensorSearch, bits_of, folds
-from tieconv.onnx.session.child import session_call
-from tieconv.onnx.session.open_ import ELEMENTS, HEAVY, Session, open_session
+from tieconv.onnx.parity.weight_identity import STORED, Rows, TensorSearch, bits_of, folds
 from tieconv.reference import Batch, Reference
 from tieconv.sources.local.files import open_files
 from tieconv.text import count

@@ -14,15 +14,20 @@ import numpy as np
 import torch
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
+from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Checkpoint, Layout, way_out
 from tieconv.checkpoint.results.parity import Parity, Precision, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, SettingsError, UnreadableError
+from tieconv.onnx.ort_session import device_id
 from tieconv.onnx.parity.batches import BEYOND, LONG
-from tieconv.onnx.parity.bindings import Bindings, Padding, Role, bind, faults
-from tieconv.onnx.parity.encoder_decoder_pair import (
+from tieconv.onnx.parity.bindings import (
+    Bindings,
+    Padding,
     Pair,
+    Role,
     as_one_graph,
+    bind,
+    faults,
     pair_faults,
     pair_files,
     read_pair,
@@ -30,7 +35,6 @@ from tieconv.onnx.parity.encoder_decoder_pair import (
 )
 from tieconv.onnx.parity.graph_file import DTYPES, Graph, parts, quantised_weights, read_graphs
 from tieconv.onnx.parity.weight_identity import head_width
-from tieconv.onnx.session.provider import device_id
 from tieconv.reference import Batch, architecture, load_config
 from tieconv.reference.model import CPU, free_memory, torch_device
 from tieconv.sources.user_files import read_bytes
@@ -66,8 +70,8 @@ class Subject:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The graphs that run: one, or those of an encoder-decoder."""
-        return (self.graph,) if self.pair is None else self.pair.graphs
+        """The graphs that run: one, one behind the graph of its embedding, or those of an encoder-decoder."""
+        return parts(self.graph) if self.pair is None else self.pair.graphs
 
     @property
     def parts(self) -> Iterator[Subject]:
@@ -107,6 +111,13 @@ class Subject:
         fields = {"provider": ProviderUse(self.provider), **more}
         return Parity(verdict, self.graph.path, self.evidence.checkpoint.source, **fields)
 
+    def not_run(self, stop: NotRunError) -> Parity:
+        """Return the report of a measurement that ``stop`` ended."""
+        use = ProviderUse(self.provider, stop.active, len(stop.fallback), fallback=stop.fallback)
+        return self.report(
+            Verdict.NOT_RUN, provider=use, structure=self.structure, reason=stop.message, hint=stop.command_hint
+        )
+
 
 def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
     """Read the graph at ``path`` and the config of the model.
@@ -123,10 +134,15 @@ def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
         precision = _precision(graph, pair.graphs, _FLOAT_PAIR)
         return Subject(graph, evidence, provider, precision, pair.bindings, load_config(checkpoint.root), pair)
     graph = read_graphs(graph_file(path))
+    config, bindings = bound(graph, checkpoint)
+    return Subject(graph, evidence, provider, _precision(graph, parts(graph)), bindings, config)
+
+
+def bound(graph: Graph, checkpoint: Checkpoint) -> tuple[Any, Bindings]:
+    """Return the config of the model, and the roles of the graph's inputs. Raises what `bind` raises."""
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
-    bindings = bind(graph, masked=masked, width=head_width(config))
-    return Subject(graph, evidence, provider, _precision(graph, parts(graph)), bindings, config)
+    return config, bind(graph, masked=masked, width=head_width(config))
 
 
 def graph_file(path: str) -> str:
@@ -140,27 +156,19 @@ def graph_file(path: str) -> str:
     return single
 
 
-def _way_out(blocking: Caution, checkpoint: Checkpoint) -> str:
-    """Return the hint.
-
-    With two formats, the hint is a command that writes one of them, because parity has no option for it.
-    """
-    if blocking.code != TWO_FORMATS:
-        return way_out(blocking.code, checkpoint.source)
-    return f"leave one out first: {command('dedup', checkpoint.source, '--drop-other-formats', '-o', 'OUT')}"
-
-
 def check_model(checkpoint: Checkpoint) -> None:
     """Check that transformers can load the model from its directory. Raises `UnreadableError`."""
+    source = checkpoint.source
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
-        raise UnreadableError(
-            f"{shown(checkpoint.source)}: {blocking.message}", _way_out(blocking, checkpoint), blocking.code
-        )
+        hint = way_out(blocking.code, source)
+        if blocking.code == TWO_FORMATS:  # parity has no option that chooses one
+            hint = f"leave one out first: {command('dedup', source, '--drop-other-formats', '-o', 'OUT')}"
+        raise UnreadableError(f"{shown(source)}: {blocking.message}", hint, blocking.code)
     lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
     if lone or checkpoint.headers_only or checkpoint.table or checkpoint.config is None:
         raise UnreadableError(
-            f"transformers cannot load {shown(checkpoint.source)} as a torch model",
+            f"transformers cannot load {shown(source)} as a torch model",
             "give a model directory with config.json and safetensors or torch weights; merge an adapter first",
             "parity.model",
         )
@@ -211,7 +219,12 @@ def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Bat
     unknown = next((name for name in arrays if name not in roles), None)
     if unknown is not None:
         _refuse(path, f"has an array {shown(unknown)}, but parity takes arrays only for {', '.join(roles)}")
-    arrays_by_role = {roles[name]: _whole(path, name, array) for name, array in arrays.items()}
+    arrays_by_role = {}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iub" or array.ndim != 2 or not array.size:
+            form = f"{array.dtype} {list(array.shape)}"
+            _refuse(path, f"has an array {shown(name)} of {form} instead of integers [batch, sequence]")
+        arrays_by_role[roles[name]] = torch.from_numpy(array.astype(np.int64))
     for role in (Role.IDS, Role.DECODER_IDS):
         if role in bindings.inputs and role not in arrays_by_role:
             _refuse(path, f"has no array {bindings.inputs[role].name}")
@@ -219,12 +232,15 @@ def read_inputs(path: str, bindings: Bindings, config: Any, longest: int) -> Bat
     for role, values in arrays_by_role.items():
         like = ids if decoder is None or role in (Role.IDS, *_ENCODER) else decoder
         if values.shape != like.shape or len(values) != len(ids):
-            _refuse(path, f"has an array {role} of {_axes(values)} beside token ids of {_axes(like)}")
+            own, wanted = (" × ".join(map(str, array.shape)) for array in (values, like))
+            _refuse(path, f"has an array {role} of {own} beside token ids of {wanted}")
     kinds = int(getattr(config, "type_vocab_size", 0) or 1)
     rows = int(config.vocab_size)
     ends = {Role.MASK: 2, Role.DECODER_MASK: 2, Role.TYPES: kinds, Role.POSITIONS: longest}
     for role, values in arrays_by_role.items():
-        _check_range(path, str(role), values, ends.get(role, rows))
+        low, high, end = int(values.min()), int(values.max()), ends.get(role, rows)
+        if low < 0 or high >= end:
+            _refuse(path, f"has the value {low if low < 0 else high} in {role}, outside of 0 to {end - 1}")
         if values.shape[1] > longest:
             _refuse(path, f"has sequences of {values.shape[1]} tokens, but the model has {longest} positions")
     mask = arrays_by_role.get(Role.MASK, torch.ones_like(ids))
@@ -256,25 +272,6 @@ def _arrays(path: str) -> dict[str, np.ndarray]:
         raise
     except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many classes on a file that is not an archive
         _refuse(path, f"is not an npz file of number arrays: {shown(error, 200)}")
-
-
-def _whole(path: str, name: str, array: np.ndarray) -> torch.Tensor:
-    if array.dtype.kind not in "iub" or array.ndim != 2 or not array.size:
-        _refuse(
-            path,
-            f"has an array {shown(name)} of {array.dtype} {list(array.shape)} instead of integers [batch, sequence]",
-        )
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def _check_range(path: str, name: str, values: torch.Tensor, end: int) -> None:
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= end:
-        _refuse(path, f"has the value {low if low < 0 else high} in {name}, outside of 0 to {end - 1}")
-
-
-def _axes(values: torch.Tensor) -> str:
-    return " × ".join(map(str, values.shape))
 
 
 def _refuse(path: str, why: str) -> NoReturn:

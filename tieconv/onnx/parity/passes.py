@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -9,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from tieconv.checkpoint.results.parity import FreeRun, Gate, Identity, ProviderUse
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import NotRunError
+from tieconv.onnx.ort_session import CUDA, Chained, open_session, out_of_memory
 from tieconv.onnx.parity.batches import (
     PROMPT,
     Cell,
@@ -36,14 +38,11 @@ from tieconv.onnx.parity.batches import (
     without_tokens,
 )
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
-from tieconv.onnx.parity.encoder_decoder_pair import PairModel
-from tieconv.onnx.parity.graph_file import DTYPES, Graph, parts
-from tieconv.onnx.parity.graph_forward import GraphModel, extended, fixed
+from tieconv.onnx.parity.graph_file import DTYPES, Graph
+from tieconv.onnx.parity.graph_forward import CachedModel, GraphModel, PairModel, extended, fixed
 from tieconv.onnx.parity.lookups import embedding_gates
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import factors, folds, weight_identity
-from tieconv.onnx.session.open_ import Chained, Session, open_session, out_of_memory
-from tieconv.onnx.session.provider import CUDA
 from tieconv.reference import Batch, EncoderInput, Reference, load, position_limit
 from tieconv.reference.model import CPU, stored_outside, stored_unread
 from tieconv.sources.local.files import open_files
@@ -79,32 +78,18 @@ class Work:
 
     @property
     def cells(self) -> list[Cell]:
-        return self._cells if self.features is None else list(dict.fromkeys(map(without_tokens, self._cells)))
-
-    @property
-    def _cells(self) -> list[Cell]:
-        longest = longest_sequence(self.config)
-        single = cells(self.kind, longest, self.padding)
-        more = single_seed_cells(
-            self.kind,
-            longest,
-            self.padding,
-            holes=self.holes,
-            window=self.window,
-            length=self.length,
-            batch=self.rows,
-        )
-        tokens = token_cells(self.kind, self.ids, self.padding)
-        drawn = self.rows_drawn
-        of_rows = embedding_cells(longest, self.padding, blocks=drawn.blocks) if drawn is not None else ()
-        return [
+        """The user's batch, then nine shapes with three seeds each, those with one seed, single tokens and steps."""
+        kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
+        more = partial(single_seed_cells, holes=self.holes, window=self.window, length=self.length, batch=self.rows)
+        chosen = [
             *self._own_cells(),
-            *single,
-            *more,
-            *tokens,
-            *of_rows,
-            *(stepped(longest, self.padding, self.kind) if self.kind.steps else ()),
+            *cells(kind, longest, where),
+            *more(kind, longest, where),
+            *token_cells(kind, self.ids, where),
+            *(embedding_cells(longest, where, blocks=drawn.blocks) if drawn is not None else ()),
+            *(stepped(longest, where, kind) if kind.steps else ()),
         ]
+        return chosen if self.features is None else list(dict.fromkeys(map(without_tokens, chosen)))
 
     def _own_cells(self) -> Iterator[Cell]:
         """Yield the user's batch in one pass, and its last token after the others."""
@@ -117,14 +102,12 @@ class Work:
             yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
 
     def batch(self, cell: Cell) -> Batch:
-        batch = self.own if cell.own and self.own is not None else self._drawn(cell)
+        batch = self.own if cell.own else None
+        if batch is None:
+            more = {"types": self.types, "placed": self.placed, "decoder_mask": self.decoder_mask}
+            batch = make_batch(cell, self.kind, self.config, **more)
+            batch = batch if self.features is None else with_features(batch, cell, self.features)
         return batch if self.rows_drawn is None else with_rows(batch, cell, self.rows_drawn)
-
-    def _drawn(self, cell: Cell) -> Batch:
-        batch = make_batch(
-            cell, self.kind, self.config, types=self.types, placed=self.placed, decoder_mask=self.decoder_mask
-        )
-        return batch if self.features is None else with_features(batch, cell, self.features)
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""
@@ -147,15 +130,23 @@ def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, 
     ``window`` is the sliding window to measure. ``ids`` are those that go through the graph one by one.
     """
     kind, inputs = bindings.kind, bindings.inputs
-    # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
-    placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
-    # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
-    holes = kind is Kind.MASKED or kind.encodes or Role.POSITIONS in inputs
-    decoder_mask = Role.DECODER_MASK in inputs
-    drawn = Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal) if bindings.width else None
-    padding = bindings.padding
-    work = Work(kind, config, Role.TYPES in inputs, placed, padding, decoder_mask, holes, window, ids, rows_drawn=drawn)
-    return replace(work, features=features_of(bindings))
+    return Work(
+        kind,
+        config,
+        types=Role.TYPES in inputs,
+        # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
+        placed=kind is not Kind.MASKED or Role.POSITIONS in inputs,
+        padding=bindings.padding,
+        decoder_mask=Role.DECODER_MASK in inputs,
+        # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
+        holes=kind is Kind.MASKED or kind.encodes or Role.POSITIONS in inputs,
+        window=window,
+        ids=ids,
+        rows_drawn=Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal)
+        if bindings.width
+        else None,
+        features=features_of(bindings),
+    )
 
 
 def features_of(bindings: Bindings) -> EncoderInput | None:
@@ -185,7 +176,7 @@ def cached_logits(steps: Steps, batch: Batch, cell: Cell, kind: Kind) -> torch.T
 
 
 def run_graph(
-    graph: GraphModel | PairModel, work: Work, store: LogitStore, name: str, cells: Sequence[Cell] = ()
+    graph: CachedModel, work: Work, store: LogitStore, name: str, cells: Sequence[Cell] = ()
 ) -> dict[Cell, str]:
     """Run every cell, or these ``cells``, through the graph; return the runtime's error for each failed cell.
 
@@ -214,6 +205,12 @@ def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:
         logits = reference.logits(work.batch(alike[0]), max(cell.judged for cell in alike))
         for cell in alike:
             store.put(("reference", cell), work.judged(cell, logits))
+
+
+def run_passes(model: Reference, work: Work, store: LogitStore, name: str) -> None:
+    """Run every cell through the model in a separate pass; its logits are stored as ``name``."""
+    for cell in work.cells:
+        store.put((name, cell), work.judged(cell, model.logits(work.batch(cell), cell.judged)))
 
 
 def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
@@ -252,47 +249,40 @@ class SessionRuns:
 
 def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:
     """Run the graph, and a float32 graph on CUDA twice. Its logits are stored as `graph` and `tf32`."""
-    use, graph, tokens = _run(subject, work, store, tf32=False)
+    model, use = _model(subject, tf32=False)
+    errors = run_graph(model, work, store, "graph")
+    tokens = free_runs(work, model.generate) if not errors else None
+    del model  # one session at a time is in memory
     again = use.active == CUDA and subject.precision == "float32"
-    return SessionRuns(use, graph, _run(subject, work, store, tf32=True)[1] if again else None, tokens)
+    tf32 = run_graph(_model(subject, tf32=True)[0], work, store, "tf32") if again else None
+    return SessionRuns(use, errors, tf32, tokens)
 
 
-def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, Mapping[Cell, str], Any]:
-    model, use = _model(subject, tf32=tf32)
-    errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
-    tokens = free_runs(work, model.generate) if not tf32 and not errors else None
-    return use, errors, tokens
-
-
-def _model(subject: Subject, *, tf32: bool) -> tuple[GraphModel | PairModel, ProviderUse]:
+def _model(subject: Subject, *, tf32: bool) -> tuple[CachedModel, ProviderUse]:
     """Return what runs the batches, and where it runs."""
+    opened = {
+        graph.path: open_session(
+            graph.path,
+            subject.provider,
+            precision=subject.precision,
+            tf32=tf32,
+            weight_gathers=weight_gathers(graph),
+            shape_nodes=shape_nodes(graph),
+        )
+        for graph in subject.graphs
+    }
+    *first, session = opened.values()
     if subject.pair is not None:
-        sessions = {graph.path: _session(subject, graph, tf32=tf32) for graph in subject.graphs}
-        return PairModel(sessions, subject.pair), _joined([session.use for session in sessions.values()])
-    *first, session = (_session(subject, graph, tf32=tf32) for graph in parts(subject.graph))
+        # The graphs run on one provider, or a session fails.
+        uses = [session.use for session in opened.values()]
+        placement = Counter[str]()
+        for use in uses:
+            placement.update(use.placement)
+        notes = tuple(dict.fromkeys(note for use in uses for note in use.notes))
+        return PairModel(opened, subject.pair), replace(uses[0], placement=dict(placement), notes=notes)
     if first:  # a decoder behind the session of its embedding
         session = Chained(session.inner, session.ort, session.use, first[0], Role.IDS, Role.EMBEDS)
     return GraphModel(session, subject.bindings, subject.window), session.use
-
-
-def _session(subject: Subject, graph: Graph, *, tf32: bool) -> Session:
-    return open_session(
-        graph.path,
-        subject.provider,
-        precision=subject.precision,
-        tf32=tf32,
-        weight_gathers=weight_gathers(graph),
-        shape_nodes=shape_nodes(graph),
-    )
-
-
-def _joined(uses: list[ProviderUse]) -> ProviderUse:
-    """Return where several graphs ran. They run on one provider, or the session fails."""
-    placement = Counter[str]()
-    for use in uses:
-        placement.update(use.placement)
-    notes = tuple(dict.fromkeys(note for use in uses for note in use.notes))
-    return replace(uses[0], placement=dict(placement), notes=notes)
 
 
 def weight_gathers(graph: Graph) -> frozenset[str]:
@@ -341,7 +331,8 @@ def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: Logi
     config = subject.evidence.checkpoint.config_values
     reference = load(subject.root, config, dtype, subject.torch_device)
     run_reference(reference, work, store)
-    free = agreement(tokens, free_runs(work, reference_generate(reference)) if tokens is not None else None)
+    generate = partial(reference_generate, reference)
+    free = agreement(tokens, free_runs(work, generate) if tokens is not None else None)
     unused = reference.unused
     del reference
     floor = load(subject.root, config, subject.precision, subject.torch_device)
@@ -390,17 +381,13 @@ def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
     return torch.cat(runs) if runs else None
 
 
-def reference_generate(reference: Reference) -> Generate:
-    """Return a function for greedy tokens of the reference, with one full pass per token."""
-
-    def generate(batch: Batch, steps: int) -> torch.Tensor:
-        tokens = []
-        for _ in range(steps):
-            tokens.append(reference.logits(batch)[:, -1].argmax(-1))
-            batch = extended(batch, tokens[-1])
-        return torch.stack(tokens, 1)
-
-    return generate
+def reference_generate(reference: Reference, batch: Batch, steps: int) -> torch.Tensor:
+    """Return greedy tokens of the reference (batch × steps), with one full pass per token."""
+    tokens = []
+    for _ in range(steps):
+        tokens.append(reference.logits(batch)[:, -1].argmax(-1))
+        batch = extended(batch, tokens[-1])
+    return torch.stack(tokens, 1)
 
 
 def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun | None:
@@ -416,35 +403,23 @@ def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun
     )
 
 
-class LogitStore:
+class LogitStore(ExitStack):
     """Tensors by key in a temporary directory that is removed at the end."""
 
     def __init__(self) -> None:
-        self._holder = ExitStack()
-        self._directory = self._holder.enter_context(temporary_directory())
-        self._count = 0
+        super().__init__()
+        self._directory = self.enter_context(temporary_directory())
+        self._numbers = itertools.count()
         self._paths: dict[object, str] = {}
 
     def put(self, key: object, logits: torch.Tensor) -> None:
-        self._paths[key] = os.path.join(self._directory, f"{self._count}.pt")
-        self._count += 1
+        self._paths[key] = os.path.join(self._directory, f"{next(self._numbers)}.pt")
         torch.save(logits.contiguous().clone(), self._paths[key])
 
     def get(self, key: object) -> torch.Tensor | None:
         """Return the tensor, mapped from its file, or ``None`` if the key is unknown."""
         path = self._paths.get(key)
-        if path is None:
-            return None
-        tensor: torch.Tensor = torch.load(path, weights_only=True, mmap=True)
-        return tensor
-
-    def __enter__(self) -> LogitStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._holder.close()
+        return None if path is None else torch.load(path, weights_only=True, mmap=True)
 
 
 # Collect the numbers that a torch model computes with: epsilons, scales, soft caps and rotary frequencies.
@@ -456,12 +431,9 @@ ACTIVATIONS = (0.044715, math.sqrt(2 / math.pi), math.sqrt(0.5), math.sqrt(2), 1
 """Numbers of GELU and its approximations."""
 
 
-@record
+@identity_record
 class ModelNumbers:
     """``epsilons`` are those of norms, ``factors`` all other numbers, ``vectors`` the buffers with one axis by name."""
-
-    __eq__ = object.__eq__  # compare by identity: arrays have no useful equality
-    __hash__ = object.__hash__
 
     epsilons: frozenset[float]
     factors: tuple[float, ...]

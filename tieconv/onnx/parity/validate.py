@@ -2,36 +2,81 @@
 
 from __future__ import annotations
 
+import io
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import (
     Gate,
     Identity,
+    Loss,
     Metrics,
     Parity,
     ProviderUse,
-    Structure,
+    Quantised,
     Verdict,
-    Vocabulary,
 )
-from tieconv.errors import NotRunError
+from tieconv.checkpoint.value_type import identity_record, record
+from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
+from tieconv.formats.strict_json import parse_json
+from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.batches import SEEDS, spread_ids
+from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
-from tieconv.onnx.parity.judge import identity_gates, judge, lookup_gates, structure_gates
+from tieconv.onnx.parity.graph_file import DTYPES, read_graph
+from tieconv.onnx.parity.graph_forward import GraphModel
+from tieconv.onnx.parity.judge import Errors, identity_gates, judge, lookup_gates, structure_gates
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
 from tieconv.onnx.parity.measured_pair import (
     Subject,
     Wishes,
+    bound,
     check_length,
+    check_model,
     graph_file,
     open_subject,
     planned_window,
     read_inputs,
     reference_dtype,
 )
-from tieconv.onnx.parity.passes import LogitStore, identity_of, longest_sequence, make_work, run_sessions, run_torch
-from tieconv.reference import Reference
+from tieconv.onnx.parity.passes import (
+    LogitStore,
+    Work,
+    identity_of,
+    longest_sequence,
+    make_work,
+    run_floor,
+    run_graph,
+    run_passes,
+    run_reference,
+    run_sessions,
+    run_torch,
+)
+from tieconv.onnx.parity.quantised_weights import (
+    Compared,
+    Matrix,
+    activation_forms,
+    compare,
+    exact_copy,
+    matrices,
+    put,
+    unread,
+)
+from tieconv.reference import Batch, Reference, load
+from tieconv.reference.model import CPU
+from tieconv.reference.windows import load_tokenizer
+from tieconv.sources.temporary import temporary_directory
+from tieconv.sources.user_files import decode, read_bytes
+from tieconv.text import count, shown
 
 
 def run_parity(
@@ -55,28 +100,34 @@ def run_parity(
         graph, use = graph_file(path), ProviderUse(provider)
         model = evidence.checkpoint.source
         return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.command_hint)
-    structure = subject.structure
     try:
         subject = subject.with_reference_on(reference_device)
         dtype = reference_dtype(subject, reference)
-        if structure.faults:
-            return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
-        return _measured(subject, structure, dtype, wishes)
+        return _unmeasured(subject) if subject.structure.faults else _measured(subject, dtype, wishes)
     except NotRunError as stop:
-        use = ProviderUse(provider, stop.active, len(stop.fallback), fallback=stop.fallback)
-        return subject.report(
-            Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.command_hint
-        )
+        return subject.not_run(stop)
 
 
-def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes) -> Parity:
+def _unmeasured(subject: Subject) -> Parity:
+    """Return the report on a graph that cannot run at every shape."""
+    structure = subject.structure
+    return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
+
+
+def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
     longest = longest_sequence(subject.config)
     check_length(subject, wishes.length, longest)
     own = read_inputs(wishes.inputs, subject.bindings, subject.config, longest) if wishes.inputs else None
     window, note = planned_window(subject)
     seen = every_lookup(subject)
-    ids = spread_ids(int(subject.config.vocab_size), subject.elements, seen)
-    structure = replace(structure, notes=(*structure.notes, *filter(None, [note, _fed_ids(subject, seen, ids)])))
+    vocabulary = int(subject.config.vocab_size)
+    ids = spread_ids(vocabulary, subject.elements, seen)
+    fed = ""
+    if len(ids) < vocabulary:
+        fed = f"{len(ids)} of {vocabulary} ids went through the whole graph"
+        fed += "" if seen is not None else ": no direct lookup of words is visible in the graph"
+    structure = subject.structure
+    structure = replace(structure, notes=(*structure.notes, *filter(None, [note, fed])))
     work = make_work(subject.bindings, subject.config, window, ids)
     if own is not None:
         own = replace(own, placed=work.placed or own.given_positions is not None)
@@ -86,10 +137,11 @@ def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes
         torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
-        stored = (*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen))
-        stored = (*stored, *torch_runs.gates)
+        stored = [*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen)]
+        stored += torch_runs.gates
         gates = (*stored, *judged.gates())
-        passed = _all_passed(gates)
+        # Without a measurement there is no agreement.
+        passed = all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
         likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
         if not passed and not likely and all(gate.passed for gate in stored):
             likely = list(wrong_constant(subject, work, store, judged, torch_runs.numbers))
@@ -114,14 +166,6 @@ def _measured(subject: Subject, structure: Structure, dtype: str, wishes: Wishes
     )
 
 
-def _fed_ids(subject: Subject, seen: Vocabulary | None, ids: tuple[int, ...]) -> str:
-    """Return a note if not every id went through the whole graph."""
-    if len(ids) >= subject.config.vocab_size:
-        return ""
-    through = f"{len(ids)} of {subject.config.vocab_size} ids went through the whole graph"
-    return through if seen is not None else f"{through}: no direct lookup of words is visible in the graph"
-
-
 def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
     """Return the gates that need no session: the graph's axes, and its weights bit for bit.
 
@@ -133,6 +177,387 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
     return identity, (*gates, *embedding_gates(subject, model))
 
 
-def _all_passed(gates: tuple[Gate, ...]) -> bool:
-    """Return whether every gate passed and logits were measured. Without a measurement there is no agreement."""
-    return all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
+# Measure a quantised graph: its weights, its computation on its own weights, and its loss.
+
+
+def run_quantised_parity(
+    path: str,
+    evidence: Inspection,
+    provider: str = "auto",
+    reference: str = "auto",
+    text: str | None = None,
+    reference_device: str = "cpu",
+) -> Parity:
+    """Return the parity of the quantised graph at ``path`` with the checkpoint of ``evidence``.
+
+    ``text`` is a file of text or token ids for the perplexity. The other arguments and errors are those of
+    `run_parity`. Raises `RefusedError` for a graph without quantised weights, or with operators that tieconv cannot
+    dequantise.
+    """
+    subject, dequantised = _open_quantised(path, evidence, provider)
+    try:
+        subject = subject.with_reference_on(reference_device)
+        dtype = reference_dtype(subject, reference)
+        if subject.structure.faults:
+            return _unmeasured(subject)
+        with LogitStore() as store, temporary_directory() as folder:
+            return _measured_quantised(subject, dequantised, dtype, text, store, Path(folder))
+    except NotRunError as stop:
+        return subject.not_run(stop)
+
+
+def stored_quantised_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
+    """Return the gates of a quantised graph that need no session. ``model`` is the loaded checkpoint."""
+    subject, dequantised = _open_quantised(path, evidence, "cpu")
+    compared = compare(dequantised, model)
+    identity = float_identity(subject, model, compared)
+    weights = Quantised(compared.weights, compared.unmatched)
+    return identity, (*structure_gates(subject.structure), weight_gate(weights), *identity_gates(identity))
+
+
+def _open_quantised(path: str, evidence: Inspection, provider: str) -> tuple[Subject, list[Matrix]]:
+    check_model(evidence.checkpoint)
+    graph = read_graph(graph_file(path))
+    unknown = next(unread(graph.model), "")
+    dequantised = list(matrices(graph.model))
+    if unknown or not dequantised:
+        why = unknown or "it has no quantised weight"
+        hint = f"measure it without --quantised: tieconv parity {shown(path)} {shown(evidence.checkpoint.source)}"
+        raise RefusedError(
+            f"parity --quantised cannot measure {shown(graph.path)}: {shown(why)}",
+            "give a graph with MatMulNBits, MatMulInteger or DequantizeLinear" if unknown else hint,
+            "parity.quantised",
+        )
+    config, bindings = bound(graph, evidence.checkpoint)
+    logits = graph.output(bindings.logits)
+    precision = DTYPES.get(logits.dtype if logits is not None else "", "float32")  # in which the graph computes
+    return Subject(graph, evidence, provider, precision, bindings, config), dequantised
+
+
+def _measured_quantised(
+    subject: Subject, dequantised: Sequence[Matrix], dtype: str, text: str | None, store: LogitStore, folder: Path
+) -> Parity:
+    """Run the float reference, the graph, and torch on the graph's own weights. One model is in memory at a time."""
+    work = make_work(subject.bindings, subject.config)
+    floats = _float_runs(subject, dequantised, text, work, store)
+    compared, tokens = floats.compared, floats.tokens
+    model, use = _graph(subject, subject.graph.path)
+    errors = run_graph(model, work, store, "as it runs")
+    lost = None if errors else mean_nats(tokens, model.logits)
+    del model
+    exact, name = exact_copy(subject.graph.path, folder), "as it runs"
+    if exact is not None:
+        name = "graph"
+        errors = run_graph(_graph(subject, exact)[0], work, store, name)
+    # Torch on the graph's dequantised weights is the reference and the floor of the usual gates.
+    for precision, run in ((dtype, run_reference), (subject.precision, run_floor)):
+        torch_model = _loaded(subject, precision)
+        put(torch_model, compared.replaced)
+        torch_model.move(subject.torch_device)
+        run(torch_model, work, store)
+        del torch_model
+    judged = judge(work, store, errors, subject.precision, name)
+    ours, good = (_float_errors(work, store, name) for name in ("as it runs", "good"))
+    quantised = Quantised(
+        compared.weights,
+        compared.unmatched,
+        _loss(ours, lost),
+        _loss(good, floats.good_nats),
+        _perplexity(floats.nats),
+        0 if tokens is None else tokens.predicted,
+        "" if tokens is None else tokens.source,
+    )
+    stored = (*structure_gates(subject.structure), weight_gate(quantised), *identity_gates(floats.identity))
+    gates = (*stored, *judged.gates(), *loss_gates(quantised, good.positions))
+    passed = all(gate.passed for gate in gates) and any(gate.name == "kl" for gate in gates)
+    precisions = subject.torch_precision(dtype), subject.torch_precision(subject.precision)
+    return subject.report(
+        Verdict.PASSED if passed else Verdict.FAILED,
+        provider=use,
+        structure=subject.structure,
+        identity=floats.identity,
+        gates=gates,
+        cases=judged.cases,
+        metrics=Metrics(*precisions, SEEDS, judged.pools()),
+        histograms=tuple(judged.histograms()),
+        quantised=quantised,
+    )
+
+
+@record
+class FloatRuns:
+    """The float model's weights beside the graph's, and nats a token of it and of the known-good quantiser."""
+
+    identity: Identity
+    compared: Compared
+    tokens: Tokens | None
+    nats: float | None
+    good_nats: float | None
+
+
+def _float_runs(
+    subject: Subject, dequantised: Sequence[Matrix], text: str | None, work: Work, store: LogitStore
+) -> FloatRuns:
+    """Run the float reference, then the same with the weights of the known-good quantiser."""
+    model = _loaded(subject, "float32")  # the loss is far larger than the rounding of float32
+    compared = compare(dequantised, model)
+    identity = float_identity(subject, model, compared)
+    tokens = _tokens(subject, model, work.kind, text)
+    model.move(subject.torch_device)
+    nats = mean_nats(tokens, model.logits)
+    run_passes(model, work, store, "float")
+    model.move(CPU)
+    put(model, compared.replaced, good=True)
+    model.move(subject.torch_device)
+    with rounded_activations(model.model, compared.parameters, activation_forms(subject.graph.path)):
+        good = mean_nats(tokens, model.logits)
+        run_passes(model, work, store, "good")
+    return FloatRuns(identity, compared, tokens, nats, good)
+
+
+def _loaded(subject: Subject, dtype: str) -> Reference:
+    return load(subject.root, subject.evidence.checkpoint.config_values, dtype)
+
+
+def _graph(subject: Subject, path: str) -> tuple[GraphModel, ProviderUse]:
+    session = open_session(path, subject.provider, precision=subject.precision)
+    return GraphModel(session, subject.bindings, subject.window), session.use
+
+
+def _float_errors(work: Work, store: LogitStore, name: str) -> Errors:
+    """Return the errors of the logits stored as ``name`` against those of the float reference."""
+    errors = Errors()
+    for cell in work.cells:
+        reference, logits = store.get(("float", cell)), store.get((name, cell))
+        if reference is not None and logits is not None and reference.shape == logits.shape:
+            errors.add(reference, logits)
+    return errors
+
+
+def _loss(errors: Errors, lost: float | None) -> Loss | None:
+    figures = errors.figures()
+    return Loss(figures.top1, figures.kl, _perplexity(lost)) if errors.positions else None
+
+
+def _perplexity(lost: float | None) -> float | None:
+    return None if lost is None else math.exp(min(lost, 700.0))
+
+
+# Define the conditions of the verdict on a quantised graph.
+
+
+BLOCK_LIMIT = 2.5
+"""Limit of a block's RMS error divided by that of round to nearest. A zero point that is off by one measures 3.5."""
+KL_LIMIT = 2.0
+"""Limit of the KL divergence divided by that of the known-good quantiser."""
+LEAST_KL = 1e-4
+"""A divergence up to which the ratio is not judged, in nats."""
+LEAST_NATS = 0.02
+"""Nats a token that the graph may lose in any case."""
+
+
+def weight_gate(figures: Quantised) -> Gate:
+    """Return the gate that every quantised matrix is a correct quantisation of a parameter."""
+    if figures.unmatched:
+        name = shown(figures.unmatched[0])
+        explanation = f"the quantised matrix {name} is similar to no tensor of the checkpoint"
+        return Gate("quantised_weights", math.inf, BLOCK_LIMIT, False, explanation)
+    worst = max(figures.weights, key=lambda weight: weight.worst_block)
+    weights = count(len(figures.weights), "quantised weight")
+    explanation = f"largest error of a block of {weights} divided by that of round to nearest: {shown(worst.name)}"
+    passed = worst.worst_block <= BLOCK_LIMIT
+    return Gate("quantised_weights", worst.worst_block, BLOCK_LIMIT, passed, explanation)
+
+
+def loss_gates(figures: Quantised, positions: int) -> Iterator[Gate]:
+    """Yield the gates of top-1 agreement, KL divergence and perplexity, each beside the known-good quantiser's.
+
+    Yields nothing if one of the two was not measured.
+    """
+    graph, good = figures.graph, figures.known_good
+    if graph is None or good is None:
+        return
+    changed, of_good = 1 - graph.top1, 1 - good.top1
+    # At most twice the known-good share of changed tokens, or three standard deviations above it.
+    spread = 3 * math.sqrt(max(of_good * (1 - of_good), 1 / positions) / positions)
+    limit = max(2 * of_good, of_good + spread)
+    explanation = f"share of other top-1 tokens than the float reference's; known-good quantiser: {of_good:.3f}"
+    yield Gate("top1", changed, limit, changed <= limit, explanation)
+    limit = max(KL_LIMIT * good.kl, LEAST_KL)
+    explanation = f"KL divergence from the float reference in nats; known-good quantiser: {good.kl:.2e}"
+    yield Gate("kl", graph.kl, limit, graph.kl <= limit, explanation)
+    if graph.perplexity is None or good.perplexity is None or figures.reference_perplexity is None:
+        return
+    ours, theirs = (math.log(loss / figures.reference_perplexity) for loss in (graph.perplexity, good.perplexity))
+    limit = max(KL_LIMIT * theirs, LEAST_NATS)
+    explanation = (
+        f"nats lost a token on {count(figures.tokens, 'token')} ({shown(figures.text)}): "
+        f"perplexity {graph.perplexity:.4g}, "
+        f"known-good quantiser {good.perplexity:.4g}, float {figures.reference_perplexity:.4g}"
+    )
+    yield Gate("perplexity", ours, limit, ours <= limit, explanation)
+
+
+_BLOCK, _LARGEST = 32, 127
+
+
+@contextmanager
+def rounded_activations(model: Any, parameters: Collection[str], forms: Collection[str]) -> Iterator[None]:
+    """Round the inputs of the modules whose weights are ``parameters``, for the duration of the context.
+
+    ``forms`` has ``tensor`` for the rounding of DynamicQuantizeLinear, and ``block`` for that of MatMulNBits with int8
+    activations.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    rounded = _by_tensor if "tensor" in forms else _by_block
+
+    def hook(_module: Any, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return (rounded(inputs[0]), *inputs[1:])
+
+    hooks = [
+        module.register_forward_pre_hook(hook)
+        for module in (model.modules() if forms else ())
+        if names.get(id(getattr(module, "weight", None))) in parameters and not hasattr(module, "embedding_dim")
+    ]
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _by_tensor(values: torch.Tensor) -> torch.Tensor:
+    """Round to 256 levels between the smallest and the largest element, and zero."""
+    low, high = values.amin().clamp(max=0), values.amax().clamp(min=0)
+    scale = (high - low) / 255
+    zero = (-low / scale).round()
+    return (((values / scale).round() + zero).clamp(0, 255) - zero) * scale
+
+
+def _by_block(values: torch.Tensor) -> torch.Tensor:
+    """Round each 32 elements to 255 levels around zero."""
+    width = values.shape[-1]
+    filled = torch.nn.functional.pad(values, (0, -width % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    scale = filled.abs().amax(-1, keepdim=True) / _LARGEST
+    codes = torch.where(scale > 0, filled / scale, torch.zeros_like(filled)).round()
+    return (codes * scale).flatten(-2)[..., :width]
+
+
+def float_identity(subject: Subject, model: Reference, compared: Compared) -> Identity:
+    """Compare the float weights bit for bit. Quantised tensors and their scales are left out."""
+    identity = identity_of(subject, model.unused, model)
+    quantised = compared.parameters
+    named = list(model.model.named_parameters(remove_duplicate=False))
+    sides = {id(parameter): name for name, parameter in named}
+    left_out = quantised | {name for name, parameter in named if sides[id(parameter)] in quantised}
+    scales: set[str] = set()
+    for node in subject.graph.model.graph.all_nodes():
+        index = _SCALE_INPUTS.get(node.op_type)
+        if index is not None:
+            scales |= {str(value.name) for value in node.inputs[index : index + 1] if value is not None}
+    lost = tuple(
+        entry
+        for entry in identity.lost
+        # a checkpoint of the base model lacks the first part of a name
+        if not any(f".{name}".endswith(f".{entry.name}") or entry.name.endswith(f".{name}") for name in left_out)
+    )
+    unexplained = tuple(entry for entry in identity.unexplained if entry.name not in scales)
+    return replace(identity, lost=lost, unexplained=unexplained)
+
+
+_SCALE_INPUTS = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "DequantizeLinear": 1}
+
+
+# Get the tokens on which perplexity is measured: of a file that the user gives, else sampled from the reference.
+
+
+WINDOW = 64
+"""Most tokens that the model reads at once."""
+WINDOWS = 16
+"""Most windows of a file. They are taken at even distances."""
+_SAMPLES, _SAMPLED = 8, 32
+
+
+@identity_record
+class Tokens:
+    """Windows of token ids (n × length), and a phrase that says where they are from."""
+
+    ids: torch.Tensor
+    source: str
+
+    @property
+    def predicted(self) -> int:
+        """The number of tokens that are predicted."""
+        return int(self.ids.shape[0] * (self.ids.shape[1] - 1))
+
+
+def _tokens(subject: Subject, model: Reference, kind: Kind, text: str | None) -> Tokens | None:
+    """Return the tokens for the perplexity, or ``None`` if the model does not predict the next token."""
+    config = subject.config
+    if kind not in (Kind.CACHED, Kind.PLAIN):
+        if text is not None:
+            raise RefusedError(
+                f"{shown(subject.evidence.checkpoint.source)} does not predict the next token of a text",
+                "leave out --text",
+                "parity.text",
+            )
+        return None
+    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    if text is not None:
+        return read_tokens(text, subject.root, int(config.vocab_size), longest)
+    # Without a text, the reference itself generates sequences at random, with a fixed seed.
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, int(config.vocab_size), (_SAMPLES, 1), generator=generator)
+    for _ in range(min(_SAMPLED, longest) - 1):
+        logits = model.logits(Batch(ids, torch.ones_like(ids)))[:, -1]
+        ids = torch.cat([ids, torch.multinomial(logits.double().softmax(-1), 1, generator=generator)], 1)
+    return Tokens(ids, "tokens sampled from the reference")
+
+
+def mean_nats(tokens: Tokens | None, logits: Callable[[Batch], Any]) -> float | None:
+    """Return the mean negative log-likelihood of the tokens after the first of each window, in nats."""
+    if tokens is None:
+        return None
+    nats = 0.0
+    for window in tokens.ids[:, None]:
+        log = logits(Batch(window, torch.ones_like(window)))[:, :-1].double().log_softmax(-1)
+        nats += float(-log.gather(-1, window[:, 1:, None]).sum())
+    return nats / tokens.predicted
+
+
+def read_tokens(path: str, directory: str, rows: int, longest: int) -> Tokens:
+    """Return windows of the text or token file ``path``.
+
+    A `.npy` or `.json` file holds ids; any other file is a text for the tokenizer in ``directory``. ``rows`` is the
+    size of the vocabulary, ``longest`` the model's limit. Raises `UnreadableError` if the file holds too few ids, or an
+    id that the model does not have.
+    """
+    ids = _ids(path, directory)
+    length = min(WINDOW, longest)
+    whole = len(ids) // length
+    if not whole:
+        raise _unreadable(path, f"holds {count(len(ids), 'token')}, but at least {length} are needed")
+    if ids.min() < 0 or ids.max() >= rows:
+        raise _unreadable(path, f"holds the id {int(ids.max())}, but the model has {rows:,} tokens")
+    windows = torch.from_numpy(ids[: whole * length].astype(np.int64)).reshape(whole, length)
+    chosen = torch.linspace(0, whole - 1, min(WINDOWS, whole)).long()
+    return Tokens(windows[chosen], os.path.basename(path))
+
+
+def _ids(path: str, directory: str) -> Any:
+    data = read_bytes(path)
+    try:
+        if path.endswith(".npy"):
+            return np.load(io.BytesIO(data), allow_pickle=False).astype(np.int64).reshape(-1)
+        if path.endswith(".json"):
+            ids = parse_json(data, len(data))
+        else:
+            text = decode(data, path)
+            ids = load_tokenizer(directory)(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.asarray(ids, dtype=np.int64).reshape(-1)
+    except (*MALFORMED, EOFError, MemoryError) as error:
+        raise _unreadable(path, f"cannot be read as tokens: {shown(str(error), 200)}") from error
+
+
+def _unreadable(path: str, why: str) -> UnreadableError:
+    return UnreadableError(f"{shown(path)} {why}", "give a text, or ids as .npy or .json: --text FILE", "parity.text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -15,11 +15,10 @@ import torch
 
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.parity import Identity, Lost
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph_file import DTYPES, Graph, Initializer
-from tieconv.onnx.parity.packed_weights import Rows, Tensor, Weight, find_blocks
 
 REQUIRED = 4096
 """Elements from which a vector must be in the graph. Every matrix must be."""
@@ -116,15 +115,17 @@ def _before(entry: Lost, offsets: Mapping[str, int]) -> int:
 
 def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return the matrices that the weight could hold with padding: one side is longer, by at most a quarter."""
-    return {name for name, shape in matrices.items() if _is_longer(_sides(weight.shape), _sides(shape))}
-
-
-def _is_longer(sides: tuple[int, ...], own: tuple[int, ...]) -> bool:
-    return len(sides) == len(own) == 2 and any(
-        short_side == long_side and less < more <= less * 5 // 4
-        for (short_side, less) in (own, own[::-1])
-        for (long_side, more) in (sides, sides[::-1])
-    )
+    sides = _sides(weight.shape)
+    return {
+        name
+        for name, own in ((name, _sides(shape)) for name, shape in matrices.items())
+        if len(sides) == len(own) == 2
+        and any(
+            short_side == long_side and less < more <= less * 5 // 4
+            for (short_side, less) in (own, own[::-1])
+            for (long_side, more) in (sides, sides[::-1])
+        )
+    }
 
 
 def _like(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> bool:
@@ -174,7 +175,6 @@ def _is_computed(weight: Initializer, tensor: torch.Tensor) -> bool:
 
 BLOCK = 1 << 21
 """Elements compared at a time: at most about 40 MB, including casts."""
-_PROBES = 48
 BIT_TYPES = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 STORED = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
@@ -193,7 +193,7 @@ class Candidate:
 
     def probe(self) -> bytes:
         array = self._array()
-        flat = np.unravel_index(_positions(array.size), array.shape) if array.ndim else ()
+        flat = np.unravel_index(positions(array.size), array.shape) if array.ndim else ()
         return bytes(np.ascontiguousarray(array[flat]).reshape(-1).tobytes())
 
     def rows(self, first: int, end: int) -> Any:
@@ -238,12 +238,6 @@ def _candidates(weight: Initializer) -> Iterator[Candidate]:
                 yield from (Candidate(weight, transposed, (expert, half, 2)) for half in (0, 1))
 
 
-def _positions(elements: int) -> Any:
-    """Return the sampled positions: spread over the tensor, including the first and the last."""
-    count = min(_PROBES, elements)
-    return np.unique(np.linspace(0, elements - 1, count).astype(np.int64)) if count else np.zeros(0, np.int64)
-
-
 @dataclass
 class TensorSearch:
     """The graph's weights by dtype, size and samples. ``held`` are the weights that some tensor explains."""
@@ -262,47 +256,43 @@ class TensorSearch:
 
     def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[Candidate, Fold]]:
         """Yield every weight that holds the tensor, after a comparison of all elements."""
-        samples = self._sample(record)
+        places = map(int, positions(record.elements))
+        samples = torch.cat([torch.empty(0, dtype=STORED[record.dtype]), *(self._read(record, at, 1) for at in places)])
         for dtype in sorted(self.sizes.get(record.elements, ())):
             for fold in folds:
-                probe = bits_of(fold.apply(_cast(samples, precision, dtype, fold)), dtype).tobytes()
+                probe = bits_of(_cast(samples, precision, dtype, fold), dtype).tobytes()
                 for candidate in self.places.get((dtype, record.elements, probe), ()):
-                    if _fits(candidate, record) and self._equal(record, candidate, precision, fold):
+                    # A transposed weight needs the opposite shape; a straight one may be squeezed or flattened.
+                    whole = not candidate.transposed and candidate.part is None
+                    if (whole or candidate.shape == record.shape) and self._equal(record, candidate, precision, fold):
                         yield candidate, fold
 
     def whole(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Tensor:
         """Return the tensor as a weight of some type would hold it, with every fold. It is read on demand."""
         columns = record.shape[1] if len(record.shape) == 2 else 1
-        width = columns * (record.nbytes // max(record.elements, 1))
 
         def rows(dtype: str, fold: Fold, first: int, end: int) -> Any:
-            raw = bytearray((end - first) * width)
-            self.reader.read_into(record.range, first * width, memoryview(raw))
-            return bits_of(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype).reshape(-1, columns)
+            values = self._read(record, first * columns, (end - first) * columns)
+            return bits_of(_cast(values, precision, dtype, fold), dtype).reshape(-1, columns)
 
-        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
-            return ((fold.name, partial(rows, dtype, fold)) for fold in folds)
+        return Tensor(record.shape, lambda dtype: ((fold.name, partial(rows, dtype, fold)) for fold in folds))
 
-        return Tensor(record.shape, forms)
-
-    def _sample(self, record: TensorRecord) -> torch.Tensor:
+    def _read(self, record: TensorRecord, first: int, count: int) -> torch.Tensor:
+        """Return ``count`` elements of the tensor from the element ``first`` on."""
         width = record.nbytes // max(record.elements, 1)
-        raw = bytearray(width * len(_positions(record.elements)))
-        for candidate, position in enumerate(_positions(record.elements)):
-            self.reader.read_into(record.range, int(position) * width, memoryview(raw)[candidate * width :][:width])
-        return _tensor(raw, record)
+        raw = bytearray(count * width)
+        self.reader.read_into(record.range, first * width, memoryview(raw))
+        return torch.frombuffer(raw, dtype=STORED[record.dtype]) if raw else torch.empty(0, dtype=STORED[record.dtype])
 
     def _equal(self, record: TensorRecord, candidate: Candidate, precision: str, fold: Fold) -> bool:
         inner = record.shape[1] if candidate.transposed else 1
         rows = record.elements // max(inner, 1)
         step = max(BLOCK // max(inner, 1), 1)
-        width = record.nbytes // max(record.elements, 1)
+        dtype = candidate.weight.dtype
         for first in range(0, rows, step):
             end = min(first + step, rows)
-            raw = bytearray((end - first) * inner * width)
-            self.reader.read_into(record.range, first * inner * width, memoryview(raw))
-            dtype = candidate.weight.dtype
-            ours = bits_of(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype)
+            values = self._read(record, first * inner, (end - first) * inner)
+            ours = bits_of(_cast(values, precision, dtype, fold), dtype)
             same = np.array_equal(ours, candidate.rows(first, end))
             if not candidate.transposed or end == rows or not same:  # rows of a transposed weight share their pages
                 candidate.weight.drop_pages()
@@ -311,25 +301,12 @@ class TensorSearch:
         return True
 
 
-def _fits(candidate: Candidate, record: TensorRecord) -> bool:
-    """Return whether the shapes fit.
-
-    A transposed weight needs the opposite shape; a straight one may be squeezed or flattened.
-    """
-    return (not candidate.transposed and candidate.part is None) or candidate.shape == record.shape
-
-
-def _tensor(raw: bytearray, record: TensorRecord) -> torch.Tensor:
-    return torch.frombuffer(raw, dtype=STORED[record.dtype]) if raw else torch.empty(0, dtype=STORED[record.dtype])
-
-
-def _cast(tensor: torch.Tensor, precision: str, dtype: str, fold: Fold) -> torch.Tensor:
-    """Return the tensor as a model in ``precision`` holds it.
+def _cast(tensor: torch.Tensor, precision: str, dtype: str, fold: Fold) -> Any:
+    """Return the tensor as a model in ``precision`` holds it, folded.
 
     It stays wider only if the graph stores the weight wider and without a fold.
     """
-    target = precision if fold.name else DTYPES[dtype]
-    return tensor.to(getattr(torch, target))
+    return fold.apply(tensor.to(getattr(torch, precision if fold.name else DTYPES[dtype])))
 
 
 def bits_of(tensor: torch.Tensor, dtype: str) -> Any:
@@ -390,3 +367,302 @@ def factors(config: Any) -> Iterator[float]:
 def _number(config: Any, name: str) -> float:
     value = getattr(config, name, None)
     return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+
+
+# Find tensors that a graph holds inside a larger matrix or split into smaller ones.
+#
+# Some exporters split GPT-2's `c_attn` into three matrices. Others pack query, key and value projections into one.
+# Hashes of sampled elements of each row and column narrow the search. So a wrong checkpoint is refuted after a few
+# reads per tensor.
+
+
+_BLOCK = 1 << 21
+"""Elements compared at a time."""
+_TRIES = 64
+"""Failed full comparisons after which one weight is skipped."""
+
+Rows = Callable[[int, int], Any]
+"""The bit patterns of a tensor's rows from one number up to another, rows × columns."""
+
+
+@record
+class Tensor:
+    """A tensor of the checkpoint; a vector is a column.
+
+    ``forms`` gives its rows as a weight of the given type would hold them, by the name of each fold.
+    """
+
+    shape: tuple[int, ...]
+    forms: Callable[[str], Iterable[tuple[str, Rows]]]
+
+    def after(self, count: int) -> Tensor:
+        """Return the tensor without its first ``count`` rows."""
+
+        def later(rows: Rows, first: int, end: int) -> Any:
+            return rows(count + first, count + end)
+
+        shape = (self.shape[0] - count, *self.shape[1:])
+        return Tensor(shape, lambda dtype: ((fold, partial(later, rows)) for fold, rows in self.forms(dtype)))
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return self.shape[0], self.shape[1] if len(self.shape) > 1 else 1
+
+    @property
+    def axes(self) -> range:
+        """The axes along which other tensors may be packed with it."""
+        return range(len(self.shape))
+
+
+@record
+class Weight:
+    """A weight of the graph: its type and its bit patterns, in the weight's shape."""
+
+    dtype: str
+    bits: Any
+
+
+@record
+class Blocks:
+    """How tensors are stored in weights.
+
+    ``forms`` says how each tensor is stored. ``held`` are the weights that tensors fill, or that fill a tensor.
+    ``within`` are the tensors in a weight that also holds others or padding.
+    """
+
+    forms: Mapping[str, str]
+    held: frozenset[str]
+    within: Mapping[str, set[str]]
+
+
+def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Blocks:
+    """Search the tensors inside weights, and weights inside the tensors, side by side along either axis.
+
+    Every element of a match was compared. Vectors are searched in vectors, matrices in matrices, and nothing else is
+    searched.
+    """
+    forms: dict[str, str] = {}
+    held: set[str] = set()
+    within: dict[str, set[str]] = defaultdict(set)
+    filled: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    looked = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) in (1, 2) and 0 not in tensor.shape}
+    lines = _lines(weights) if looked else {}
+    for name, tensor in looked.items():
+        for packed, view, at, length in _packed(tensor, lines):
+            forms.setdefault(name, packed)
+            within[view.name].add(name)
+            filled[view.name, view.axis].append((at, at + length))
+        if name not in forms:
+            form, parts = _split(tensor, lines)
+            forms |= {name: form} if parts else {}
+            held |= parts
+    for (weight, axis), stretches in filled.items():
+        end = 0
+        for first, stop in sorted(stretches):
+            end = max(end, stop) if first <= end else end  # a gap ends it
+        if end >= weights[weight].bits.shape[axis]:
+            held.add(weight)
+    return Blocks(forms, frozenset(held), within)
+
+
+def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
+    """Return the weights' rows and columns by type."""
+    lines: dict[str, Lines] = {}
+    for name, weight in weights.items():
+        if weight.bits.ndim in (1, 2):
+            lines.setdefault(weight.dtype, Lines()).add(name, weight.bits)
+    return lines
+
+
+def _packed(tensor: Tensor, lines: Mapping[str, Lines]) -> Iterator[tuple[str, View, int, int]]:
+    """Yield the weights that hold the tensor among others: form, weight, first line and number of lines."""
+    for dtype, held in sorted(lines.items()):
+        for fold, rows in tensor.forms(dtype):
+            grid = _grid(tensor, rows)
+            for axis in tensor.axes:
+                length, width = tensor.sides[axis], tensor.sides[1 - axis]
+                places = held.places(len(tensor.shape), width, hashed(grid.T if axis else grid), length)
+                for view, at in _proved(places, rows, tensor, axis):
+                    yield _named("packed", fold), view, at, length
+
+
+def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis: int) -> Iterator[tuple[View, int]]:
+    """Yield the matches that a full comparison confirms, without overlaps."""
+    ends: dict[View, int] = defaultdict(int)
+    tries: dict[View, int] = defaultdict(int)
+    length = tensor.sides[axis]
+    for view, at in places:
+        if at < ends[view] or tries[view] >= _TRIES:
+            continue
+        part = view.lines[at : at + length]
+        if _equal(rows, part.T if axis else part):
+            ends[view] = at + length
+            yield view, at
+        else:
+            tries[view] += 1
+
+
+def _split(tensor: Tensor, lines: Mapping[str, Lines]) -> tuple[str, set[str]]:
+    """Return how the tensor is split, and the weights that together hold all of it.
+
+    Both are empty if the tensor is not split.
+    """
+    for dtype, held in sorted(lines.items()):
+        for fold, rows in tensor.forms(dtype):
+            for axis in tensor.axes:
+                parts = _parts(tensor, rows, axis, held)
+                if parts:
+                    return _named("split", fold), parts
+    return "", set()
+
+
+def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
+    """Return the weights that form the tensor along the axis; empty if one part is missing."""
+    length, width = tensor.sides[axis], tensor.sides[1 - axis]
+    names: set[str] = set()
+    at = 0
+    while at < length:
+
+        def stretch(first: int, end: int, at: int = at, count: int = 0) -> Any:
+            return rows(at + first, at + end) if axis == 0 else rows(first, end)[:, at : at + count]
+
+        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), length - at)[:_TRIES]
+        equal = [
+            view
+            for view in likely
+            if _equal(partial(stretch, count=len(view.lines)), view.lines.T if axis else view.lines)
+        ]
+        if not equal:
+            return set()
+        names.update(view.name for view in equal)
+        at += max(len(view.lines) for view in equal)
+    return names
+
+
+def _grid(tensor: Tensor, rows: Rows) -> Any:
+    """Return sampled columns of sampled rows."""
+    height, width = tensor.sides
+    columns = positions(width)
+    return np.concatenate([rows(row, row + 1)[:, columns] for row in map(int, positions(height))])
+
+
+def _line(tensor: Tensor, rows: Rows, axis: int, at: int) -> int:
+    """Return the hash of one line along the axis."""
+    height, width = tensor.sides
+    if axis == 0:
+        return int(hashed(rows(at, at + 1)[:, positions(width)])[0])
+    return int(hashed(np.array([[rows(row, row + 1)[0, at] for row in map(int, positions(height))]]))[0])
+
+
+def _named(form: str, fold: str) -> str:
+    return f"{form}, {fold}" if fold else form
+
+
+def _equal(rows: Rows, wanted: Any) -> bool:
+    """Return whether the rows equal those of ``wanted`` bit for bit."""
+    step = max(_BLOCK // wanted.shape[1], 1)
+    return all(
+        np.array_equal(rows(at, min(at + step, len(wanted))), wanted[at : at + step])
+        for at in range(0, len(wanted), step)
+    )
+
+
+# Find rows and columns of a graph's weights by a hash of sampled elements.
+
+
+_SAMPLES = 48
+_FACTORS = np.random.default_rng(0).integers(1, 1 << 63, _SAMPLES, dtype=np.uint64) | np.uint64(1)
+_AT_ONCE = 1 << 14
+"""Lines hashed at a time."""
+
+
+@identity_record
+class View:
+    """A weight as lines × width: its rows, or with ``axis`` 1 its columns."""
+
+    name: str
+    axis: int
+    lines: Any
+
+
+def positions(side: int) -> Any:
+    """Return which of ``side`` elements are sampled: at even distances, including the first and the last."""
+    return np.unique(np.linspace(0, side - 1, min(_SAMPLES, side)).astype(np.int64))
+
+
+def hashed(samples: Any) -> Any:
+    """Return a number for each row of ``samples``. Equal rows have equal numbers."""
+    return (samples.astype(np.int64).view(np.uint64) * _FACTORS[: samples.shape[1]]).sum(axis=1, dtype=np.uint64)
+
+
+@dataclass
+class _Shelf:
+    """The lines of one width, view after view."""
+
+    views: list[View] = field(default_factory=list)
+    hashes: list[Any] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    _sorted: tuple[Any, Any, Any] | None = None
+
+    def add(self, view: View) -> None:
+        columns, lines = positions(view.lines.shape[1]), view.lines
+        steps = range(0, len(lines), _AT_ONCE)
+        self.views.append(view)
+        self.hashes.append(np.concatenate([hashed(lines[at : at + _AT_ONCE][:, columns]) for at in steps]))
+        self.starts.append(self.starts[-1] + len(lines))
+
+    def at(self, number: int) -> tuple[Any, Any]:
+        """Return all hashes, and the sorted positions of ``number`` among them."""
+        if self._sorted is None:
+            whole = np.concatenate(self.hashes)
+            order = np.argsort(whole, kind="stable")
+            self._sorted = whole, order, whole[order]
+        whole, order, ranked = self._sorted
+        first, end = (int(np.searchsorted(ranked, np.uint64(number), side)) for side in ("left", "right"))
+        return whole, order[first:end]
+
+
+class Lines:
+    """The lines of weights of one type."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[tuple[int, int], _Shelf] = defaultdict(_Shelf)
+
+    def add(self, name: str, bits: Any) -> None:
+        """Add a vector or a matrix."""
+        views = [View(name, 0, bits[:, None])] if bits.ndim == 1 else [View(name, 0, bits), View(name, 1, bits.T)]
+        for view in views:
+            self._shelves[bits.ndim, view.lines.shape[1]].add(view)
+
+    def places(self, axes: int, width: int, sampled: Any, length: int) -> Iterator[tuple[View, int]]:
+        """Yield candidate positions of ``length`` lines whose hashes at ``positions(length)`` are given.
+
+        The result has views of weights with ``axes`` axes and lines of ``width``, each with its first line.
+        """
+        shelf = self._shelves.get((axes, width))
+        if shelf is None:
+            return
+        whole, likely = shelf.at(int(sampled[0]))
+        starts = np.array(shelf.starts)
+        views = np.searchsorted(starts, likely, "right") - 1
+        fits = likely + length <= starts[views + 1]
+        likely, views = likely[fits], views[fits]
+        for offset, number in zip(positions(length), sampled, strict=True):
+            alike = whole[likely + offset] == number
+            likely, views = likely[alike], views[alike]
+        for at, view in zip(likely.tolist(), views.tolist(), strict=True):
+            yield shelf.views[view], at - shelf.starts[view]
+
+    def beginning(self, axes: int, width: int, number: int, longest: int) -> list[View]:
+        """Return views whose first line has the hash ``number``, the longest first.
+
+        They have at most ``longest`` lines.
+        """
+        shelf = self._shelves.get((axes, width))
+        if shelf is None:
+            return []
+        _, likely = shelf.at(number)
+        first = {
+            start: view for start, view in zip(shelf.starts, shelf.views, strict=False) if len(view.lines) <= longest
+        }
+        return sorted((first[at] for at in likely.tolist() if at in first), key=lambda view: -len(view.lines))

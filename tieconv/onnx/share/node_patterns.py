@@ -10,9 +10,19 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.graph.model import sides
-from tieconv.onnx.share.find import MATRIX, Use, describe, drop, drop_unread, integer, is_standard
-from tieconv.onnx.share.rounding import Around, around, beside
+from tieconv.onnx.graph_model import sides
+from tieconv.onnx.share.find import (
+    MATRIX,
+    Around,
+    Use,
+    around,
+    beside,
+    describe,
+    drop,
+    drop_unread,
+    integer,
+    is_standard,
+)
 
 # Define what every pattern can do: check whether a node can read the target, and rewrite the node.
 
@@ -143,11 +153,21 @@ class MatMulHead:
         if not use.flipped:
             node.replace_input_with(use.index, value)
         elif target.form is HeadForm.TRANSPOSE:
-            _transpose(node, target)
+            node.replace_input_with(1, _turned(target))
         elif target.form is HeadForm.FUSED:
-            _fused(node, value, target.names)
+            fused = ir.node("FusedMatMul", [node.inputs[0], value], {"transB": 1}, domain=MICROSOFT)
+            replace_node(node, [fused], target.names)
         else:
-            _gemm(node, value, target)
+            surroundings = around(node, target.dtype)
+            nodes = _product(node, surroundings, value, target)
+            final = surroundings.widen if surroundings.widen is not None else (node, *surroundings.behind)[-1]
+            numbers = [operand for operand in final.inputs if operand is not None]
+            replace_node(final, nodes, target.names)
+            for number in numbers:
+                drop_unread(number)
+            for left in (*reversed(surroundings.behind), node, *reversed(surroundings.before), surroundings.narrow):
+                if left is not None:
+                    drop(left)
 
 
 def folded(use: Use, target: Target) -> tuple[ir.Node, ...]:
@@ -173,15 +193,6 @@ def _rank(value: ir.Value | None) -> int | None:
     return None if value is None or value.shape is None else len(value.shape)
 
 
-def _fused(node: ir.Node, value: ir.Value, names: Names) -> None:
-    fused = ir.node("FusedMatMul", [node.inputs[0], value], {"transB": 1}, domain=MICROSOFT)
-    replace_node(node, [fused], names)
-
-
-def _transpose(node: ir.Node, target: Target) -> None:
-    node.replace_input_with(1, _turned(target))
-
-
 def _turned(target: Target) -> ir.Value:
     """Return the only Transpose of the matrix, in the matrix's graph, so that a session folds it once."""
     value, graph = target.value, target.value.graph
@@ -199,19 +210,6 @@ def _turned(target: Target) -> ir.Value:
     turned.outputs[0].shape = ir.Shape([value.shape[1], value.shape[0]])
     graph.insert_before(graph[0], turned)
     return turned.outputs[0]
-
-
-def _gemm(node: ir.Node, value: ir.Value, target: Target) -> None:
-    surroundings = around(node, target.dtype)
-    nodes = _product(node, surroundings, value, target)
-    final = surroundings.widen if surroundings.widen is not None else (node, *surroundings.behind)[-1]
-    numbers = [operand for operand in final.inputs if operand is not None]
-    replace_node(final, nodes, target.names)
-    for number in numbers:
-        drop_unread(number)
-    for left in (*reversed(surroundings.behind), node, *reversed(surroundings.before), surroundings.narrow):
-        if left is not None:
-            drop(left)
 
 
 def _product(node: ir.Node, surroundings: Around, value: ir.Value, target: Target) -> list[ir.Node]:

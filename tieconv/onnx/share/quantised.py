@@ -11,7 +11,7 @@ import onnx_ir as ir
 from tieconv.checkpoint.graph_plan import RUNTIMES, SharedMatrix
 from tieconv.checkpoint.graph_structure import OLDEST_QUANTISED_OPSET
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.graph.model import GraphFile, opset, sides
+from tieconv.onnx.graph_model import GraphFile, opset, sides
 from tieconv.onnx.share.find import MATRIX, describe, drop, integer, is_standard
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
 
@@ -93,7 +93,18 @@ def _applied(file: GraphFile, table: Table, head: Table, names: Names) -> Shared
     for part in head.parts:
         _declare_rows(part, head.rows)
     read = list(table.node.inputs)
-    look_up_rows(table, head, names)
+    # Replace the node of ``lookup`` by nodes that look up the same rows of ``head``. Each element is
+    # computed as before: the code minus the zero point, then one product with the scale.
+    node = table.node
+    assert isinstance(node.graph, ir.Graph)
+    builder = _Builder(node.graph, names, str(node.outputs[0].name))
+    ids = node.inputs[1]
+    assert ids is not None
+    if head.zeros is None:
+        _symmetric(builder, head, ids)
+    else:
+        _with_zero_points(builder, head, head.zeros, ids)
+    replace_node(node, builder.nodes, names)
     for value in read:
         producer = None if value is None else value.producer()
         if producer is not None and producer.op_type in ("Reshape", "Identity"):
@@ -337,23 +348,6 @@ class _Builder:
         return value
 
 
-def look_up_rows(lookup: Table, head: Table, names: Names) -> None:
-    """Replace the node of ``lookup`` by nodes that look up the same rows of ``head``.
-
-    Each element is computed as before: the code minus the zero point, then one product with the scale.
-    """
-    node = lookup.node
-    assert isinstance(node.graph, ir.Graph)
-    builder = _Builder(node.graph, names, str(node.outputs[0].name))
-    ids = node.inputs[1]
-    assert ids is not None
-    if head.zeros is None:
-        _symmetric(builder, head, ids)
-    else:
-        _with_zero_points(builder, head, head.zeros, ids)
-    replace_node(node, builder.nodes, names)
-
-
 def _symmetric(builder: _Builder, head: Table, ids: ir.Value) -> None:
     """Let GatherBlockQuantized dequantise the gathered rows."""
     codes = builder.add("Gather", [head.codes, ids])
@@ -460,7 +454,18 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
     for lookup in [lookup for lookup in dequantised if lookup.looked_up]:
         products = [product for product in dequantised if _multiplies(product) and _is_copy(lookup, product)]
         for node in lookup.looked_up if products else ():
-            _look_up_codes(lookup, node, names)
+            # Gather codes, and dequantise the gathered rows.
+            ids = node.inputs[1]
+            nodes = [ir.node("Gather", [lookup.codes, ids])]
+            nodes[0].outputs[0].type = lookup.codes.type
+            codes = nodes[0].outputs[0]
+            if lookup.axis is None:
+                nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)]))
+            elif lookup.axis == 1:
+                nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)], {"axis": -1}))
+            else:
+                nodes += _by_row(lookup, node, codes, names)
+            replace_node(node, nodes, names)
         for product in products:
             for node in product.turned:
                 _turn_codes(product, node, names)
@@ -504,21 +509,6 @@ def _is_copy(lookup: _Codes, product: _Codes) -> bool:
 def _array(lookup: _Codes) -> np.ndarray:
     assert lookup.codes.const_value is not None
     return lookup.codes.const_value.numpy()
-
-
-def _look_up_codes(lookup: _Codes, node: ir.Node, names: Names) -> None:
-    """Gather codes, and dequantise the gathered rows."""
-    ids = node.inputs[1]
-    nodes = [ir.node("Gather", [lookup.codes, ids])]
-    nodes[0].outputs[0].type = lookup.codes.type
-    codes = nodes[0].outputs[0]
-    if lookup.axis is None:
-        nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)]))
-    elif lookup.axis == 1:
-        nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)], {"axis": -1}))
-    else:
-        nodes += _by_row(lookup, node, codes, names)
-    replace_node(node, nodes, names)
 
 
 def _by_row(lookup: _Codes, node: ir.Node, codes: ir.Value, names: Names) -> list[ir.Node]:

@@ -14,7 +14,7 @@ from tieconv.checkpoint.graph_plan import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, Path, near_homes
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import Gathered
-from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored, opset, sides
+from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, opset, sides
 from tieconv.onnx.share.find import (
     Group,
     Member,
@@ -490,7 +490,9 @@ def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: S
         remove_unread(stored.value)
     names = tuple(str(stored.value.name) for stored in removed)
     for stored in removed:
-        _drop(stored)
+        value = stored.value
+        assert not value.uses() and not value.is_graph_output()
+        stored.graph.initializers.pop(str(value.name))
     if setting.form is HeadForm.FUSED and reads:
         file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
     return Applied(survivor, names, nodes, loose, setting.form if heads else None)
@@ -511,12 +513,6 @@ def _on_the_left(members: Sequence[Member]) -> str:
     return LEFT if any(node is not None and is_standard(node, "MatMul") for node in nodes) else ""
 
 
-def _drop(stored: Stored) -> None:
-    value = stored.value
-    assert not value.uses() and not value.is_graph_output()
-    stored.graph.initializers.pop(str(value.name))
-
-
 def _keeper(
     file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting, reads: Sequence[Read]
 ) -> ir.Value:
@@ -524,26 +520,17 @@ def _keeper(
         return turned(file, choice.source, setting.home, setting.names.free(f"{choice.source.value.name}_transposed"))
     stored = choice.keeper
     if stored.graph is not setting.home and any(m.stored.graph is not stored.graph for m in members):
-        _lift(stored, setting, file.model)
+        # Move the initializer to the graph that every node which reads it can see.
+        value = stored.value
+        stored.graph.initializers.pop(str(value.name))
+        counts: Counter[str | None] = Counter()
+        for graph in file.model.graphs():
+            counts.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
+            counts.update(value.name for node in graph for value in node.outputs)
+        if counts[value.name] > 0:
+            value.name = setting.names.free(str(value.name))
+        setting.home.register_initializer(value)
     return stored.value
-
-
-def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
-    """Move the initializer to the graph that every node which reads it can see."""
-    value = stored.value
-    stored.graph.initializers.pop(str(value.name))
-    if _named(model)[value.name] > 0:
-        value.name = setting.names.free(str(value.name))
-    setting.home.register_initializer(value)
-
-
-def _named(model: ir.Model) -> Counter[str | None]:
-    """Return how many values have each name."""
-    counts: Counter[str | None] = Counter()
-    for graph in model.graphs():
-        counts.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
-        counts.update(value.name for node in graph for value in node.outputs)
-    return counts
 
 
 def turned(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored
+from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored
 from tieconv.onnx.share.find import (
     SMALL,
     Use,
@@ -101,7 +101,12 @@ def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
 
     A Gemm or FusedMatMul becomes a MatMul if it computes nothing more.
     """
-    if not _is_plain(node):
+    # Whether the node only multiplies two inputs.
+    operands = [value for value in node.inputs if value is not None]
+    switches = ("transA", "transBatchA", "transBatchB")
+    alpha = node.attributes.get("alpha")
+    scaled = alpha is not None and alpha.as_float() != 1.0
+    if not (len(operands) == 2 and not scaled and not any(integer(node, name, 0) for name in switches)):
         node.replace_input_with(1, own)
         if "transB" in node.attributes:
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
@@ -114,15 +119,6 @@ def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
     else:
         replace_node(wrapped.last_reshape, [matmul], names)
         remove(wrapped)
-
-
-def _is_plain(node: ir.Node) -> bool:
-    """Return whether the node only multiplies two inputs."""
-    operands = [value for value in node.inputs if value is not None]
-    switches = ("transA", "transBatchA", "transBatchB")
-    alpha = node.attributes.get("alpha")
-    scaled = alpha is not None and alpha.as_float() != 1.0
-    return len(operands) == 2 and not scaled and not any(integer(node, name, 0) for name in switches)
 
 
 # Match the Reshapes around a Gemm.

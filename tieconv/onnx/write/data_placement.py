@@ -13,7 +13,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError
-from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile, is_external, tensor_bytes, tensors
+from tieconv.onnx.graph_model import LIMIT, NEW, GraphFile, is_external, tensor_bytes, tensors
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 

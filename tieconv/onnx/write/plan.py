@@ -18,8 +18,7 @@ from tieconv.checkpoint.write_plan import plan_rows
 from tieconv.errors import VerificationError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
-from tieconv.onnx.graph.model import GraphFile, blamed_on_source, read_sources
-from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.graph_model import GraphFile, blamed_on_source, has_onnxruntime, read_sources
 from tieconv.onnx.share import SharePass
 from tieconv.onnx.share.share_pass import LEFT
 from tieconv.onnx.share.untie import untie
@@ -27,7 +26,7 @@ from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
 from tieconv.onnx.write.write import GraphTarget, Progress, check, data_name, old_data, write
 from tieconv.planned import Verify
-from tieconv.sources.local.files import FileSet, open_files
+from tieconv.sources.local.files import open_files
 from tieconv.text import shown, size
 
 
@@ -199,7 +198,12 @@ def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedG
         graphs = read_sources(listing, files)
         for graph in graphs:
             with blamed_on_source(graph):
-                matrices += _share(graph, files, form)
+                share = SharePass(graph, files, form)
+                try:
+                    share(graph.model)
+                except PreconditionError as error:
+                    share.left(str(error))
+                matrices += share.matrices
     notes = tuple(notes_of(matrices, partial(_again, listing.source)))
     used = form or _widest(matrices)
     return PlannedGraphs("dedup", used, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
@@ -216,15 +220,6 @@ def _again(source: str, form: HeadForm) -> str:
 
 
 HELD_TWICE = f"a session of {RUNTIMES} folds the Transpose of a stored matrix, so it holds that matrix twice"
-
-
-def _share(graph: GraphFile, files: FileSet, form: HeadForm | None) -> tuple[SharedMatrix, ...]:
-    share = SharePass(graph, files, form)
-    try:
-        share(graph.model)
-    except PreconditionError as error:
-        share.left(str(error))
-    return share.matrices
 
 
 def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str]) -> list[str]:

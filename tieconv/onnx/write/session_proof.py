@@ -14,15 +14,14 @@ from onnx import TensorProto, helper
 
 from tieconv.checkpoint.graph_plan import SessionProof, SessionRuns, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import identity_record
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx import check_readable
 from tieconv.install import install_command
-from tieconv.onnx.graph.model import GraphBytes, GraphFile, Stored, read_graph, tensors
-from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.child import refusal
+from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, has_onnxruntime, read_graph, tensors
 from tieconv.onnx.parity.measured_pair import available_memory
-from tieconv.onnx.session.child import refusal
 from tieconv.onnx.share.find import by_rows, describe, find_groups
 from tieconv.onnx.share.quantised import quantised_pairs
 from tieconv.onnx.share.share_pass import interface
@@ -167,15 +166,12 @@ _MOST = 1 << 24  # numbers of one input, which take half a second to draw
 Feeds = dict[str, Any]
 
 
-@record
+@identity_record
 class _Case:
     """Inputs of one run, of the shape ``shape``. ``forced`` names the branch or the trips that ``overrides`` force.
 
     ``accepted`` is false if no session of the source accepts inputs of this shape.
     """
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     shape: str
     feeds: Feeds

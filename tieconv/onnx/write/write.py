@@ -31,7 +31,7 @@ from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Record, Syncer, Writer, created
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
-from tieconv.onnx.write.data_placement import DATA, DataFile, Source, Store
+from tieconv.onnx.write.data_placement import DATA, Source, Store
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
 
@@ -111,7 +111,12 @@ class _Job:
         finally:
             syncer.stop()
         for directory in tree.directories(new):
-            self._like_the_old(directory)
+            # Give a directory that replaces another the mode and owner of the old one.
+            name = directory.relative_to(self.staging.new)
+            if self._replaces and not self.target.is_file and (self.final / name).is_dir():
+                lost = inherit_directory(directory, Like(self.final / name, True))
+                if lost:
+                    self.record.add_lost(f"{name}/", lost)
             tree.sync_directory(directory)
         self._look_again(writer)
         with signals.shielded(), writing(self.final.name, self.staging.held, 0):
@@ -127,7 +132,14 @@ class _Job:
                 write_full(descriptor, data, 0)
                 self.tick(len(data))
         for file in self.store.data:
-            self._write_data(file, syncer)
+            with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
+                os.ftruncate(made, file.size)
+                for offset, content in file.pieces:
+                    if isinstance(content, ByteRange):
+                        source = sources.descriptor(content.file)
+                        copy_range(source, content.start, made, offset, content.size, self.tick)
+                    else:
+                        write_turned(sources.descriptor(content.range.file), made, offset, content, self.tick)
         for name in self.target.companions(self.store):
             writer.companion(name)
         if self._swaps:
@@ -149,24 +161,6 @@ class _Job:
         written = {name for name, _ in tree.walk(self.staging.new)}
         self.before = tree.states(self.final)
         tree.link(self.final, self.staging.new, {*written, *self.store.removed})
-
-    def _like_the_old(self, directory: Path) -> None:
-        """Give a directory that replaces another the mode and owner of the old one."""
-        name = directory.relative_to(self.staging.new)
-        if self._replaces and not self.target.is_file and (self.final / name).is_dir():
-            lost = inherit_directory(directory, Like(self.final / name, True))
-            if lost:
-                self.record.add_lost(f"{name}/", lost)
-
-    def _write_data(self, file: DataFile, syncer: Syncer) -> None:
-        with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
-            os.ftruncate(made, file.size)
-            for offset, content in file.pieces:
-                if isinstance(content, ByteRange):
-                    source = sources.descriptor(content.file)
-                    copy_range(source, content.start, made, offset, content.size, self.tick)
-                else:
-                    write_turned(sources.descriptor(content.range.file), made, offset, content, self.tick)
 
     def _created(self, name: str, syncer: Syncer) -> AbstractContextManager[int]:
         return created(self.staging.new, name, self._like(name), syncer, self.record)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.certificate.config_values import WithheldError, class_values, guard_class, number
-from tieconv.analysis.certificate.token_ids import (
+from tieconv.analysis.config_values import WithheldError, class_values, guard_class, number
+from tieconv.analysis.tables import Array, Table, open_table
+from tieconv.analysis.token_ids import (
     TOKENIZER,
     VOCABULARY,
     WORDS,
@@ -18,7 +19,6 @@ from tieconv.analysis.certificate.token_ids import (
     token_ids,
     too_large,
 )
-from tieconv.analysis.model.tables import Array, Table, open_table
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import ByteReader, Files
@@ -143,7 +143,10 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final:
         raise WithheldError("the factors between the last norm and the logits of this class are unknown")
     layers = known.layers if "{last}" in known.norm else ""
     values = class_values(evidence, tuple(filter(None, (known.multiply, known.divide, known.cap, layers))))
-    scale, cap = _scale(known, values), _cap(known, values)
+    divisor = number(values, known.divide, 1.0)
+    if not divisor:
+        raise WithheldError(f"{known.divide} is 0, and the logits are divided by it")
+    scale, cap = number(values, known.multiply, 1.0) / divisor, _cap(known, values)
     if not known.norm:
         return Final(np.ones(width), None, scale, cap, "", "")
     norm = known.norm.format(last=int(number(values, layers, 0)) - 1)
@@ -157,14 +160,6 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final:
         return Final(gains, None, scale, cap, weight.name, key, dtype=weight.dtype)
     shift = vector(reader, bias)
     return Final(gains, shift, scale, cap, weight.name, key, bias.name, weight.dtype, bias.dtype)
-
-
-def _scale(known: Known, values: Mapping[str, object]) -> float:
-    """Return the factor of the logits."""
-    divisor = number(values, known.divide, 1.0)
-    if not divisor:
-        raise WithheldError(f"{known.divide} is 0, and the logits are divided by it")
-    return number(values, known.multiply, 1.0) / divisor
 
 
 def _cap(known: Known, values: Mapping[str, object]) -> float:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats.onnx import check_readable, graph_names
 from tieconv.formats.onnx.tensor import External, needed_bytes
 from tieconv.formats.onnx.tensor import byte_range as range_in_file
+from tieconv.install import install_command
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 
@@ -72,7 +74,19 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     """
     state = files.state(name)
     proto = _parse(name, state.size, files)
-    check_supported(proto, name)
+    # Raise `RefusedError` for what onnx-ir would lose when it writes the graph again.
+    graph = name
+    lost = []
+    if proto.training_info:
+        lost.append("training information")
+    if _has_sparse(proto.graph) or any(map(_is_sparse, (node for f in proto.functions for node in f.node))):
+        lost.append("sparse tensors")
+    if lost:
+        raise RefusedError(
+            f"{shown(graph)} holds {' and '.join(lost)}, which tieconv cannot write again",
+            "export the model for inference, with dense tensors",
+            "onnx.unsupported",
+        )
     ranges = tuple(byte_range(tensor, name, root, files) for tensor in tensors(proto) if is_external(tensor))
     try:
         model = _inlined(ir.serde.deserialize_model(proto)) or ir.serde.deserialize_model(proto)
@@ -235,21 +249,6 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
     return needed_bytes(tensor.data_type, tensor.dims)
 
 
-def check_supported(model: onnx.ModelProto, graph: str) -> None:
-    """Raise `RefusedError` for what onnx-ir would lose when it writes the graph again."""
-    lost = []
-    if model.training_info:
-        lost.append("training information")
-    if _has_sparse(model.graph) or any(map(_is_sparse, (node for f in model.functions for node in f.node))):
-        lost.append("sparse tensors")
-    if lost:
-        raise RefusedError(
-            f"{shown(graph)} holds {' and '.join(lost)}, which tieconv cannot write again",
-            "export the model for inference, with dense tensors",
-            "onnx.unsupported",
-        )
-
-
 def _has_sparse(graph: onnx.GraphProto) -> bool:
     return bool(graph.sparse_initializer) or any(map(_is_sparse, graph.node))
 
@@ -341,3 +340,26 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
     for graph in model.graphs():
         for value in graph.initializers.values():
             yield graph, value
+
+
+# Check that the packages for graphs are installed, before anything is read.
+
+
+_PIP = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxruntime": "onnxruntime"}
+
+
+def require_graph_packages() -> None:
+    """Raise `RefusedError` if a package that reads and writes graphs is not installed."""
+    missing = [_PIP[name] for name in ("onnx", "onnx_ir") if find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise RefusedError(
+            f"reading an ONNX graph needs {' and '.join(missing)}, which {verb} not installed",
+            install_command("onnx"),
+            "onnx.not-installed",
+        )
+
+
+def has_onnxruntime() -> bool:
+    """Return whether ONNX Runtime is installed."""
+    return find_spec("onnxruntime") is not None

@@ -11,8 +11,8 @@ from math import pi, sqrt
 
 import numpy as np
 
-from tieconv.analysis.alignment.token_tables import FEWEST, Array, Joined, Table, directed_rows, join
-from tieconv.analysis.relation.maps import Inverse
+from tieconv.analysis.relation_maps import Inverse
+from tieconv.analysis.token_tables import FEWEST, Array, Joined, Table, directed_rows, join
 from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
 from tieconv.checkpoint.value_type import record
 
@@ -454,14 +454,18 @@ def linear(
     cross = known.crosses[source, target]
     if shuffle is not None:
         cross = _shuffled(joined, (source, target), known, places, order)
-    maps = _maps(known, source, cross)
+    maps: dict[str, Array | None] = {}
+    if cross.shape[0] == cross.shape[1]:
+        maps |= {"identity": None, "procrustes": _rotation(cross)}
+    maps = maps | {"least squares": known.inverse(source).times(cross).astype(np.float32)}
     values = {name: np.empty(len(places)) for name in maps}
     for part, a, b in _rows(joined, (source, target), known, places, order):
         for name, matrix in maps.items():
             values[name][part] = _cosines(a if matrix is None else a @ matrix, b)
     cosines = {name: float(values[name].mean()) if name in maps else None for name in MAPS}
     errors = {name: float(sample.std()) / sqrt(len(places)) for name, sample in values.items()}
-    return Linear(cosines, _cka(known.grams[source], known.grams[target], cross), errors)
+    scale = float(np.linalg.norm(known.grams[source]) * np.linalg.norm(known.grams[target]))
+    return Linear(cosines, (float(np.linalg.norm(cross)) ** 2 / scale if scale > 0 else 0.0), errors)
 
 
 def expected(measure: str, tokens: int, width: int) -> float:
@@ -505,14 +509,6 @@ def _shuffled(joined: Joined, pair: Pair, known: Sums, places: Array, order: Arr
     return cross
 
 
-def _maps(known: Sums, source: int, cross: Array) -> dict[str, Array | None]:
-    """Return each map as a float32 matrix (source width, target width), ``None`` for the identity."""
-    maps: dict[str, Array | None] = {}
-    if cross.shape[0] == cross.shape[1]:
-        maps |= {"identity": None, "procrustes": _rotation(cross)}
-    return maps | {"least squares": known.inverse(source).times(cross).astype(np.float32)}
-
-
 def _rotation(cross: Array) -> Array:
     """Return the orthogonal matrix Q with the largest trace of Qᵀ·cross, (d, d) float32: its polar factor.
 
@@ -539,11 +535,6 @@ def _cosines(mapped: Array, target: Array) -> Array:
     products = np.einsum("ij,ij->i", mapped, target).astype(np.float64)
     cosines: Array = np.divide(products, lengths, out=np.zeros(len(products)), where=lengths > 0)
     return cosines
-
-
-def _cka(left: Array, right: Array, cross: Array) -> float:
-    scale = float(np.linalg.norm(left) * np.linalg.norm(right))
-    return float(np.linalg.norm(cross)) ** 2 / scale if scale > 0 else 0.0
 
 
 # Map the tokens of a table on its first two principal directions, from one d×d sum. Imports numpy.

@@ -6,9 +6,7 @@ from typing import assert_never
 
 import numpy as np
 
-from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import lengths, points, ranges
-from tieconv.analysis.relation.classify import (
+from tieconv.analysis.relation import (
     ColumnsScaled,
     LinearlyMapped,
     LowRank,
@@ -27,7 +25,9 @@ from tieconv.analysis.relation.classify import (
     Scaled,
     Shifted,
 )
-from tieconv.analysis.relation.maps import equal_share, spectrum
+from tieconv.analysis.relation_maps import equal_share, spectrum
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import lengths, points, ranges
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.text import count

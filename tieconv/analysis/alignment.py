@@ -8,7 +8,7 @@ less reproducible than output tables. Imports numpy: import it lazily.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import hypot
@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from tieconv.analysis import Findings
-from tieconv.analysis.alignment.measures import QUERIES, Compared, Figure, Figures, Pair, ceiling, compare, plane
-from tieconv.analysis.alignment.token_tables import Array, Table, token_bytes
-from tieconv.analysis.model.subject import Subject, open_subject
-from tieconv.analysis.model.tables import Table as StoredTable
-from tieconv.analysis.relation.classify import equal_tables
+from tieconv.analysis.alignment_measures import QUERIES, Compared, Figure, Figures, Pair, ceiling, compare, plane
+from tieconv.analysis.relation import equal_tables
+from tieconv.analysis.subject import Subject, open_subject
+from tieconv.analysis.tables import Table as StoredTable
+from tieconv.analysis.token_tables import Array, Table, token_bytes
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.analysis import POINTS, Analysis, Detail, Headline, Kinship, Section
 from tieconv.checkpoint.value_type import record, stated_fields
@@ -419,20 +419,17 @@ def _maps(findings: Findings) -> Iterator[Section]:
     for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
         if stored is not None:
             table = Table(role, stored.rows, stored.width, stored.pick_singles)
-            colours = _colours(findings, stored.rows)
-            section = plane(table, colours, f"Map: {role}", _coloured_rows(colours))
+            # Values by row that colour the map: the difference of the two tables, and the frequency
+            # in the text.
+            colours: dict[str, Array] = {}
+            if findings.related is not None and findings.related.moments.unequal.any():
+                colours["difference of the two rows"] = _filled(findings.related.moments.distances, stored.rows)
+            if findings.measured is not None:
+                colours["log10(1 + times in the text)"] = _filled(np.log10(1 + findings.measured.counts), stored.rows)
+            marks = [values > 0 for values in colours.values()]
+            section = plane(table, colours, f"Map: {role}", np.logical_or.reduce(marks) if marks else None)
             if section is not None:
                 yield section
-
-
-def _colours(findings: Findings, rows: int) -> dict[str, Array]:
-    """Return values by row that colour the map: the difference of the two tables, and the frequency in the text."""
-    colours: dict[str, Array] = {}
-    if findings.related is not None and findings.related.moments.unequal.any():
-        colours["difference of the two rows"] = _filled(findings.related.moments.distances, rows)
-    if findings.measured is not None:
-        colours["log10(1 + times in the text)"] = _filled(np.log10(1 + findings.measured.counts), rows)
-    return colours
 
 
 def _filled(values: Array, rows: int) -> Array:
@@ -441,12 +438,6 @@ def _filled(values: Array, rows: int) -> Array:
     shared = min(rows, len(values))
     whole[:shared] = np.nan_to_num(values[:shared], posinf=0.0)
     return whole
-
-
-def _coloured_rows(colours: Mapping[str, Array]) -> Array | None:
-    """Return the rows with a positive value in some colour, (rows,) of bool; ``None`` without colours."""
-    marks = [values > 0 for values in colours.values()]
-    return np.logical_or.reduce(marks) if marks else None
 
 
 def align_models(

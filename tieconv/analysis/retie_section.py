@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import Array, Table, spans
-from tieconv.analysis.relation.classify import Related
-from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
-from tieconv.analysis.retie_cost.fold import ExactFold, FoldedNorm, folded_norm
+from tieconv.analysis.norm_fold import ExactFold, FoldedNorm, folded_norm
+from tieconv.analysis.relation import Related
+from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, one_shape, scope
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.errors import RefusedError
@@ -337,7 +337,9 @@ def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]
     """
     torch = reference.torch
     changes = {f"{name} survives": _swap(reference, name, table) for name, table in survivors.items()}
-    if (held := _bias(reference)) is not None:
+    places = ((reference.model.get_output_embeddings(), "bias"), (reference.model, "final_logits_bias"))
+    held = next(((module, name) for module, name in places if getattr(module, name, None) is not None), None)
+    if held is not None:
         changes["bias stripped"] = lambda: _without_bias(*held)
     effects = {name: Effect() for name in changes}
     marked = torch.from_numpy(np.flatnonzero(zero))
@@ -345,7 +347,14 @@ def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]
     hidden: list[Any] = []
     with torch.no_grad(), _listening(reference, hidden):
         for window in reference.windows:
-            before = _numbers(reference.log_probabilities(window))
+            log_p = reference.log_probabilities(window)
+            if bool(log_p.isnan().any()):
+                raise RefusedError(
+                    "the model returns logits that are NaN or infinite on this text, so tieconv cannot measure it",
+                    "see which rows of the tables are not finite: tieconv analyze, without --text",
+                    "analyze.not-finite",
+                )
+            before = log_p
             hidden[-1] = hidden[-1][reference.places(window)].mean(0)
             mass.append(float(before[:, marked].exp().sum(-1).mean()))
             for name, change in changes.items():
@@ -356,26 +365,9 @@ def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]
     return OnText(effects, float(np.mean(mass)), mean_hidden, reference.counts.numpy(), reference.predicted)
 
 
-def _numbers(log_p: Any) -> Any:
-    """Return the log-probabilities. Raises `RefusedError` if one is NaN."""
-    if bool(log_p.isnan().any()):
-        raise RefusedError(
-            "the model returns logits that are NaN or infinite on this text, so tieconv cannot measure it",
-            "see which rows of the tables are not finite: tieconv analyze, without --text",
-            "analyze.not-finite",
-        )
-    return log_p
-
-
 def _swap(reference: Apart, name: str, values: Array | None) -> Callable[[], Any]:
     table = {"embed": reference.embed, "head": reference.head}[name] if values is None else parameter(values)
     return lambda: reference.tables(table, table)
-
-
-def _bias(reference: Apart) -> tuple[Any, str] | None:
-    """Return the module with the bias of the head, and its attribute, or ``None``."""
-    places = ((reference.model.get_output_embeddings(), "bias"), (reference.model, "final_logits_bias"))
-    return next(((module, name) for module, name in places if getattr(module, name, None) is not None), None)
 
 
 @contextmanager

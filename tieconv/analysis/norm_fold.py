@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tieconv.analysis.model.subject import Final, Subject
-from tieconv.analysis.model.tables import Array, Table, spans
-from tieconv.analysis.relation.classify import Related
-from tieconv.analysis.relation.quantised_roundtrip import simplest
-from tieconv.analysis.retie_cost.cost import one_shape
+from tieconv.analysis.relation import Related, simplest
+from tieconv.analysis.retie_cost import one_shape
+from tieconv.analysis.subject import Final, Subject
+from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.checkpoint.write_plan import NormFold
@@ -106,27 +105,21 @@ def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array,
             usable = failed & np.isfinite(candidate)
             if usable.any():
                 chosen = np.where(usable, candidate, gains)
-                wrong = _differing(pair, chosen) | ~usable
+                # Which columns (d,) of the head differ in a bit from the products. The products
+                # are rounded once, or first to float32 as a float32 multiplication does.
+                once, twice = np.zeros(len(chosen), bool), np.zeros(len(chosen), bool)
+                form = pair.head.form
+                for start, stop in spans(pair.embed.rows, pair.embed.width):
+                    product, bits = pair.embed.values(start, stop) * chosen, pair.head.bits(start, stop)
+                    with np.errstate(over="ignore"):
+                        singles = product.astype("f4").astype("f8")
+                    for wrong, values in ((once, product), (twice, singles)):
+                        made = np.frombuffer(rounded(values, form.name), form.bits).reshape(product.shape)
+                        wrong |= (made != bits).any(0) | ~np.isfinite(product).all(0)
+                wrong = (once & twice) | ~usable
                 gains = np.where(failed & ~wrong, chosen, gains)
                 failed &= wrong
     return gains, failed
-
-
-def _differing(pair: Pair, gains: Array) -> Array:
-    """Return which columns (d,) of the head differ in a bit from the products.
-
-    The products are rounded once, or first to float32 as a float32 multiplication does.
-    """
-    once, twice = np.zeros(len(gains), bool), np.zeros(len(gains), bool)
-    form = pair.head.form
-    for start, stop in spans(pair.embed.rows, pair.embed.width):
-        product, bits = pair.embed.values(start, stop) * gains, pair.head.bits(start, stop)
-        with np.errstate(over="ignore"):
-            singles = product.astype("f4").astype("f8")
-        for wrong, values in ((once, product), (twice, singles)):
-            made = np.frombuffer(rounded(values, form.name), form.bits).reshape(product.shape)
-            wrong |= (made != bits).any(0) | ~np.isfinite(product).all(0)
-    return once & twice
 
 
 def _inexact(pair: Pair, gains: Array) -> int:
@@ -205,7 +198,8 @@ def _representable(final: Final, gains: Array) -> Array:
         whole = final.gains * gains
         fine = gains.astype("f4") == gains
         for values, kind in _results(final, gains):
-            fine &= np.isfinite(values) & (_through(values, kind) == values)
+            finite = np.where(np.isfinite(values), values, 0.0)
+            fine &= np.isfinite(values) & (floats(rounded(finite, kind), kind) == values)
         fine &= (whole.astype("f4") == whole) & (final.gains.astype("f4") == final.gains)
     return np.where(fine, gains, np.nan)
 
@@ -219,12 +213,6 @@ def _results(final: Final, gains: Array) -> Iterator[tuple[Array, str]]:
 def weights(final: Final, gains: Array) -> Array:
     """Return the weights that the norm stores with the factors, (d,)."""
     return final.gains * gains - final.offset
-
-
-def _through(values: Array, dtype: str) -> Array:
-    """Return the values after a round trip through ``dtype``."""
-    finite = np.where(np.isfinite(values), values, 0.0)
-    return floats(rounded(finite, dtype), dtype)
 
 
 # The last norm with the factors of a scaled head: exact, or fitted for the user to write.
@@ -286,16 +274,12 @@ def folded_norm(subject: Subject, related: Related) -> FoldedNorm | None:
         return None
     fold = fold_or_reason(subject)
     if isinstance(fold, NormFold):
-        return _exactly(final, fold)
+        values = floats(fold.values[final.norm], final.dtype)
+        shift = floats(fold.values[final.shift_name], final.shift_dtype) if final.shift is not None else None
+        return ExactFold(fold.rounded, *_values(final, values, shift))
     values = final.gains * fit.gains - final.offset
     shift = None if final.shift is None else final.shift * fit.gains  # γ ⊙ x̂ + β: the factor is on both
     return FittedFold(fold, *_values(final, values, shift))
-
-
-def _exactly(final: Final, fold: NormFold) -> ExactFold:
-    values = floats(fold.values[final.norm], final.dtype)
-    shift = floats(fold.values[final.shift_name], final.shift_dtype) if final.shift is not None else None
-    return ExactFold(fold.rounded, *_values(final, values, shift))
 
 
 def _values(final: Final, values: Array, shift: Array | None) -> tuple[str, Numbers, str | None, Numbers | None]:

@@ -7,10 +7,10 @@ from math import sqrt
 
 import numpy as np
 
-from tieconv.analysis.certificate.config_values import RELEASES
-from tieconv.analysis.model.subject import Final, Subject
-from tieconv.analysis.model.tables import Array, Table, ranges, spans
-from tieconv.analysis.relation.classify import Related
+from tieconv.analysis.config_values import RELEASES
+from tieconv.analysis.relation import Related
+from tieconv.analysis.subject import Final, Subject
+from tieconv.analysis.tables import Array, Table, ranges, spans
 from tieconv.checkpoint.results.analysis import Kinship, Measure
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
@@ -231,7 +231,8 @@ def bound(change: Change, used: Array | None = None) -> Bound:
     """Return the bound of a change of the head. ``used`` (V,) marks the tokens of the estimate."""
     width, final = change.embed.width, change.final
     if final.capped:  # a cap does not commute with a common shift of the logits
-        radius = radius_about(change.seen, np.zeros(width))
+        centre = np.zeros(width)
+        radius = _farthest(change.seen, centre, np.empty((0, len(centre))))[0] * UP
     else:
         _, radius = enclosing_ball(change.seen, width)
     spread = _shift_range(change) if final.shift is not None else 0.0
@@ -305,11 +306,6 @@ def enclosing_ball(blocks: Blocks, width: int) -> tuple[Array, float]:
         if radius < best[1]:
             best = centre, radius
     return best[0], best[1] * UP
-
-
-def radius_about(blocks: Blocks, centre: Array) -> float:
-    """Return the largest distance of a row from ``centre``, rounded up."""
-    return _farthest(blocks, centre, np.empty((0, len(centre))))[0] * UP
 
 
 def _farthest(blocks: Blocks, centre: Array, core: Array) -> tuple[float, Array]:

@@ -9,7 +9,7 @@ from math import sqrt
 
 import numpy as np
 
-from tieconv.analysis.model.tables import SQUARED, Array, Moments, Table, spans
+from tieconv.analysis.tables import SQUARED, Array, Moments, Table, spans
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record
 

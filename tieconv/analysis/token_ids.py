@@ -13,12 +13,7 @@ from fnmatch import fnmatchcase
 from sys import getsizeof
 from typing import NoReturn, cast
 
-from tieconv.analysis.certificate.config_values import (
-    default_ids,
-    passes_over_named_class,
-    tokenizer_classes,
-    tokens_of_class,
-)
+from tieconv.analysis.config_values import default_ids, passes_over_named_class, tokenizer_classes, tokens_of_class
 from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError

@@ -1,1 +1,0 @@
-"""Whether a tied table is shaped as an input table or as an output table."""

@@ -1,1 +1,0 @@
-"""The facts behind a certificate besides the tensors: defaults of config keys, and the ids of tokenizers."""

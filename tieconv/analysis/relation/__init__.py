@@ -1,1 +1,0 @@
-"""How the head relates to the embedding: the first class that fits, with its proof."""

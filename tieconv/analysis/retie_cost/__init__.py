@@ -1,1 +1,0 @@
-"""The cost of re-tying: bounds from the weights, measurements on a text."""

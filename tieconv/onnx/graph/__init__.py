@@ -1,1 +1,0 @@
-"""Read graph files, and the bytes of their initializers."""

@@ -1,1 +1,0 @@
-"""Open sessions of ONNX Runtime."""
