@@ -11,7 +11,7 @@ from tieconv.package_data import data_text
 
 ROOT = Path(__file__).parents[2] / "tieconv"
 READERS = (
-    "analysis.certificate.config_values",
+    "analysis.config_values",
     "architectures.class_table",
     "architectures.guess",
     "formats.other_tools",

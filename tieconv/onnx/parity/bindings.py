@@ -1,4 +1,4 @@
-"""Find the role of each input of a graph, or of an encoder and its decoders, from name, type and axes."""
+"""Find the role of each input of a model's graphs by its name, type and axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute logits with a graph, or an encoder and its decoders: in one pass, or piece by piece with a cache."""
+"""Compute logits with the graphs of a model, in one pass or piece by piece with a cache."""
 
 from __future__ import annotations
 

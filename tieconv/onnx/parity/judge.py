@@ -40,7 +40,7 @@ class Judged:
         return pool(self.graph[cell] for cell in chosen), pool(self.floor[cell] for cell in chosen)
 
     def gates(self) -> Iterator[Gate]:
-        """Yield the gates of the logits: it runs in each case, no single case is far off, and the pooled errors."""
+        """Yield the gates: the graph runs in each case, no case is far off, and the pooled errors."""
         broken = [case for case in self.cases if case.error]
         explanation = "the graph runs at every shape"
         if broken:
