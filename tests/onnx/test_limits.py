@@ -91,7 +91,7 @@ def limits() -> child.Limits:
 
 SCRIPT = """
 import os, sys, time
-from tieconv.onnx.ort_session import child
+from tieconv.onnx import child
 def work():
     with child.session_call("a run"):
         print(os.getpid(), flush=True)
