@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from tieconv.analysis import relation_section, retie_section
-from tieconv.analysis.bias_section import bias_section
+from tieconv.analysis import bias_section, relation_section, retie_section, rows_section
 from tieconv.analysis.relation import Related, relate_tables
 from tieconv.analysis.relation_section import sentence
 from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, costs, one_shape, scope
-from tieconv.analysis.rows_section import rows_section
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
@@ -76,8 +74,8 @@ def report(findings: Findings, counts: str | None = None) -> Analysis:
     pair = _pair(findings)
     sections = [
         *pair,
-        rows_section(findings.subject, findings.related, findings.measured),
-        bias_section(findings.subject, findings.measured),
+        rows_section.rows_section(findings.subject, findings.related, findings.measured),
+        bias_section.bias_section(findings.subject, findings.measured),
         *([findings.gradients] if findings.gradients else []),
         *([_frequency(findings, counts)] if counts is not None else []),
     ]

@@ -105,7 +105,6 @@ def _flagged(subject: Subject, related: Related | None, norms: Array) -> Flagged
         return None
     if related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN):
         return find(subject.output, norms, subject.tokens.used(subject.output.rows), output=True)
-    assert related is not None
     return find(subject.embed, related.moments.norms[0], subject.tokens.used(subject.embed.rows), output=False)
 
 
