@@ -1,12 +1,10 @@
-"""The faces of the program: `tieconv` and `tieconv.api` hand on what their modules define, when it is asked for."""
+"""The face of the program: `tieconv` hands on what its modules define, when it is asked for."""
 
 import ast
 import importlib
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import tieconv
 from tieconv import api
@@ -18,22 +16,20 @@ def typed(face: Path) -> dict[str, str]:
     return {name.name: node.module for node in nodes if node.module and node.level == 0 for name in node.names}
 
 
-@pytest.mark.parametrize("face", [api, tieconv])
-def test_a_face_shows_what_it_hands_on(face: object) -> None:
+def test_the_face_shows_what_it_hands_on() -> None:
     """A type checker and an interpreter find the same thing under each name, and nothing is left out."""
-    seen = typed(Path(face.__file__))
+    seen = typed(Path(tieconv.__file__))
     shown = set(seen) - {"TYPE_CHECKING", "import_module", "VERSION", "annotations"}
-    assert shown == set(face._HOMES) if face is api else shown == set(face.__all__) - {"__version__"}
+    assert shown == set(tieconv.__all__) - {"__version__"}
     for name in shown:
-        assert getattr(face, name) is getattr(importlib.import_module(seen[name]), name)
+        assert getattr(tieconv, name) is getattr(importlib.import_module(seen[name]), name)
 
 
-@pytest.mark.parametrize("face", [api, tieconv])
-def test_no_name_is_a_module_too(face: object) -> None:
+def test_no_name_is_a_module_too() -> None:
     """Importing a module sets an attribute of its package, which would hide a function of the same name."""
-    beside = Path(face.__file__).parent
+    beside = Path(tieconv.__file__).parent
     modules = {path.stem for path in beside.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert not (set(typed(Path(face.__file__))) & modules) - {"api"}
+    assert not set(typed(Path(tieconv.__file__))) & modules
 
 
 def test_a_name_that_is_none() -> None:

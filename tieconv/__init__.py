@@ -7,27 +7,20 @@ from typing import TYPE_CHECKING
 from tieconv.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tieconv.api import (
-        analyze,
-        analyze_revisions,
-        check,
-        diff,
-        export,
-        inspect,
-        parity,
+    from tieconv.api.analysis import analyze, analyze_revisions
+    from tieconv.api.check import check
+    from tieconv.api.evidence import diff, inspect
+    from tieconv.api.graphs import export, parity, plan_export, plan_graph_dedup, plan_graph_untie
+    from tieconv.api.hub import plan_push, push
+    from tieconv.api.plans import (
         plan_bias,
         plan_convert,
         plan_dedup,
-        plan_export,
-        plan_graph_dedup,
-        plan_graph_untie,
-        plan_push,
         plan_reindex,
         plan_resize,
         plan_retie,
         plan_set_tie,
         plan_untie,
-        push,
     )
     from tieconv.checkpoint.graph_plan import ExportOutcome, GraphOutcome
     from tieconv.checkpoint.inspection import Inspection
@@ -58,14 +51,40 @@ __all__ = [
 
 
 _HOMES = {
-    "Analysis": "checkpoint.results.analysis", "CheckReport": "checkpoint.results.checked",
-    "Comparison": "checkpoint.results.comparison", "DestinationError": "errors",
-    "Evolution": "checkpoint.results.analysis", "ExportOutcome": "checkpoint.graph_plan",
-    "GraphOutcome": "checkpoint.graph_plan", "Inspection": "checkpoint.inspection", "MissingPackageError": "errors",
-    "Outcome": "checkpoint.write_plan", "Parity": "checkpoint.results.parity", "PlannedWrite": "planned",
-    "Push": "checkpoint.results.push", "RefusedError": "errors", "SettingsError": "errors", "TieconvError": "errors",
-    "UnreadableError": "errors",
-}  # fmt: skip
+    "api.analysis": ("analyze", "analyze_revisions"),
+    "api.check": ("check",),
+    "api.evidence": ("diff", "inspect"),
+    "api.graphs": ("export", "parity", "plan_export", "plan_graph_dedup", "plan_graph_untie"),
+    "api.hub": ("plan_push", "push"),
+    "api.plans": (
+        "plan_bias",
+        "plan_convert",
+        "plan_dedup",
+        "plan_reindex",
+        "plan_resize",
+        "plan_retie",
+        "plan_set_tie",
+        "plan_untie",
+    ),
+    "checkpoint.graph_plan": ("ExportOutcome", "GraphOutcome"),
+    "checkpoint.inspection": ("Inspection",),
+    "checkpoint.results.analysis": ("Analysis", "Evolution"),
+    "checkpoint.results.checked": ("CheckReport",),
+    "checkpoint.results.comparison": ("Comparison",),
+    "checkpoint.results.parity": ("Parity",),
+    "checkpoint.results.push": ("Push",),
+    "checkpoint.write_plan": ("Outcome",),
+    "errors": (
+        "DestinationError",
+        "MissingPackageError",
+        "RefusedError",
+        "SettingsError",
+        "TieconvError",
+        "UnreadableError",
+    ),
+    "planned": ("PlannedWrite",),
+}
+"""The names of each module, which is relative to `tieconv`."""
 
 
 def __dir__() -> list[str]:
@@ -82,4 +101,5 @@ if not TYPE_CHECKING:  # a type checker uses the imports above, and reports a mi
         from importlib import import_module
 
         import_module("tieconv.errors").require_posix()
-        return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)
+        home = next(module for module, names in _HOMES.items() if name in names)
+        return getattr(import_module(f"tieconv.{home}"), name)

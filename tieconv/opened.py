@@ -16,7 +16,7 @@ from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.ties import bare_name, with_bare_names
 from tieconv.sources import is_hub, is_object, is_remote
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 from tieconv.text import shell_word, shown
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
     from tieconv.loaders.interface import Consumer
-    from tieconv.sources.local.files import FileSet
-    from tieconv.sources.objects.object_files import ObjectFiles
-    from tieconv.sources.ranged.ranged_files import RangedFiles, Tick
+    from tieconv.sources.local import FileSet
+    from tieconv.sources.objects.client import ObjectFiles
+    from tieconv.sources.ranged import RangedFiles, Tick
 
 Model = tuple["Listing", "RangedFiles | FileSet", str]
 """The listing of MODEL, its reader, and its revision: a commit on the Hub, or the fingerprint of a listing."""
@@ -42,7 +42,7 @@ def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> I
             yield model
         return
     if is_object(source):
-        from tieconv.sources.objects.object_source import open_model as open_object
+        from tieconv.sources.objects.source import open_model as open_object
 
         with open_object(source, tick, proving=proving) as model:
             yield model
@@ -202,7 +202,7 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
 
 def _fetched(listing: Listing, files: RangedFiles | FileSet, names: tuple[str, ...]) -> str:
     if is_object(listing.source):
-        from tieconv.sources.objects.object_files import fetch as copy
+        from tieconv.sources.objects.client import fetch as copy
 
         return copy(listing, cast("ObjectFiles", files), names)
     from tieconv.sources.hub.source import fetch

@@ -1,4 +1,4 @@
-"""A plan with everything that its execution needs."""
+"""A plan with everything that its execution needs, and the places where it can be written."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checkpoint.value_type import Printed, record
-from tieconv.checkpoint.write_plan import Outcome, Plan
+from tieconv.checkpoint.write_plan import Outcome, Plan, RemoteTransfer
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
-from tieconv.execute.new_prefix import check_free, check_remote_target, writer_of
-from tieconv.execute.remote_files import forecast, why_upload
 from tieconv.execute.staging import resumable, sweep
 from tieconv.execute.target import destination
 from tieconv.sources import is_object
-from tieconv.sources.objects import parse
 
 if TYPE_CHECKING:
-    from tieconv.sources.objects.object_writer import ObjectWriter
+    from tieconv.sources.objects.writer import ObjectWriter
 
 Progress = Callable[[int, int], None]
 Verify = Literal["full", "structure"]
@@ -55,40 +52,22 @@ class PlannedWrite(Printed):
 
     def outcome(self, out: str | Path | None = None) -> Outcome:
         """Return the outcome of a plan that is not executed. For an object store it has the bytes to move."""
-        remote = None
-        if out is not None and is_object(str(out)):
-            remote = forecast(self.plan, parse(str(out)), self._read)
-        return Outcome(self.plan, executed=False, verified=False, output=None, remote=remote)
-
-    @property
-    def _read(self) -> int:
-        return 0 if self.fetched is None else self.fetched.bytes
+        return Outcome(self.plan, executed=False, verified=False, output=None, remote=self._to(out).forecast())
 
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Raise every error of `execute` that needs no writing."""
-        if out is not None and is_object(str(out)):
-            check_remote_target(self.plan, str(out), **_without_verify(options))
-            check_free(writer_of(str(out)))
-            return
-        target = self._target(out, options)
-        (check_target if self.fetch is None else check_far_target)(self.plan, target)
+        self._to(out, **options).check()
 
     def clear(self, out: str | Path | None = None, *, in_place: bool = False, resume: bool = False) -> None:
         """Remove the leftovers of a killed run next to ``out``, so that `check` does not report them.
 
         With ``resume``, what `execute` can take over stays.
         """
-        if out is not None and is_object(str(out)):
-            return
-        final = destination(self.plan, self._target(out, {"in_place": in_place}))
-        if not (resume and resumable(final)):
-            sweep(final)
+        self._to(out, in_place=in_place, resume=resume).clear()
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Return whether writing replaces a whole directory: a shell in that directory must enter it again."""
-        if out is not None and is_object(str(out)):
-            return False
-        return replaces_directory(self.plan, self._target(out, {"in_place": in_place, "overwrite": not in_place}))
+        return self._to(out, in_place=in_place, overwrite=not in_place).replaces_directory()
 
     def execute(
         self, out: str | Path | None = None, *, progress: Progress | None = None, **options: Unpack[WriteOptions]
@@ -97,79 +76,14 @@ class PlannedWrite(Printed):
 
         If a step fails, raises a `TieconvError`. The source is then unchanged, and ``out`` is absent or the old one.
         """
+        return self._to(out, **options).write(progress)
+
+    def _to(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> Destination:
         if out is not None and is_object(str(out)):
-            return self._execute_remote(str(out), progress, options)
-        if self.fetch is not None:
-            self.check(out, **options)
-            return self._fetched_plan().execute(out, progress=progress, **options)
-        target = self._target(out, options)
-        notes = execute(self.plan, target, reinspect=self.reinspect, progress=progress)
-        plan = replace(self.plan, notes=(*self.plan.notes, *notes))
-        return Outcome(plan, executed=True, verified=True, output=str(target.path))
-
-    def _execute_remote(self, out: str, progress: Progress | None, options: WriteOptions) -> Outcome:
-        """Write below a new prefix: by copies of the server where it can, else from a temporary directory."""
-        check_remote_target(self.plan, out, **_without_verify(options))
-        writer, headers = writer_of(out), partial(self.reinspect, depth=Depth.HEADER)
-        why = why_upload(self.plan, writer.path)
-        if not why:
-            from tieconv.execute.new_prefix import server_copy
-            from tieconv.sources.objects.object_source import CopyUnsupportedError
-
-            full = options.get("verify") == "full"
-            try:
-                transfer, notes = server_copy(self.plan, writer, headers, full=full, read=self._read, progress=progress)
-            except CopyUnsupportedError:
-                why = "the server cannot copy ranges"
-            else:
-                plan = replace(self.plan, notes=(*self.plan.notes, *notes))
-                return Outcome(plan, executed=True, verified=True, output=out, remote=transfer)
-        return self._upload(out, writer, headers, why, progress, options)
-
-    def _upload(
-        self,
-        out: str,
-        writer: ObjectWriter,
-        headers: Callable[[Path], Inspection],
-        why: str,
-        progress: Progress | None,
-        options: WriteOptions,
-    ) -> Outcome:
-        from tieconv.execute.new_prefix import upload
-        from tieconv.sources.temporary import temporary_directory
-
-        check_free(writer)
-        verify: Verify = options.get("verify", "full")
-        with temporary_directory() as directory:
-            planned = self._fetched_plan() if self.fetch is not None else self
-            local = Path(directory, "model")
-            written = planned.execute(local, verify=verify)
-            transfer = upload(
-                written.plan,
-                writer,
-                local,
-                headers,
-                full=verify == "full",
-                why=why,
-                read=self._read + (sum(file.size for file in planned.plan.fingerprint.values()) if self.fetch else 0),
-                progress=progress,
-            )
-        note = f"tieconv wrote the model to a temporary directory and uploaded it, because {why}"
-        plan = replace(written.plan, notes=(*written.plan.notes, note))
-        return Outcome(plan, executed=True, verified=True, output=out, remote=transfer)
-
-    def _fetched_plan(self) -> PlannedWrite:
-        """Return the same plan for the downloaded model. Raises `StalePlanError` if the branch has a new commit."""
-        assert self.fetch is not None
-        local_plan = self.fetch()
-        commit = self.plan.checkpoint.revision
-        if commit and commit not in Path(local_plan.plan.checkpoint.root).parts:
-            raise stale(self.plan.checkpoint.source)
-        return local_plan
-
-    def _target(self, out: str | Path | None, options: WriteOptions) -> Target:
+            return ObjectPrefix(self, str(out), options)
         in_place = options.get("in_place", False)
-        return Target(Path(self.plan.checkpoint.source if in_place or out is None else out), **options)
+        path = Path(self.plan.checkpoint.source if in_place or out is None else out)
+        return LocalPath(self, Target(path, **options))
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.plan/1`."""
@@ -182,5 +96,145 @@ class PlannedWrite(Printed):
         return self.plan._rows()
 
 
-def _without_verify(options: WriteOptions) -> Any:
-    return {name: value for name, value in options.items() if name != "verify"}
+def _on_disk(planned: PlannedWrite) -> PlannedWrite:
+    """Return the same plan for the downloaded model. Raises `StalePlanError` if the branch has a new commit."""
+    if planned.fetch is None:
+        return planned
+    local_plan = planned.fetch()
+    commit = planned.plan.checkpoint.revision
+    if commit and commit not in Path(local_plan.plan.checkpoint.root).parts:
+        raise stale(planned.plan.checkpoint.source)
+    return local_plan
+
+
+class Destination(Protocol):
+    """A place to write a plan to. A new kind of place is a class with these methods, and a case in `_to`."""
+
+    def forecast(self) -> RemoteTransfer | None:
+        """Return the bytes that a network will move; ``None`` for a local path."""
+        ...
+
+    def check(self) -> None:
+        """Raise what stops the write before its first byte."""
+        ...
+
+    def clear(self) -> None:
+        """Remove what a killed run left there."""
+        ...
+
+    def replaces_directory(self) -> bool:
+        """Return whether the write replaces a whole directory."""
+        ...
+
+    def write(self, progress: Progress | None) -> Outcome:
+        """Write, verify, and make the model visible in one step."""
+        ...
+
+
+@record
+class LocalPath:
+    """A new path on this machine, or with ``target.in_place`` the model itself."""
+
+    planned: PlannedWrite
+    target: Target
+
+    def forecast(self) -> None:
+        return None
+
+    def check(self) -> None:
+        (check_target if self.planned.fetch is None else check_far_target)(self.planned.plan, self.target)
+
+    def clear(self) -> None:
+        final = destination(self.planned.plan, self.target)
+        if not (self.target.resume and resumable(final)):
+            sweep(final)
+
+    def replaces_directory(self) -> bool:
+        return replaces_directory(self.planned.plan, self.target)
+
+    def write(self, progress: Progress | None) -> Outcome:
+        if self.planned.fetch is not None:
+            self.check()
+        planned = _on_disk(self.planned)
+        notes = execute(planned.plan, self.target, reinspect=planned.reinspect, progress=progress)
+        plan = replace(planned.plan, notes=(*planned.plan.notes, *notes))
+        return Outcome(plan, executed=True, verified=True, output=str(self.target.path))
+
+
+@record
+class ObjectPrefix:
+    """A new prefix of an object store. Only `execute.new_prefix` knows how it is written."""
+
+    planned: PlannedWrite
+    out: str
+    options: WriteOptions
+
+    def forecast(self) -> RemoteTransfer:
+        from tieconv.execute.remote_files import forecast
+        from tieconv.sources.objects import parse
+
+        return forecast(self.planned.plan, parse(self.out), self._read)
+
+    @property
+    def _read(self) -> int:
+        """Bytes that the proofs of the plan have fetched."""
+        return 0 if self.planned.fetched is None else self.planned.fetched.bytes
+
+    def check(self) -> None:
+        from tieconv.execute.new_prefix import check_free
+
+        check_free(self._writer())
+
+    def _writer(self) -> ObjectWriter:
+        from tieconv.execute.new_prefix import check_remote_target, writer_of
+
+        asked: dict[str, Any] = {name: value for name, value in self.options.items() if name != "verify"}
+        check_remote_target(self.planned.plan, self.out, **asked)
+        return writer_of(self.out)
+
+    def clear(self) -> None:
+        return None
+
+    def replaces_directory(self) -> bool:
+        return False
+
+    def write(self, progress: Progress | None) -> Outcome:
+        """Write by copies of the server where it can, else from a temporary directory."""
+        from tieconv.execute.new_prefix import server_copy
+        from tieconv.execute.remote_files import why_upload
+        from tieconv.sources.objects.source import CopyUnsupportedError
+
+        writer, plan = self._writer(), self.planned.plan
+        headers = partial(self.planned.reinspect, depth=Depth.HEADER)
+        why = why_upload(plan, writer.path)
+        if not why:
+            full = self.options.get("verify") == "full"
+            try:
+                transfer, notes = server_copy(plan, writer, headers, full=full, read=self._read, progress=progress)
+            except CopyUnsupportedError:
+                why = "the server cannot copy ranges"
+            else:
+                return self._outcome(plan, notes, transfer)
+        return self._upload(writer, headers, why, progress)
+
+    def _outcome(self, plan: Plan, notes: tuple[str, ...], transfer: RemoteTransfer) -> Outcome:
+        plan = replace(plan, notes=(*plan.notes, *notes))
+        return Outcome(plan, executed=True, verified=True, output=self.out, remote=transfer)
+
+    def _upload(
+        self, writer: ObjectWriter, headers: Callable[[Path], Inspection], why: str, progress: Progress | None
+    ) -> Outcome:
+        from tieconv.execute.new_prefix import check_free, upload
+        from tieconv.sources.temporary import temporary_directory
+
+        check_free(writer)
+        verify: Verify = self.options.get("verify", "full")
+        with temporary_directory() as directory:
+            planned = _on_disk(self.planned)
+            copied = sum(file.size for file in planned.plan.fingerprint.values()) if self.planned.fetch else 0
+            local = Path(directory, "model")
+            plan = planned.execute(local, verify=verify).plan
+            full, read = verify == "full", self._read + copied
+            transfer = upload(plan, writer, local, headers, full=full, why=why, read=read, progress=progress)
+        note = f"tieconv wrote the model to a temporary directory and uploaded it, because {why}"
+        return self._outcome(plan, (note,), transfer)

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import tieconv as api
 from fixtures.cases import CASES, Case, Message, Status
 from pages.rules import anchor
-from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES

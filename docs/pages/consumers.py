@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tieconv as api
 from docs.pages.quantised_answers import quantised_answers
-from tieconv import api
 from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.checkpoint.model_files import OPENED
 from tieconv.loaders.registry import CONSUMERS

@@ -21,7 +21,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.plans import forecast_retie
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 
 STEPS = 12
 TOKENS = 10

@@ -13,7 +13,7 @@ from tests.analysis.lm import MORE, VOCABULARY, build, inputs
 from tests.analysis.test_bounds import PERTURBATIONS
 from tests.analysis.test_final import opened
 from tieconv.analysis.retie_cost import Change, bound
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 CLASSES = ("llama", "gemma2", "gpt2", "gpt_neox", "phi", "cohere", "granite", "olmo", "bloom", "qwen3",
            "opt", "bert", "distilbert", "electra", "bart", "m2m_100")  # fmt: skip

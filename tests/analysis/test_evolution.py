@@ -15,7 +15,7 @@ from tieconv.analysis.evolution import revisions, row_change
 from tieconv.analysis.tables import Table, open_table
 from tieconv.checkpoint.results.analysis import Evolution
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
-from tieconv.sources.local.files import FileSet
+from tieconv.sources.local import FileSet
 
 ROWS, WIDTH = 400, 16
 

@@ -14,7 +14,7 @@ from tieconv.analysis.subject import KNOWN, Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 
 
 def opened(folder: Path, files: Any) -> Subject:

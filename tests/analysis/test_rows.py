@@ -24,7 +24,7 @@ from tieconv.analysis import rows_section as undertrained
 from tieconv.analysis.subject import read_tokens
 from tieconv.analysis.tables import digests, duplicates, lengths, overlap
 from tieconv.checkpoint.results.analysis import Analysis, Measure
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 
 def figure(analysis: Analysis, title: str, name: str) -> Measure:

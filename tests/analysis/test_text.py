@@ -20,7 +20,7 @@ from tieconv.analysis.subject import split
 from tieconv.errors import TieconvError
 from tieconv.reference import Apart
 from tieconv.reporters.html.analyze_page import plots
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tieconv.analysis import token_ids as allowance
 from tieconv.analysis import token_ids as large_json
 from tieconv.analysis.token_ids import TokenizerFiles, read_files, token_ids
 from tieconv.formats import json_text as json_members
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 words = st.text(st.sampled_from('ab"{}[]:,\\é😀'), max_size=5) | st.sampled_from(["vocab", "merges", "added_tokens"])
 maps = st.dictionaries(words, st.integers(0, 40), max_size=20)

@@ -316,7 +316,7 @@ torch.save(state, "{path}") if "{path}".endswith(".bin") else save_file(state, "
 _RECORDS = """
 from pathlib import Path
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 listing = locate("{path}")
 with open_files(Path(listing.root)) as files:
     checkpoint = read_checkpoint(listing, files)

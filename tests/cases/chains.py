@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import tieconv as api
 from tests.checks.remedy import run
-from tieconv import api
 from tieconv.checkpoint.finding import Finding, Remedy
 from tieconv.checkpoint.inspection import Inspection
 

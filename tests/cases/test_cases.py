@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures.cases import CASES, Case, Status
 from tests.checks.remedy import run
-from tieconv import api
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures.cases import CASES
 from tests.cases.chains import chains
 from tests.checks.fixtures import asked, builder
 from tests.conftest import ROOT
-from tieconv import api
 from tieconv.checkpoint.finding import Level
 from tieconv.checks import RULES
 

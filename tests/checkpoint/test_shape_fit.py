@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import HEAD, LLAMA, flagged, matrix, save
-from tieconv import api
 from tieconv.architectures.effective_flag import vocabulary_rows
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, fits
 from tieconv.loaders.load import TRANSFORMERS_5, load

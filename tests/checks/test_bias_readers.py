@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import BERT, flagged, matrix, save, vector
-from tieconv import api
 
 ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
 BIASES = {"bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),

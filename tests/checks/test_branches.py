@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.branches.near_misses import near_miss
 from tests.checks.branches.record import RECORD, cases, messages
 from tests.checks.fixtures.model import BERT, bert, flagged, matrix, save, vector
-from tieconv import api
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import tieconv
+import tieconv as api
 from tests.checks.fixtures.model import (
     BART,
     BERT,
@@ -34,7 +35,6 @@ from tests.checks.fixtures.model import (
     with_row,
 )
 from tests.checks.remedy import run
-from tieconv import api
 from tieconv.checkpoint.finding import Finding
 from tieconv.cli import main
 from tieconv.errors import RefusedError

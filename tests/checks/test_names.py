@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import tieconv as api
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, save_shards
-from tieconv import api
 
 CODES = ("IDX006", "IDX010", "IDX011")
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 import tieconv.checks
 from tests.checks.fixtures import asked, builder
 from tests.checks.remedy import run
-from tieconv import api
+from tieconv.api.fixes import plan_action
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES, is_plain
@@ -121,4 +122,4 @@ def test_a_safe_remedy_is_one_that_fix_can_plan(rule: Rule, tmp_path: Path) -> N
     """`check --fix` takes the remedy as data: it has a plan for every verb that a rule names."""
     for finding in bad(rule, tmp_path):
         if finding.remedy is not None and finding.remedy.safe and finding.remedy.action is not None:
-            assert api.plan_action(finding.remedy.action).outcome()
+            assert plan_action(finding.remedy.action).outcome()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tieconv
+import tieconv as api
 from fixtures import zoo
 from tests.checks.fixtures.model import (
     BART,
@@ -31,7 +32,6 @@ from tests.checks.fixtures.model import (
     vector,
 )
 from tests.checks.measure import RECORD, TIES, measure
-from tieconv import api
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checks import is_plain
 from tieconv.checks.registry import run_all

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 from tests.checks.fixtures.model import (
     BERT,
@@ -27,7 +28,6 @@ from tests.checks.fixtures.model import (
     vector,
 )
 from tests.checks.remedy import run
-from tieconv import api
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.relation import Aliased

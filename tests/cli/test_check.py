@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import tieconv
+import tieconv as api
 from fixtures.gguf_bytes import F32, gguf
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import snapshot
 from tests.patience import HANGS
-from tieconv import api
 
 ROOT = Path(__file__).parents[2]
 Copy = Callable[[str], Path]
@@ -315,7 +315,7 @@ def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tieconv.cli.check_run.run_gate", interrupted)
+    monkeypatch.setattr("tieconv.cli.check.run_gate", interrupted)
     result = run("check", models / "t5")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
@@ -339,7 +339,7 @@ def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.Mo
             raise KeyError("\x1bx")
         return real(path, **options)
 
-    monkeypatch.setattr("tieconv.api.findings.gate.inspect", sometimes)
+    monkeypatch.setattr("tieconv.api.check.inspect", sometimes)
     report = document("", models / "t5", models / "llama-diverged")
     assert "unexpected KeyError" in report["models"][0]["failure"]["message"]
     assert rules(report) == [[], ["TIE001"]]

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
-from tieconv import api
-from tieconv.api.findings import fixes
+from tieconv.api import fixes
+from tieconv.api.fixes import plan_action
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.errors import WriteFailedError
@@ -185,7 +186,7 @@ def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatc
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
     """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
     code = (
-        "import os\nfrom tieconv.api.findings import fixes\nfrom tieconv.cli import main\n"
+        "import os\nfrom tieconv.api import fixes\nfrom tieconv.cli import main\n"
         "real, calls = fixes.plan_action, []\n"
         "def once(action):\n"
         "    calls.append(action)\n"
@@ -291,7 +292,7 @@ def test_a_bare_flag_is_applied_as_it_is_printed(tmp_path: Path) -> None:
     source = str(MODELS / "llama-tied")
     action = Action("untie", source, (("--keep-flag", ""),))
     assert action.command == f"tieconv untie {source} --keep-flag -o OUT"
-    api.plan_action(action).execute(tmp_path / "out")
+    plan_action(action).execute(tmp_path / "out")
     written = api.inspect(tmp_path / "out")
     assert written.config.effective is True
     assert written.head.output_head is not None and written.head.output_head.stored

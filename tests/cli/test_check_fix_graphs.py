@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 pytest.importorskip("onnxruntime")
 
+import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
@@ -19,7 +20,6 @@ from tests.cli.stored import snapshot
 from tests.onnx.sessions import outputs, same_bits
 from tests.onnx.share.test_bits import made
 from tests.onnx.stored import copies, tensors
-from tieconv import api
 
 V = 96
 

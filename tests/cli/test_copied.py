@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import BERT, LLAMA, T5, bert, flagged, llama, matrix, save, save_shards, vector
 from tests.cli.run import ok, run
 from tests.conftest import ROOT
-from tieconv import api
 
 ODD_NAMES = (
     "-o",

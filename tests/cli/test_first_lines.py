@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import matrix, save
 from tests.cli.run import ok, run
-from tieconv import api
 from tieconv.reporters.text.inspect_text import render
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}

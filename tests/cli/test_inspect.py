@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
+import tieconv as api
 from tests.cli.run import ok, run
 from tests.schemas import validate
-from tieconv import api
 from tieconv.cli import COMMANDS, main
 from tieconv.reporters.text.inspect_text import render
 
@@ -124,7 +124,7 @@ def test_heavy_modules_stay_out(command: str) -> None:
 
 def test_the_list_of_commands_is_theirs() -> None:
     """The help lists each command with its own first line, without importing it."""
-    for name, line in COMMANDS.items():
+    for name, (_, line) in COMMANDS.items():
         command = main.get_command(click.Context(main), name)
         assert command is not None
         assert command.get_short_help_str(200) == line

@@ -13,7 +13,7 @@ import pytest
 from fixtures.cases import CASES
 from tests.cli.run import ok, refused, run
 from tieconv.checks.registry import RULES
-from tieconv.cli import markdown
+from tieconv.cli import rules as markdown
 
 
 def test_every_rule_has_a_line() -> None:
@@ -44,7 +44,7 @@ def test_explain_prints_the_documentation(rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_explain_fills_the_terminal(rule, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every word is shown, no line is wider than the terminal, and no mark of a heading is left."""
-    monkeypatch.setattr("tieconv.cli.commands.explain.width", lambda: columns)
+    monkeypatch.setattr("tieconv.cli.rules.width", lambda: columns)
     text = ok("explain", rule.code).stdout
     assert max(map(len, text.splitlines())) <= min(columns, 100)
     assert "## " not in text and "How to fix" in text and ".md)" not in text and "](#" not in text

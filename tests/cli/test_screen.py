@@ -14,7 +14,8 @@ import pytest
 
 from tests.cli.run import ok, run
 from tieconv.checks.registry import RULES
-from tieconv.cli import progress, screen
+from tieconv.cli import screen
+from tieconv.cli import screen as progress
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 COMMAND = [sys.executable, "-m", "tieconv"]

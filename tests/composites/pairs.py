@@ -27,9 +27,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import tieconv as api
 from fixtures import families, zoo
 from tests.oracles import run_transformers as loader
-from tieconv import api
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.inspection import Inspection

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import tieconv as api
 from fixtures import families, zoo
 from tests.composites import pairs
 from tests.reload.layouts import Subject
 from tests.reload.record import kind
 from tests.reload.walk import Walk
-from tieconv import api
 from tieconv.architectures import class_table as table
 from tieconv.architectures import lookup
 from tieconv.errors import RefusedError

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tieconv as api
 from tests.consumers import grid
 from tests.oracles import run_transformers as loader
-from tieconv import api
 from tieconv.checkpoint.finding import Prediction
 
 LOADER = Path(loader.__file__)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import tieconv as api
 from tests.checks.fixtures.model import LLAMA, flagged, llama, save
-from tieconv import api
 from tieconv.cli import main
 from tieconv.loaders.interface import basis
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.remedy import run
 from tests.consumers import layouts
 from tests.oracles import run_transformers as loader
-from tieconv import api
 from tieconv.checkpoint.finding import Outcome
 from tieconv.errors import TieconvError
 

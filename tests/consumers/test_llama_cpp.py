@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import tieconv as api
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
-from tieconv import api
 from tieconv.loaders import release_tables
 
 OWN = llama(head=with_row(matrix()))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.graphs import onx001_good, onx003_good
 from tests.checks.fixtures.model import BART, HEAD, LLAMA, flagged, matrix, save, vector
-from tieconv import api
 from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders.interface import Consumer, verdict

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import (
     BERT,
     HEAD,
@@ -19,7 +20,6 @@ from tests.checks.fixtures.model import (
     vector,
     weights,
 )
-from tieconv import api
 from tieconv.checkpoint.finding import Prediction
 from tieconv.errors import RefusedError
 from tieconv.loaders import release_tables

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, weights
-from tieconv import api
 
 EMBED, HEAD = "tok_embeddings.weight", "output.weight"
 

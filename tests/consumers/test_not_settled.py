@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures.gguf_bytes import gguf
 from tests.checks.fixtures.model import HEAD, Config, Tensors, llama, matrix, save, weights
-from tieconv import api
 
 LOADERS = ("transformers", "vllm", "mlx-lm")
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tieconv as api
 from fixtures import zoo
 from tests.oracles import run_transformers as loader
-from tieconv import api
 
 NEOX = "GPTNeoXForCausalLM"
 LLAVA = "LlavaForConditionalGeneration"

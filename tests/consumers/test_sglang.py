@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import tieconv as api
 from fixtures.sglang_classes import Source
 from tests.checks.fixtures.model import LLAMA, Config, Tensors, flagged, llama, matrix, save, vector, with_row
-from tieconv import api
 
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 ALONE, BOTH, OWN = llama(), llama(head=matrix()), llama(head=with_row(matrix()))

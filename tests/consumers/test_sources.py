@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import tieconv as api
 from tests.checks.fixtures.model import (
     BART,
     GEMMA,
@@ -22,7 +23,6 @@ from tests.checks.fixtures.model import (
     vector,
     with_row,
 )
-from tieconv import api
 
 HEAD_ONLY: Tensors = {"lm_head.weight": matrix()}
 OWN = llama(head=with_row(matrix()))

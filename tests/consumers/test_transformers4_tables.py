@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import tieconv as api
 from tests.checks.fixtures.model import BART, BERT, BERT_EMBED, HEAD, Array, bert, flagged, matrix, save, vector
-from tieconv import api
 from tieconv.checkpoint.finding import Prediction
 
 SHARED, ENCODER, DECODER = (

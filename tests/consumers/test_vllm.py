@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import tieconv as api
 from tests.checks.fixtures.model import GEMMA, LLAMA, Config, Tensors, flagged, llama, matrix, save, vector, with_row
-from tieconv import api
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HEAD_ONLY: Tensors = {HEAD: matrix()}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures import zoo
 from tests.reload.sample import SAMPLE
-from tieconv import api
 from tieconv.checkpoint.family import Tying
 
 

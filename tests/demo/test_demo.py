@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+import tieconv as api
 from tests.cli.run import ok, refused, run
-from tieconv import api
 from tieconv.analysis.alignment import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WORDS, generate, grammar, sample

@@ -16,10 +16,10 @@ from tests.docs.walk import PACKAGE
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design.md"
 SPINE = (
-    "cli/commands/retie.py",
-    "api/plans/ties.py",
-    "api/plans/planning.py",
+    "cli/write.py",
+    "api/plans.py",
     "plans/verbs/retie.py",
+    "planned.py",
     "execute/carry_out.py",
 )
 

@@ -22,9 +22,9 @@ PROJECT = PACKAGE.parent / "pyproject.toml"
 VALUES = ("checkpoint", "errors", "install", "package_data", "text", "version")
 """Values and words, which every room uses: they are on no way."""
 RECORDS = "checkpoint/value_type.py"
-SCREEN = ("cli/check_run.py", "cli/write.py")
+SCREEN = ("cli/check.py", "cli/write.py")
 """The modules of `cli` that take a part in the work; the others read options and print."""
-SINGLY = ("api", "api/findings", "api/plans", "cli/commands", "execute", "gate", "onnx/parity", "plans", "plans/verbs")
+SINGLY = ("api", "execute", "gate", "onnx/parity", "plans", "plans/verbs")
 """Folders whose modules stand on a way one by one; any other folder stands for all that is below it."""
 
 
@@ -32,7 +32,7 @@ def step(module: str) -> str | None:
     """The line of a walk that a module belongs to; ``None`` for values and for the screen."""
     room, _, _ = module.partition("/")
     folder = module.rpartition("/")[0]
-    if room.removesuffix(".py") in VALUES or (room == "cli" and folder != "cli/commands" and module not in SCREEN):
+    if room.removesuffix(".py") in VALUES or (room == "cli" and module not in SCREEN):
         return None
     if module in SCREEN or not folder or folder in SINGLY:
         return module

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+import tieconv as api
 from tests.cli.run import ok
-from tieconv import api
 from tieconv.execute import Target, execute, replaces_directory
 
 from . import models

@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import tieconv as api
 from tests.execute import models as small
-from tieconv import api
 from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import StalePlanError
 from tieconv.planned import PlannedWrite
@@ -132,7 +132,7 @@ class Writer:
 
     def __init__(self, path: Path, tensor: str) -> None:
         from tieconv.formats import read_checkpoint
-        from tieconv.sources.local.files import locate, open_files
+        from tieconv.sources.local import locate, open_files
 
         with open_files(path.parent) as files:
             checkpoint = read_checkpoint(locate(str(path)), files)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests import children
 from tests.cli.run import ok, refused, run
-from tieconv import api
 from tieconv.errors import WriteFailedError
 from tieconv.execute import target
 from tieconv.execute.target import staging_path

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import EMBED, LLAMA, Array, matrix, save, vector
-from tieconv import api
 
 MAPS = {"d2t": vector(4), "t2d": vector(8)}
 

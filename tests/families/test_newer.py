@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+import tieconv as api
 from fixtures import zoo
 from tests.consumers.grid import _flagged
 from tests.families import newer, older
 from tests.loops import case
-from tieconv import api
 from tieconv.architectures import find, locate
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying

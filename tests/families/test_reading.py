@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import GEMMA3, INTERNVL, LLAMA, NESTED_EMBED, Config, llama, matrix, save
-from tieconv import api
 from tieconv.architectures.effective_flag import levels, reading_v4
 
 ABSENT = object()

@@ -13,7 +13,7 @@ from tieconv.checkpoint.model_files import Checkpoint, FileState, Listing
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import Format
-from tieconv.sources.local.files import FileSet, locate, open_files
+from tieconv.sources.local import FileSet, locate, open_files
 
 CONFIG = b'{"model_type": "llama"}\n'
 HEADER_SLACK = 4096

@@ -19,7 +19,7 @@ import resource, sys, time
 from pathlib import Path
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.process_time()
 tensors, code = 0, ""
@@ -110,7 +110,7 @@ def test_a_header_of_small_things(text: str, tmp_path: Path) -> None:
 
 def test_many_tiny_tensors_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that would take more than 300 MiB refuses before it writes; a large model has no such limit."""
-    from tieconv import api
+    import tieconv as api
     from tieconv.errors import TieconvError
     from tieconv.plans import guards
     from tieconv.plans.verbs import convert

@@ -16,7 +16,7 @@ from fixtures.hostile import CONFIG, INDEX, SINGLE, weights
 from tieconv.checkpoint.model_files import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 
 
 def read(source: Path) -> Checkpoint:

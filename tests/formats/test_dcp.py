@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tieconv import api
+import tieconv as api
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError

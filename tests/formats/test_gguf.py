@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tieconv as api
 from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
 from tests.schemas import validate
-from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats import gguf as reader

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tieconv as api
 from fixtures.gguf_bytes import F32, Q4_0, Tensor, gguf
-from tieconv import api
 from tieconv.errors import RefusedError
 from tieconv.formats.gguf import TYPES
 from tieconv.loaders.llama_cpp import head_rule

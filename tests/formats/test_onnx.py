@@ -21,7 +21,7 @@ from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
 from tieconv.formats.onnx.messages import MAX_FIELDS
 from tieconv.formats.onnx.tensor import TYPES, SpeltReader
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 
 Saved = Callable[..., Path]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures.torch_files import Case, hostile
 from tests.checks.fixtures.model import EMBED, GEMMA, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
 from tests.schemas import validate
-from tieconv import api
 from tieconv.errors import RefusedError, TieconvError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "tieconv/reporters/schemas/inspect.schema.json").read_text())

@@ -13,9 +13,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures.hostile import entry, file_of
 from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
-from tieconv import api
 from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.scopes import NEWEST_IR, NEWEST_OPSET
 from tieconv.onnx import child

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import LLAMA, REMOTE, Config, flagged, llama, save
-from tieconv import api
 from tieconv.formats import directory
 
 CLASS = "class A:\n    _tied_weights_keys{} = {}\n"

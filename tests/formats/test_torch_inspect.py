@@ -21,7 +21,7 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.inspection.equality import relate
 from tieconv.inspection.storage import view_storages
 from tieconv.reporters.text.inspect_text import render
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}

@@ -21,7 +21,7 @@ from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 from tieconv.sources.strided import StridedRange, dense, gather
 
 DTYPES = {

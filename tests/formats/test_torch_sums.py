@@ -14,13 +14,13 @@ import torch
 from click.testing import CliRunner
 
 import tieconv
-from tieconv import api
+import tieconv as api
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.cli import main
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.sources.digest import Sums
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}

@@ -19,7 +19,7 @@ from tests.objects.stub import LIST, Fault, Store, start
 
 @lru_cache(maxsize=1)
 def _store() -> Store:
-    from tieconv.sources.objects import object_client
+    from tieconv.sources.objects import client as object_client
 
     store, _ = start()
     os.environ |= variables(store, Path(tempfile.gettempdir()))

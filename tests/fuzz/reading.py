@@ -12,7 +12,7 @@ from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import TieconvError
 from tieconv.formats.onnx.tensor import SpeltReader
 from tieconv.opened import tensor_reader
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 ABOUT_FILES = frozenset({"FMT001", "ONX005", "IDX001"})
 """Rules whose findings, at level error, say that a file is not what its format asks for."""

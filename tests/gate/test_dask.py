@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import tieconv
-from tieconv.gate.work.jobs import unordered
-from tieconv.gate.work.workers import Workers
+from tieconv.gate.workers import Workers, unordered
 
 pytestmark = pytest.mark.slow
 

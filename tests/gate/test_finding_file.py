@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures import builder
 from tests.checks.fixtures.loaders import ASKED
-from tieconv import api
 from tieconv.checks.registry import RULES
-from tieconv.gate.examine import file_of, place_of
+from tieconv.gate.examine import file_of
+from tieconv.sources.user_files import place_of
 
 EXPECTED = {
     "TIE001": "model.safetensors",

@@ -18,7 +18,7 @@ from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
 from tests.patience import prompt
 from tests.schemas import validate
-from tieconv.gate.fleet.runs import read_run
+from tieconv.gate.fleet_runs import read_run
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "fleet.schema.json").read_text())
 NAMES = ["t5", "llama-duplicated", "bart"]

@@ -25,9 +25,8 @@ from tests.cli.run import ok, refused, run
 from tests.patience import HANGS
 from tests.schemas import validate
 from tieconv.cli import main
-from tieconv.cli.fleet import verbs
-from tieconv.cli.fleet.run_command import Answer, run_command
-from tieconv.gate.fleet.command_results import output_of
+from tieconv.cli.fleet import Answer, run_command, verbs
+from tieconv.gate.fleet_runs import output_of
 
 SCHEMA = json.loads((resources.files("tieconv.reporters") / "schemas" / "fleet-result.schema.json").read_text())
 NAMES = ["t5", "llama-duplicated", "bart"]
@@ -264,7 +263,7 @@ def test_parity_needs_a_graph_of_the_model(fleet: Path, monkeypatch: pytest.Monk
 
 def test_a_document_beside_other_text(monkeypatch: pytest.MonkeyPatch, models: Path) -> None:
     """What a library prints before it is dropped; what is no document is a failure with the command to look."""
-    from tieconv.cli.commands import inspect
+    from tieconv.api.evidence import inspect
 
     monkeypatch.setattr(inspect, "document", lambda text: print(f"a library speaks\n{text}"))
     code, document, failure = run_command(["inspect", str(models / "t5")])
@@ -335,7 +334,7 @@ def test_nothing_is_printed_at_the_end(fleet: Path, model: str) -> None:
     """Neither after a run nor after Ctrl-C, which ends the processes at once."""
     program = (
         "import sys; from tests.gate import test_fleet_commands as tests; from tieconv.cli import main; "
-        "from tieconv.cli.fleet import verbs; verbs.run_command = tests._locking; main()"
+        "from tieconv.cli import fleet; fleet.run_command = tests._locking; main()"
     )
     words = [sys.executable, "-c", program, "fleet", "inspect", model, "-o", "runs", "-q"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -358,7 +357,7 @@ def test_an_ignored_interrupt_ends_no_worker(fleet: Path) -> None:
     """Under `nohup`, and in the background of a script, Ctrl-C is meant for other programs."""
     program = (
         "from tests.gate import test_fleet_commands as tests; from tieconv.cli import main; "
-        "from tieconv.cli.fleet import verbs; verbs.run_command = tests._waiting; main()"
+        "from tieconv.cli import fleet; fleet.run_command = tests._waiting; main()"
     )
     words = [sys.executable, "-c", program, "fleet", "inspect", "fleet/t5", "-o", "runs", "-q"]
     driver = children.start(

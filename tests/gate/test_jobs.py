@@ -13,11 +13,10 @@ import pytest
 
 import tieconv
 from tests.patience import HANGS
-from tieconv.api.findings.gate import find_policy
+from tieconv.api.check import find_policy
 from tieconv.errors import RefusedError
 from tieconv.gate.examine import check_models
-from tieconv.gate.work.jobs import each
-from tieconv.gate.work.workers import Workers
+from tieconv.gate.workers import Workers, each
 
 PATHS = [f"model-{number}" for number in range(12)]
 
@@ -150,7 +149,7 @@ def _inspect(path: str) -> object:
 def test_a_killed_process_is_a_model_that_was_not_read(models: Path) -> None:
     """Its row has the failure, the others their findings, and the exit code is 2."""
     paths = [str(models / "t5"), "/nowhere/killed", str(models / "llama-duplicated"), str(models / "bart")]
-    report, _ = check_models(_inspect, find_policy(paths, no_config=True)[0], paths, 2, lambda _: None)  # type: ignore[arg-type]
+    report, _ = check_models(_inspect, find_policy(paths, no_config=True), paths, 2, lambda _: None)  # type: ignore[arg-type]
     assert report.exit_code == 2
     assert [model.source for model in report.models] == paths
     [failure] = [model.failure for model in report.models if model.failure]

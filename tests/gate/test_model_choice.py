@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tieconv import TieconvError, check
-from tieconv.api.findings.gate import expand, read_lists
+from tieconv.api.check import expand, read_lists
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 

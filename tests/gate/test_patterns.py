@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieconv.gate.policy import matches
+from tieconv.gate.settings import matches
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
-from tieconv.gate import baseline as baselines
-from tieconv.gate.baseline import Entry
-from tieconv.gate.policy import Policy
-from tieconv.gate.rule_selection import Selection
-from tieconv.gate.settings import ModelIgnore, Settings
+from tieconv.gate import policy as baselines
+from tieconv.gate.policy import Entry, Policy
+from tieconv.gate.settings import ModelIgnore, Selection, Settings
 
 A, B = "/repo/models/a", "/repo/models/b"
 PATH = "/repo/ci/debt.json"
@@ -49,7 +47,7 @@ def test_a_baseline_covers_what_was_there_and_nothing_else(now, later, random) -
     """Written and read back it waives the same findings, whatever their messages say; each entry covers one."""
     models = {A: CheckedModel("a", tuple(now))}
     text = policy().debt(models, PATH, None)
-    known = policy(baseline=baselines.parse(text, PATH))
+    known = policy(baseline=baselines.parse_baseline(text, PATH))
     again = [replace(entry, finding=replace(entry.finding, message="new figures")) for entry in now]
     random.shuffle(again)
     judged = known.judge(CheckedModel("a", tuple(again)), A)
@@ -66,7 +64,7 @@ def test_writing_a_baseline_is_stable(now) -> None:
     first = policy().debt({A: CheckedModel("a", tuple(now))}, PATH, None)
     second = policy().debt({A: CheckedModel("a", tuple(reversed(now)))}, PATH, None)
     assert first == second
-    assert policy().debt({A: CheckedModel("a", tuple(now))}, PATH, baselines.parse(first, PATH)) == first
+    assert policy().debt({A: CheckedModel("a", tuple(now))}, PATH, baselines.parse_baseline(first, PATH)) == first
 
 
 def test_fixed_entries_are_told() -> None:
@@ -90,7 +88,7 @@ def test_rewriting_keeps_what_nobody_looked_at() -> None:
 
     def after(**changes) -> list[tuple[str, str]]:
         text = policy(**changes).debt({A: CheckedModel("a")}, PATH, old)
-        return [(entry.model[-1], entry.rule) for entry in baselines.parse(text, PATH).entries]
+        return [(entry.model[-1], entry.rule) for entry in baselines.parse_baseline(text, PATH).entries]
 
     assert after() == [("b", "STO001"), ("b", "TIE001")]
     assert after(selection=Selection(("TIE",))) == [("a", "STO001"), ("b", "STO001"), ("b", "TIE001")]

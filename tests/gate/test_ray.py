@@ -21,9 +21,8 @@ from tests import children
 from tests.children import wait_until
 from tests.cli.run import ok, refused
 from tieconv.errors import MissingPackageError, SettingsError
-from tieconv.gate.work.jobs import unordered
-from tieconv.gate.work.ray_executor import RayExecutor
-from tieconv.gate.work.workers import Workers
+from tieconv.gate.ray_executor import RayExecutor
+from tieconv.gate.workers import Workers, unordered
 from tieconv.version import VERSION
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"

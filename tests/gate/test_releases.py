@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import tieconv
+import tieconv as api
 from fixtures import releases
 from tests.cli.run import ok
-from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 

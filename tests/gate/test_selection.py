@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tieconv.checks.registry import RULES
 from tieconv.errors import SettingsError
-from tieconv.gate.rule_selection import ALL, Selection, find_rule, selectors
+from tieconv.gate.settings import ALL, Selection, find_rule, selectors
 
 CODES = [rule.code for rule in RULES]
 WORDS = st.sampled_from(sorted({code[:length] for code in CODES for length in range(1, 7)} | {ALL}))

@@ -82,7 +82,7 @@ def test_end_of_the_window() -> None:
 
     from huggingface_hub import HfApi  # noqa: F401 - its headers are a mapping without regard to case
 
-    from tieconv.sources.hub.errors import retry_after
+    from tieconv.sources.hub.session import retry_after
 
     def asked(**headers: str) -> float | None:
         return retry_after(SimpleNamespace(headers=headers))
@@ -104,7 +104,7 @@ def test_full_disk() -> None:
     """A disk that is full is told as one."""
     import errno
 
-    from tieconv.sources.hub.errors import translate
+    from tieconv.sources.hub.session import translate
 
     told = translate(OSError(errno.ENOSPC, "x", "/cache"), "hf://org/m")
     assert told.message.endswith("no space left on device") and told.code == "hub.cache"
@@ -114,7 +114,7 @@ def test_moved_while_it_was_listed(hub: Hub, tieconv: Run, environment: dict[str
     """A branch that moves between the listing and the fetch stops it: its files may have other names."""
     hub.add("org/m", sharded(tmp_path / "m", shards=2, tied=True))
     program = (
-        "from tieconv.sources.hub import cache as hub_cache\n"
+        "from tieconv.sources.hub import files as hub_cache\n"
         "import huggingface_hub as h, os\n"
         "old = hub_cache.snapshot_download\n"
         "def moved(*a, **k):\n"

@@ -255,7 +255,7 @@ def test_names(source: str, repo: str, revision: str | None, path: str) -> None:
     """Files are named as huggingface_hub names them, which the same words given to its file system say."""
     from huggingface_hub import HfFileSystem
 
-    from tieconv.sources.hub.repo_path import RepoPath, parse
+    from tieconv.sources.hub import RepoPath, parse
 
     assert parse(source) == RepoPath(repo, revision, path)
     assert parse(str(parse(source))) == parse(source)

@@ -76,7 +76,7 @@ def test_gzip(name: str, model: Path, hub: Hub, tieconv: Run) -> None:
 def test_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing that does not end is not read on."""
     from tieconv.sources.hub import session as hub_session
-    from tieconv.sources.hub.errors import AnswerError
+    from tieconv.sources.hub.session import AnswerError
 
     class Endless:
         def __iter__(self) -> object:
@@ -128,7 +128,7 @@ def test_retry_after() -> None:
     """Seconds, a date by the server's own clock or by ours, one that has passed, and what is neither."""
     from types import SimpleNamespace
 
-    from tieconv.sources.hub.errors import retry_after
+    from tieconv.sources.hub.session import retry_after
 
     def asked(**headers: str) -> float | None:
         return retry_after(SimpleNamespace(headers={key.replace("_", "-"): value for key, value in headers.items()}))
@@ -187,7 +187,7 @@ def test_full_depth_of_equal_copies(nan: bool, hub: Hub, tieconv: Run, tmp_path:
 
 def test_pieces() -> None:
     """What is held is found by any part of it, and the oldest goes where there is no room."""
-    from tieconv.sources.ranged.ranged_files import Pieces
+    from tieconv.sources.ranged import Pieces
 
     held = Pieces(20)
     held.add("a", 10, b"0123456789")
@@ -254,9 +254,9 @@ here, other = serve(Hub), serve(Elsewhere)
 os.environ |= {"HF_ENDPOINT": here, "HF_TOKEN": "hf_good"}
 from tieconv.errors import TieconvError
 from tieconv.sources.hub.client import Client, RemoteFile
-from tieconv.sources.hub.owner_models import expand
+from tieconv.sources.hub.source import expand
 from tieconv.sources.hub.session import get_session, transferring
-from tieconv.sources.ranged import traffic
+from tieconv.sources import ranged as traffic
 
 traffic.MOST_KEYS = 5_000
 for mode in ("elsewhere", "301", "302", "307", "308", "same", "circle", "empty", "fresh", "values", "large"):

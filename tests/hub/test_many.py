@@ -89,7 +89,7 @@ def test_filters(org: Hub, tieconv: Run) -> None:
 
 def test_models_of_another_owner() -> None:
     """A listing that names models of somebody else is not followed there."""
-    from tieconv.sources.hub.owner_models import _matching
+    from tieconv.sources.hub.source import _matching
 
     models = [SimpleNamespace(id=name) for name in ("org/a", "other/a", "orga")]
     assert list(_matching(models, "org", "*")) == [("hf://org/a", None)]

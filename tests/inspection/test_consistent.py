@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import HEAD, LLAMA, flagged, llama, matrix, save
 from tests.checks.fixtures.more import pef003_good
-from tieconv import api
 from tieconv.checkpoint.inspection import Depth
 
 HEADS = {"absent": None, "copy": matrix(), "other": matrix(seed=1), "longer": matrix(9), "scaled": matrix() * 2}

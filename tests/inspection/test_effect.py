@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import Array, matrix, save
-from tieconv import api
 
 T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 4}
 QWEN2_VL = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import EMBED, LLAMA, Array, flagged, llama, matrix, save, vector, weights
-from tieconv import api
 
 NORM = "model.norm.weight"
 

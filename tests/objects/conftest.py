@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     """An empty store. This process uses it for ``s3://bucket`` and ``gs://bucket``, with short waits."""
-    from tieconv.sources.objects import object_client
+    from tieconv.sources.objects import client as object_client
 
     running, stop = start()
     for name in list(os.environ):

@@ -12,7 +12,7 @@ from tests.hub.verdicts import local, states, verdict
 from tests.objects.conftest import SECRETS, Run
 from tests.objects.stub import LIST, Store
 from tieconv import UnreadableError, check, diff, inspect
-from tieconv.api.findings.gate import expand
+from tieconv.api.check import expand
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "fixtures" / "models"

@@ -11,7 +11,7 @@ import pytest
 from tests.objects.conftest import Run
 from tests.objects.stub import LIST, Store
 from tieconv import SettingsError, UnreadableError
-from tieconv.api.findings.gate import expand
+from tieconv.api.check import expand
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 ROOT = "s3://bucket/models"

@@ -74,7 +74,7 @@ def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Layer]:
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    from tieconv.sources.objects import object_client
+    from tieconv.sources.objects import client as object_client
 
     class Silent(WSGIRequestHandler):
         protocol_version = "HTTP/1.0"  # a body that ends early closes the connection

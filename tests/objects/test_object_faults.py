@@ -23,9 +23,10 @@ from tests.objects.conftest import SECRETS, Run, variables
 from tests.objects.stub import LIST, Fault, Store
 from tests.objects.writable_stub import start_writable
 from tieconv import TieconvError, UnreadableError, inspect
-from tieconv.api.findings.gate import expand
-from tieconv.sources.objects import object_client, parse
-from tieconv.sources.objects.object_writer import ObjectWriter
+from tieconv.api.check import expand
+from tieconv.sources.objects import client as object_client
+from tieconv.sources.objects import parse
+from tieconv.sources.objects.writer import ObjectWriter
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 WEIGHTS = "m/model.safetensors"

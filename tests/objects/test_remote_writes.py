@@ -47,7 +47,7 @@ _STARTED: list[Writes] = []
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     """A writable store, in place of the one that is only read."""
-    from tieconv.sources.objects import object_client
+    from tieconv.sources.objects import client as object_client
 
     running, written, stop = start_writable()
     written.least = SMALL.least

@@ -21,7 +21,7 @@ from tests.hub.models import ROWS, WIDTH, noise, same_head, sharded
 from tests.hub.verdicts import local, verdict
 from tests.objects.test_inspect import MODELS, NAMES, remote
 from tieconv import TieconvError, UnreadableError, check, diff, plan_retie
-from tieconv.api.findings.gate import expand
+from tieconv.api.check import expand
 
 SEAWEEDFS = os.environ.get("TIECONV_SEAWEEDFS", "weed")
 AZURITE = os.environ.get("TIECONV_AZURITE", "azurite-blob")
@@ -60,7 +60,7 @@ def server(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """The address of an empty bucket of a running server, and obstore's store of it, for writing."""
     from obstore.store import AzureStore, S3Store
 
-    from tieconv.sources.objects import object_client
+    from tieconv.sources.objects import client as object_client
 
     monkeypatch.setattr(object_client, "_stores", {})
     port = _port()

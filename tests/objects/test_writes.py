@@ -100,7 +100,7 @@ def test_a_fault_while_a_file_is_copied(store: Store, tieconv: Run, tmp_path: Pa
 def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Is noticed before the copy."""
     from tieconv import UnreadableError
-    from tieconv.sources.objects import object_files as local_copy
+    from tieconv.sources.objects import client as local_copy
 
     store.add("m", MODELS / "llama-duplicated")
     monkeypatch.setattr(local_copy.shutil, "disk_usage", lambda _: _Usage)

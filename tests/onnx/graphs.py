@@ -14,7 +14,7 @@ from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
 from tieconv.onnx.parity.weight_identity import Fold, weight_identity
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 ONNX = {
     torch.float32: TensorProto.FLOAT, torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16,

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from tieconv import api
+import tieconv as api
 
 V, H = 131_072, 1024
 LENGTHS = (1, 8, 64)

@@ -21,8 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+import tieconv as api
 from tests.onnx.stored import tensors
-from tieconv import api
 from tieconv.onnx.quantise import Scheme, quantise
 
 V, H = 20_000, 256

@@ -17,7 +17,7 @@ from tieconv.checkpoint.results.parity import Identity
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.weight_identity import Weight, find_blocks, weight_identity
-from tieconv.sources.local.files import FileSet, open_files
+from tieconv.sources.local import FileSet, open_files
 
 
 class _Counted:

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tieconv as api
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
 from tests.onnx.share.test_quantised_pairs import Pair
 from tests.onnx.share.test_quantised_pairs import build as build_pair
-from tieconv import api
 
 
 def test_each_graph_has_an_answer(tmp_path: Path) -> None:

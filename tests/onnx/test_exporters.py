@@ -12,11 +12,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tests.slow import fast_only
-from tieconv import api
 
 torch = pytest.importorskip("torch")
 SIZE, WIDTH = 300, 32

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tieconv as api
 from fixtures.onnx_graphs import build
 from tests.cli.run import refused
-from tieconv import api
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.onnx.parity.graph_file import read_graph
 

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from tests.hostile.conftest import faults_of_text
-from tieconv import api
 from tieconv.cli import main
 from tieconv.errors import StalePlanError
 from tieconv.onnx.write import plan as graph_planned

@@ -11,10 +11,10 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
+import tieconv as api
 from fixtures import exporters
 from tests.onnx.graphs import open_cache
 from tests.slow import fast_only
-from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.batches import cells, stepped

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import tieconv as api
 from fixtures.onnx_graphs import V, build, transposed
 from tests.cli.run import ok, refused
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
-from tieconv import api
 from tieconv.execute import publish
 from tieconv.execute.target import staging_path
 from tieconv.onnx.write import write as graph_in_place
@@ -152,7 +152,7 @@ STOPS = ("publish_new", "publish_file", "unlink")
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from tieconv import api
+import tieconv as api
 from tieconv.onnx.write import write as graph_in_place
 target, stop = sys.argv[1:]
 def killed(*_, **__):

@@ -15,13 +15,13 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures.onnx_graphs import BUILDERS, SHARED, Graph, H, V, build, embedding, turned, values
 from tests.cli.run import ok, refused, run
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.sessions import outputs, same_bits
 from tests.onnx.test_remedies import embed_layer_norm
 from tests.schemas import validate
-from tieconv import api
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.reporters import schemas

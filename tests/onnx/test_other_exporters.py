@@ -12,12 +12,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
 from tests.onnx.sessions import same_bits, session
 from tests.onnx.stored import copies, tensors
 from tests.slow import fast_only
-from tieconv import api
 
 ALL = sorted(path.parent for path in exporters.HERE.rglob("*.onnx"))
 FOLDERS = [folder for folder in ALL if "int4" not in folder.name]

@@ -11,11 +11,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
 from tests.schemas import validate
-from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
 from tieconv.reporters import schemas

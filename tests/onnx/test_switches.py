@@ -12,10 +12,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures import exporters
 from tests.onnx.test_grouped import failing
 from tests.slow import fast_only
-from tieconv import api
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.ort_session import open_session

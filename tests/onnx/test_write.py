@@ -13,12 +13,12 @@ import onnx_ir as ir
 import pytest
 from google.protobuf.message import EncodeError
 
+import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build, transposed
 from tests.cli.run import ok, refused, run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tests.schemas import validate
-from tieconv import api
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.install import install_command
@@ -147,7 +147,7 @@ def test_a_copy_left_on_disk_stops_the_write(graph: Path, tmp_path: Path, monkey
 
 def reread(root: Path):
     from tieconv.onnx.graph_model import read_graph
-    from tieconv.sources.local.files import open_files
+    from tieconv.sources.local import open_files
 
     with open_files(root) as files:
         graph = read_graph(str(root), "model.onnx", files)

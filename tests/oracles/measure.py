@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tieconv as api
 from tests.oracles import checkpoints
 from tests.oracles.cells import Cell, cells
 from tests.oracles.runner import Runner
-from tieconv import api
 from tieconv.checkpoint.finding import Prediction
 
 KEPT = Path(__file__).parents[2] / "docs" / "measured" / "oracles"

@@ -16,7 +16,7 @@ from tests.inspection.quantised.stored_models import values as dequantised
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 ROWS, WIDTH, GROUP = 128, 64, 32
 NAMES = {EMBEDDING: "model.embed_tokens", HEAD: "lm_head"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tieconv as api
 from tests.checks.fixtures.model import (
     BERT,
     EMBED,
@@ -22,7 +23,6 @@ from tests.checks.fixtures.model import (
     save,
     vector,
 )
-from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.errors import RefusedError
 

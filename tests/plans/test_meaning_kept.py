@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import tieconv
+import tieconv as api
 from tests.checks.fixtures.model import BART, BERT, GEMMA3, LLAMA, T5, Array, flagged, matrix, save, vector
 from tests.patience import examples
-from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.write_plan import Plan

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import tieconv
+import tieconv as api
 from tests.inspection.quantised.stored_models import config, save, tables, tensor, under
 from tests.inspection.quantised.table_models import compressed
 from tests.inspection.quantised.test_formulas import packed
-from tieconv import api
 from tieconv.checkpoint.quantised_matrix import PairState
 
 ROWS, WIDTH = 64, 64

@@ -65,10 +65,10 @@ SAME_ROLE = frozenset(
     re.findall(
         r"\w+",
         """
-        __init__ __main__ analysis bias biases carry_out comparison convert dedup disguise errors evidence evolution
-        external files fixes fleet head index interface model packages parity plan push quantised reader registry
-        reindex remedies resize retie section set_tie shards storage sums target ties transformers untie uses verify
-        write
+        __init__ __main__ analysis bias biases carry_out check client comparison convert dedup disguise errors evidence
+        evolution external files fixes fleet graphs head index interface model packages parity plan push quantised
+        reader registry reindex remedies resize retie section set_tie shards source storage sums target ties
+        transformers untie uses verify write
         """,
     )
 )

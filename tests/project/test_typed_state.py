@@ -19,8 +19,8 @@ ALLOWED = {
     ("tieconv/analysis/token_ids.py", "TokenizerFiles", "documents"): JSON,
     ("tieconv/checkpoint/model_files.py", "Document", "value"): JSON,
     ("tieconv/demo/train.py", "Trained", "model"): MODULE,
-    ("tieconv/gate/fleet/runs.py", "LineFormat", "entry"): LINE,
-    ("tieconv/gate/fleet/runs.py", "LineFormat", "parse"): LINE,
+    ("tieconv/gate/fleet_runs.py", "LineFormat", "entry"): LINE,
+    ("tieconv/gate/fleet_runs.py", "LineFormat", "parse"): LINE,
     (
         "tieconv/gate/settings.py",
         "_Table",

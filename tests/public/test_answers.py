@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+import tieconv as api
 from fixtures.public import ANSWERS, PUBLIC
 from fixtures.public.__main__ import answer
 from fixtures.public.layouts import LAYOUTS, build
-from tieconv import api
 from tieconv.architectures import guess
 
 

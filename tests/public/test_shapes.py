@@ -11,9 +11,9 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
+import tieconv as api
 from fixtures.public import PUBLIC, directories, layouts
 from tests.onnx.graphs import write_graph
-from tieconv import api
 from tieconv.architectures import guess as pattern
 from tieconv.cli import main
 

@@ -15,7 +15,7 @@ import torch
 
 import tieconv
 from tests.onnx.graphs import write_graph
-from tieconv import api
+from tieconv.checkpoint.results.parity import Verdict
 from tieconv.checkpoint.results.push import FileChange
 from tieconv.checkpoint.value_type import Summarised
 
@@ -31,7 +31,7 @@ def test_dir_lists_what_is_public_before_anything_is_loaded() -> None:
     ).stdout.splitlines()
     assert names.split() == sorted(set(tieconv.__all__) - {"__version__"})
     assert modules.split() == ["tieconv.version"]
-    assert "plan_retie" in dir(api) and "_HOMES" not in dir(api)
+    assert "plan_retie" in dir(tieconv) and "_HOMES" not in dir(tieconv)
 
 
 def test_tab_completes_a_name_that_is_not_loaded() -> None:
@@ -57,7 +57,7 @@ def results(tmp_path: Path) -> dict[str, Summarised]:
     graph = write_graph(tmp_path / "model.onnx", {"w": torch.ones(64, 32)})
     graphs = tieconv.plan_graph_dedup(graph)
     push = tieconv.Push("out", "org/name", None, "c0", True, "", "", (), (FileChange("add", "a", 5),))
-    passed = tieconv.Parity(api.Verdict.PASSED, "model.onnx", model, parity_provider())
+    passed = tieconv.Parity(Verdict.PASSED, "model.onnx", model, parity_provider())
     return {
         f"Inspection('{model}', tied, 1 tie, 1 file, 1 warning)": tieconv.inspect(model),
         f"Checkpoint('{model}', safetensors, 1 file, 21 tensors)": planned.plan.checkpoint,

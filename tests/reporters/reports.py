@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tieconv import api
+import tieconv as api
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure, Fix, Waiver
 from tieconv.checks.registry import RULES

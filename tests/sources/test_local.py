@@ -12,9 +12,8 @@ import pytest
 from tests.patience import prompt
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.sources.local import files as local
-from tieconv.sources.local.files import AHEAD, FileSet, locate, open_files, open_regular
-from tieconv.sources.local.links import in_hub_cache
+from tieconv.sources import local
+from tieconv.sources.local import AHEAD, FileSet, in_hub_cache, locate, open_files, open_regular
 
 DIGEST = "0f" * 32
 

@@ -17,7 +17,7 @@ from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import RetieForecast
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.sources.local.files import FileSet
+from tieconv.sources.local import FileSet
 from tieconv.text import command, count, shown
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 from tieconv.text import shell_word, shown
 
 ALIGNMENT = "Alignment"

@@ -32,8 +32,8 @@ from tieconv.formats import read_checkpoint
 from tieconv.formats.strict_json import line_of, parse_line
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub, is_object, is_remote
-from tieconv.sources.local.files import FileSet, open_files
-from tieconv.sources.ranged.ranged_files import RangedFiles
+from tieconv.sources.local import FileSet, open_files
+from tieconv.sources.ranged import RangedFiles
 from tieconv.sources.temporary import temporary_directory
 from tieconv.sources.user_files import LineFile, new_file
 from tieconv.text import count, shown, size
@@ -512,7 +512,7 @@ def _source(model: str, name: str) -> str:
     if is_remote(name) or os.path.isabs(name):
         return name
     if is_hub(model):
-        from tieconv.sources.hub.repo_path import RepoPath, parse
+        from tieconv.sources.hub import RepoPath, parse
 
         path = parse(model)
         if path.revision is not None:

@@ -36,8 +36,8 @@ from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.ties import EQUAL
 from tieconv.inspection.view_reader import readable
 from tieconv.reference import Apart
-from tieconv.sources.local.files import FileSet
-from tieconv.sources.ranged.ranged_files import RangedFiles
+from tieconv.sources.local import FileSet
+from tieconv.sources.ranged import RangedFiles
 from tieconv.text import shown
 
 # The last norm and the factors between it and the logits, for the classes with a known last norm.

@@ -1,21 +1,25 @@
-"""Measure how the embedding and the head relate."""
+"""Measure how the embedding and the head relate, also over a training run and of toy models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tieconv.api.graphs import refuse_graphs
+from tieconv.api.evidence import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.opened import on_disk
-from tieconv.sources.local.files import locate, open_files
+from tieconv.opened import on_disk, opened
+from tieconv.sources.local import locate, open_files
 from tieconv.sources.user_files import read_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tieconv.checkpoint.results.analysis import Analysis, Evolution
 
-    from tieconv.checkpoint.results.analysis import Analysis
+
+# Measure how the embedding and the head relate.
 
 
 def analyze(
@@ -66,3 +70,73 @@ def analyze(
             exact={"auto": None, "exact": True, "sampled": False}[neighbours],
             similarity=similarity,
         )
+
+
+# Measure how the tables of a model change over its revisions.
+
+
+def analyze_revisions(
+    path: str | Path,
+    revisions: str | Sequence[str],
+    *,
+    against: str | Path | None = None,
+    resume: str | Path | None = None,
+    neighbours: Literal["auto", "exact", "sampled"] = "auto",
+    embed: str | None = None,
+    head: str | None = None,
+    done: Callable[[int, int], None] = lambda done, total: None,
+) -> Evolution:
+    """Measure the tables of each revision of a model, with the floor of each figure.
+
+    ``revisions`` are revisions of a model on the Hub, directories below ``path`` otherwise, or whole models. A text
+    separates them with commas or white space. ``against`` is an untied model to compare tied tables with. ``resume`` is
+    a file to which each measured revision is added. Revisions in it are measured again only if they changed.
+
+    Of a remote model, only headers, the two tables and the first revision's tokenizer are fetched, once. Raises
+    `RefusedError` for a list that names too few revisions, and `UnreadableError` if a revision cannot be read.
+    """
+    from tieconv.analysis.alignment import opened as opened_subject
+    from tieconv.analysis.alignment import untied_tables
+    from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
+    from tieconv.analysis.evolution import revisions as named
+
+    exact = {"auto": None, "exact": True, "sampled": False}[neighbours]
+    with ExitStack() as stack:
+        untied, reference = None, ""
+        if against is not None:
+            with opened(str(against)) as (listing, _, revision):
+                reference = identity(listing, revision)
+            untied = untied_tables(stack.enter_context(opened_subject(on_disk(against, True))))
+        request = Request(embed, head, exact, untied, reference)
+        file = EvolutionFile(None if resume is None else str(resume))
+        return evolve(str(path), named(str(path), revisions), opened, request, file, done)
+
+
+# Run the demonstration: a toy model, trained tied and untied, and its table.
+
+
+def run_demo(
+    out: str | Path,
+    *,
+    steps: int,
+    seed: int,
+    seeds: int,
+    gradient_ratios: Sequence[str],
+    done: Callable[[int, int], None],
+) -> Analysis:
+    """Train the toys in the new directory ``out`` and return their analysis.
+
+    ``gradient_ratios`` are written as ``5:1``. ``done`` is called after each step with the steps so far and of all.
+    """
+    from tieconv.demo.toy_settings import parse_ratio
+    from tieconv.demo.toys import run
+
+    ratios = [parse_ratio(text) for text in gradient_ratios]
+    return run(Path(out), steps=steps, seed=seed, seeds=seeds, ratios=ratios, done=done)
+
+
+def demo_table(analysis: Analysis) -> str:
+    """Return the demonstration's table in plain text."""
+    from tieconv.demo.toy_analysis import render
+
+    return render(analysis)

@@ -1,12 +1,18 @@
-"""Collect the evidence about a model."""
+"""Collect the evidence about a model, and compare two models."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.formats import holds_graphs
 from tieconv.live import is_module
-from tieconv.opened import inspected, narrowly, opened
+from tieconv.opened import inspected, narrowly, opened, refuse_far_graphs, tensor_reader
+from tieconv.sources import is_remote
+from tieconv.sources.local import locate
+from tieconv.text import count, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,8 +21,12 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from tieconv.checkpoint.model_files import Checkpoint
+    from tieconv.checkpoint.results.comparison import Comparison
     from tieconv.loaders.interface import Consumer
-    from tieconv.sources.ranged.ranged_files import Tick
+    from tieconv.sources.ranged import Tick
+
+
+# Collect the evidence about a model.
 
 
 def inspect(
@@ -76,3 +86,68 @@ def _consumers(spec: str | None) -> tuple[Consumer, ...]:
     from tieconv.loaders.registry import select
 
     return select(spec)
+
+
+def is_graph(path: str | Path = ".") -> bool:
+    """Return whether MODEL is an ONNX graph or a directory of graphs, which have separate functions.
+
+    Return false for a remote model, of which tieconv reads only checkpoints.
+    """
+    return not is_remote(str(path)) and holds_graphs(locate(str(path)))
+
+
+def refuse_graphs(*paths: str | Path) -> None:
+    """Raise `UnreadableError` if a path is an ONNX graph or a directory of graphs."""
+    for path in paths:
+        if is_graph(path):
+            name = shown(os.path.basename(os.path.abspath(path)))
+            raise UnreadableError(
+                f"{name} is an ONNX graph, and this command reads only checkpoints",
+                "tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
+                "format.unsupported",
+            )
+
+
+# Compare two models.
+
+
+MAX_COMPARED = 250_000
+"""Most tensors and torch storages of one model. Two such models and their differences take 300 MiB."""
+_ONE_BY_ONE = "compare the shards one by one: tieconv diff A/SHARD.safetensors B/SHARD.safetensors"
+
+
+def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | None = None) -> Comparison:
+    """Compare two models by what they compute, whatever their ties, names and layout are.
+
+    ``same_function`` is proved over all bytes. Raises `UnreadableError` if a model cannot be read, and `RefusedError`
+    if a model has more than `MAX_COMPARED` tensors.
+    """
+    from tieconv.comparison import compare
+
+    refuse_graphs(a, b)
+    with opened(str(a)) as model_a, opened(str(b)) as model_b:
+        evidence_a = _comparable(inspected(model_a, Depth.CANDIDATES, embed, head, bare=True))
+        evidence_b = _comparable(inspected(model_b, Depth.CANDIDATES, embed, head, bare=True))
+        readers = tensor_reader(evidence_a.checkpoint, model_a[1]), tensor_reader(evidence_b.checkpoint, model_b[1])
+        return compare(evidence_a, evidence_b, *readers)
+
+
+def _comparable(evidence: Inspection) -> Inspection:
+    """Return the evidence, or raise if `diff` cannot read the tensors or keep them in memory."""
+    checkpoint = evidence.checkpoint
+    refuse_far_graphs(checkpoint)
+    if checkpoint.headers_only:
+        raise UnreadableError(
+            f"{checkpoint.source}: tieconv does not read the tensor bytes of this format, so it cannot compare them",
+            "convert it to safetensors first",
+            "diff.headers-only",
+        )
+    storages = sum(len(file.storages) for file in checkpoint.files)
+    if len(checkpoint.tensors) + storages > MAX_COMPARED:
+        contents = count(len(checkpoint.tensors), "tensor") + (f" and {count(storages, 'storage')}" if storages else "")
+        raise RefusedError(
+            f"{shown(checkpoint.source)} has {contents}, and diff compares models of at most {MAX_COMPARED:,}",
+            _ONE_BY_ONE,
+            "diff.tensors",
+        )
+    return evidence

@@ -1,41 +1,28 @@
-"""Recognise ONNX graphs, and plan the commands that only graphs have."""
+"""Plan the commands on ONNX graphs, export checkpoints as graphs, and measure the parity of both."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
+from tieconv.api.evidence import inspect, refuse_graphs
+from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.formats import holds_graphs
-from tieconv.sources import is_remote
-from tieconv.sources.local.files import locate
-from tieconv.text import shown
+from tieconv.opened import on_disk
+from tieconv.sources.local import locate
+from tieconv.text import command, path_word, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieconv.checkpoint.graph_plan import ExportOutcome
     from tieconv.checkpoint.model_files import Listing
+    from tieconv.checkpoint.results.parity import Parity
+    from tieconv.onnx.export.plan import PlannedExport
     from tieconv.onnx.write.plan import PlannedGraphs
 
 
-def is_graph(path: str | Path = ".") -> bool:
-    """Return whether MODEL is an ONNX graph or a directory of graphs, which have separate functions.
-
-    Return false for a remote model, of which tieconv reads only checkpoints.
-    """
-    return not is_remote(str(path)) and holds_graphs(locate(str(path)))
-
-
-def refuse_graphs(*paths: str | Path) -> None:
-    """Raise `UnreadableError` if a path is an ONNX graph or a directory of graphs."""
-    for path in paths:
-        if is_graph(path):
-            name = shown(os.path.basename(os.path.abspath(path)))
-            raise UnreadableError(
-                f"{name} is an ONNX graph, and this command reads only checkpoints",
-                "tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
-                "format.unsupported",
-            )
+# Recognise ONNX graphs, and plan the commands that only graphs have.
 
 
 def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) -> PlannedGraphs:
@@ -72,7 +59,7 @@ def _readable(path: str | Path) -> Listing:
     from tieconv.checkpoint.model_files import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
     from tieconv.onnx.child import check_opens
-    from tieconv.sources.local.files import open_files
+    from tieconv.sources.local import open_files
 
     listing = locate(str(path))
     with open_files(listing.root) as files:
@@ -83,3 +70,212 @@ def _readable(path: str | Path) -> Listing:
     for graph in checkpoint.graphs:
         check_opens(listing.root, graph.file)
     return listing
+
+
+# Export a checkpoint as an ONNX graph, and measure the parity of a graph and its checkpoint.
+
+
+LAYOUT_NAMES = ("plain", "optimum", "genai", "transformers.js")
+"""The values of `--layout`: the programs whose file and tensor names an export can have."""
+
+
+def plan_export(
+    path: str | Path = ".",
+    *,
+    precision: str = "fp32",
+    head_form: str = "gemm",
+    opset: int | None = None,
+    provider: str = "auto",
+    parity: bool = True,
+    fuse: str = "none",
+    layout: str = "plain",
+    quantise: str | None = None,
+    inputs_embeds: bool = False,
+) -> PlannedExport:
+    """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
+
+    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` measures
+    parity, as for `parity`. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
+    attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
+    such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
+    graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
+    matrix. ``quantise`` needs the other two at their defaults. With ``inputs_embeds``, one graph is the input embedding
+    and the other a decoder of its rows. A decoder of images or sound is always exported so. Raises `RefusedError` for a
+    model with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if
+    transformers does not load the model, and `MissingPackageError` if a package is not installed.
+    """
+    _check_choice("precision", precision, ("fp32", "fp16", "bf16"))
+    _check_provider(provider)
+    _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
+    _check_choice("layout", layout, LAYOUT_NAMES)
+    if quantise is not None:
+        _check_choice("quantise", quantise, ("int8", "int4", "dynamic-int8"))
+    from tieconv.checkpoint.graph_plan import ExportOptions, HeadForm
+
+    options = ExportOptions(
+        precision=precision,
+        head_form=HeadForm(head_form),
+        opset=opset,
+        provider=provider,
+        parity=parity,
+        fuse=None if fuse == "none" else fuse,
+        layout=layout,
+        quantise=quantise,
+        inputs_embeds=inputs_embeds,
+    )
+    from tieconv.reference.packages import require
+
+    modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
+    require("exporting", "onnx,torch", *modules)
+    from tieconv.onnx.export.plan import plan_export as make
+
+    return make(inspect(on_disk(path)), options)
+
+
+def export(
+    path: str | Path,
+    out: str | Path,
+    *,
+    precision: str = "fp32",
+    head_form: str = "gemm",
+    opset: int | None = None,
+    provider: str = "auto",
+    parity: bool = True,
+    fuse: str = "none",
+    overwrite: bool = False,
+    layout: str = "plain",
+    quantise: str | None = None,
+    inputs_embeds: bool = False,
+) -> ExportOutcome:
+    """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
+
+    If parity fails or is not run, the function writes nothing: ``executed`` is false and ``parity`` has the report.
+    Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
+    """
+    planned = plan_export(
+        path,
+        precision=precision,
+        head_form=head_form,
+        opset=opset,
+        provider=provider,
+        parity=parity,
+        fuse=fuse,
+        layout=layout,
+        quantise=quantise,
+        inputs_embeds=inputs_embeds,
+    )
+    return planned.execute(out, overwrite=overwrite)
+
+
+def parity(
+    onnx: str | Path,
+    model: str | Path = ".",
+    *,
+    provider: str = "auto",
+    reference: str = "auto",
+    reference_device: str = "cpu",
+    quantised: bool = False,
+    text: str | Path | None = None,
+    inputs: str | Path | None = None,
+    length: int = 0,
+    batch: int = 0,
+    timeout: float | None = None,
+    max_memory: int | None = None,
+) -> Parity:
+    """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
+
+    ``provider`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` for the GPU with number N.
+    ``reference`` is the precision of the torch reference: ``float64``, ``float32`` or ``auto`` (float64 if it fits into
+    memory). ``reference_device`` is ``cpu`` or ``cuda``: the GPU of ``provider`` then computes the reference, which is
+    faster for a large model. With ``quantised``, a quantised graph is compared with its own dequantised weights. Its
+    loss is compared with that of a known-good quantiser. ``text`` is then a file of text or token ids for the
+    perplexity. A missing provider gives the verdict ``not_run``.
+    ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
+    ``batch`` add a sequence of so many tokens, and so many rows.
+    A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
+    most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
+    with the size of the graph and the model. A graph that exceeds one gives `NotRunError`.
+    Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
+    onnx, torch or transformers.
+    """
+    _check_provider(provider)
+    _check_choice("reference", reference, ("auto", "float64", "float32"))
+    _check_choice("reference_device", reference_device, ("cpu", "cuda"))
+    if text is not None and not quantised:
+        raise ValueError("text needs quantised=True")
+    if quantised and (inputs or length or batch):
+        raise ValueError("inputs, length and batch need quantised=False")
+    from tieconv.onnx.child import limited, limits_for
+
+    words = None if text is None else str(text)
+    wanted = str(inputs) if inputs else "", length, batch
+    return limited(
+        lambda: _measured(str(onnx), model, provider, reference, reference_device, quantised, words, wanted),
+        lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory),
+        str(onnx),
+    )
+
+
+def _measured(
+    onnx: str,
+    model: str | Path,
+    provider: str,
+    reference: str,
+    reference_device: str,
+    quantised: bool,
+    text: str | None,
+    wanted: tuple[str, int, int],
+) -> Parity:
+    from tieconv.reference.packages import require
+
+    require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.measured_pair import Wishes, graph_file
+    from tieconv.onnx.parity.validate import run_parity, run_quantised_parity
+
+    _check_graph(onnx)  # first, because the user may have left out MODEL
+    refuse_graphs(model)
+    evidence = inspect(on_disk(model), depth=Depth.HEADER)
+    if quantised and os.path.isdir(graph_file(onnx)):
+        again = command("parity", onnx, path_word(str(model)))
+        one_graph = command("export", str(model), "-o", "OUT", "--quantise", "int8")
+        raise RefusedError(
+            f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder",
+            f"measure the float pair: {again}; quantise the model as one graph: {one_graph}",
+            "parity.quantised",
+        )
+    if quantised:
+        return run_quantised_parity(onnx, evidence, provider, reference, text, reference_device)
+    return run_parity(onnx, evidence, provider, reference, Wishes(*wanted), reference_device)
+
+
+def _stored(path: str | Path) -> int:
+    """Return the bytes of the files in the directory of a graph or a model; none for a remote model."""
+    folder = str(path) if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    if not os.path.lexists(path):
+        return 1 << 30
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.is_file())
+
+
+def _check_graph(onnx: str) -> None:
+    from tieconv.onnx.parity.measured_pair import graph_file
+
+    graph = graph_file(onnx)
+    if not os.path.lexists(graph):
+        raise UnreadableError(
+            f"{shown(graph)}: no such file",
+            "give the graph, or a directory with model.onnx, and then the model: tieconv parity ONNX MODEL",
+            "path.absent",
+        )
+
+
+def _check_provider(provider: str) -> None:
+    """Raise `ValueError` for a name that is neither a choice nor ``cuda:N``."""
+    name, _, number = provider.partition(":")
+    if name != "cuda" or not (number.isascii() and number.isdecimal()):
+        _check_choice("provider", provider, ("auto", "cpu", "cuda"))
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")

@@ -39,7 +39,7 @@ def plan_push(
     from tieconv.checkpoint.results.push import Push
     from tieconv.comparison.differences import effects
     from tieconv.reporters.text.plan_text import description, title
-    from tieconv.sources.hub.repo_path import parse
+    from tieconv.sources.hub import parse
     from tieconv.sources.hub.source import guard_push, require
 
     repo_path = parse(target)

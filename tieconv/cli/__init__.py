@@ -1,4 +1,4 @@
-"""The command line. Each command has its own file, which is imported when the command runs."""
+"""The command line. A file has the commands of one subject, and is imported when one of them runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import importlib
 
 import click
 
-from tieconv.cli.errors import ErrorBoundary
+from tieconv.cli.errors import ErrorBoundary, as_options, no_command
 from tieconv.cli.options import screen_options
-from tieconv.cli.streams import escaped_libraries
-from tieconv.cli.usage import as_options, no_command
+from tieconv.cli.screen import escaped_libraries
 from tieconv.version import VERSION
 
 # Imports make many objects and no garbage. Collecting garbage meanwhile takes 5 % of a short command.
@@ -20,28 +19,28 @@ gc.set_threshold(50_000)
 atexit.register(gc.freeze)
 
 COMMANDS = {
-    "analyze": "Measure how the head of MODEL relates to its embedding, and whether they can be tied.",
-    "bias": "Add, remove, unify or resize the head bias.",
-    "check": "Apply the rules to models, and exit with 1 on a finding. A gate for CI.",
-    "completion": "Print the completion script for SHELL.",
-    "convert": "Convert the model to another format or shard size.",
-    "demo": "Train a small model tied and untied, and show what tying changes.",
-    "dedup": "Store byte-identical tensors once, only where every loader restores the dropped names.",
-    "diff": "Compare the models A and B tensor by tensor.",
-    "explain": "Explain a rule: what it reports, why it matters, and how to fix it.",
-    "export": "Export MODEL to ONNX with each tied matrix stored once, and measure parity.",
-    "fleet": "Run a command on thousands of models, and report what is new.",
-    "inspect": "Show what MODEL stores, what is tied, and what to run next.",
-    "parity": "Measure whether the graph ONNX computes what the checkpoint MODEL computes.",
-    "push": "Open a pull request on the Hub with the files that differ.",
-    "reindex": "Rebuild the shard index from the headers of the shards.",
-    "resize": "Make config, embedding, head and head bias agree on the vocabulary size.",
-    "retie": "Tie the head: drop the redundant copy and set the config to tied.",
-    "rules": "List the rules: code, level, name and summary.",
-    "set-tie": "Write tie_word_embeddings in the config. No tensor changes.",
-    "untie": "Untie the head: store it, and every other tied name, as a separate tensor.",
+    "analyze": ("analyze", "Measure how the head of MODEL relates to its embedding, and whether they can be tied."),
+    "bias": ("write", "Add, remove, unify or resize the head bias."),
+    "check": ("check", "Apply the rules to models, and exit with 1 on a finding. A gate for CI."),
+    "completion": ("rules", "Print the completion script for SHELL."),
+    "convert": ("write", "Convert the model to another format or shard size."),
+    "demo": ("analyze", "Train a small model tied and untied, and show what tying changes."),
+    "dedup": ("write", "Store byte-identical tensors once, only where every loader restores the dropped names."),
+    "diff": ("inspect", "Compare the models A and B tensor by tensor."),
+    "explain": ("rules", "Explain a rule: what it reports, why it matters, and how to fix it."),
+    "export": ("graphs", "Export MODEL to ONNX with each tied matrix stored once, and measure parity."),
+    "fleet": ("fleet", "Run a command on thousands of models, and report what is new."),
+    "inspect": ("inspect", "Show what MODEL stores, what is tied, and what to run next."),
+    "parity": ("graphs", "Measure whether the graph ONNX computes what the checkpoint MODEL computes."),
+    "push": ("inspect", "Open a pull request on the Hub with the files that differ."),
+    "reindex": ("write", "Rebuild the shard index from the headers of the shards."),
+    "resize": ("write", "Make config, embedding, head and head bias agree on the vocabulary size."),
+    "retie": ("write", "Tie the head: drop the redundant copy and set the config to tied."),
+    "rules": ("rules", "List the rules: code, level, name and summary."),
+    "set-tie": ("write", "Write tie_word_embeddings in the config. No tensor changes."),
+    "untie": ("write", "Untie the head: store it, and every other tied name, as a separate tensor."),
 }
-"""The commands and their lines in the help. Listing them imports no command."""
+"""The commands: the module of each, and its line in the help. Listing them imports no command."""
 
 
 class LazyGroup(ErrorBoundary):
@@ -52,7 +51,7 @@ class LazyGroup(ErrorBoundary):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -71,7 +70,8 @@ class LazyGroup(ErrorBoundary):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"tieconv.cli.commands.{cmd_name.replace('-', '_')}").command
+        module = importlib.import_module(f"tieconv.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 

@@ -44,26 +44,38 @@ def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any
     return value
 
 
-def name_options(function: F) -> F:
-    """Add `--embed` and `--head`, for architectures that tieconv does not know."""
-    function = click.option(
-        "--head", metavar="NAME", help="Tensor name of the output head, for an unknown architecture."
-    )(function)
-    return click.option(
-        "--embed", metavar="NAME", help="Tensor name of the input embedding, for an unknown architecture."
-    )(function)
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return the decorator that adds several options, in this order."""
 
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
-def json_option(function: F) -> F:
-    """Add `--json`."""
-    return click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")(function)
+    return add
 
 
 def choice_option(name: str, *choices: str, help: str) -> Callable[[F], F]:
-    """Add an option with ``choices``. The first is the default."""
+    """Return an option with ``choices``. The first is the default."""
     return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
 
 
+name_options = together(
+    click.option("--embed", metavar="NAME", help="Tensor name of the input embedding, for an unknown architecture."),
+    click.option("--head", metavar="NAME", help="Tensor name of the output head, for an unknown architecture."),
+)
+json_option = click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")
+depth_option = click.option(
+    "--depth",
+    type=click.Choice(["header", "candidates", "full"]),
+    help="How much to read; see `tieconv inspect --help`.  [default: candidates]",
+)
+loader_option = click.option(
+    "consumers", "--for", metavar="CONSUMER", help="Also report what this loader does with the model."
+)
+jobs_option = click.option(
+    "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Number of processes."
+)
 device_option = click.option(
     "--device",
     type=click.IntRange(0),
@@ -81,65 +93,40 @@ def on_device(provider: str, device: int | None) -> str:
     return f"cuda:{device}"
 
 
-def write_options(function: F) -> F:
-    """Add the options that say where and how a command writes."""
-    options = [
-        click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
-        click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace MODEL."),
-        click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
-        click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
-        click.option(
-            "--drop-other-formats",
-            is_flag=True,
-            help="If MODEL stores two formats, write only the one that loaders prefer.",
-        ),
-        click.option(
-            "--hardlink",
-            is_flag=True,
-            help="Hard-link unchanged files instead of copying them. A later change affects both directories.",
-        ),
-        choice_option(
-            "--verify",
-            "full",
-            "structure",
-            help="structure: do not compare the bytes of ranges that the kernel copied.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def bias_option(function: F) -> F:
-    """Add `--bias`."""
-    return choice_option(
-        "--bias",
-        "keep",
-        "zero",
-        "strip",
-        help="zero: add an all-zero head bias. strip: remove an all-zero head bias.",
-    )(function)
-
-
-def screen_options(function: F) -> F:
-    """Add `-q`, `-v` and `--color`, which may precede or follow the command's name."""
-    options = [
-        click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors.", **_SCREEN),
-        click.option("-v", "--verbose", is_flag=True, help="Print the time and memory of each step.", **_SCREEN),
-        click.option(
-            "--color",
-            type=click.Choice([AUTO, ALWAYS, NEVER]),
-            default=AUTO,
-            help="Use colours. auto: on a terminal, unless NO_COLOR is set.  [default: auto]",
-            **_SCREEN,
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def common_options(function: F) -> F:
-    """Add the options of `screen_options` and `--traceback`, which `ErrorBoundary` reads."""
-    traceback = click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")
-    return screen_options(traceback(function))
+write_options = together(
+    click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
+    click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace MODEL."),
+    click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
+    click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
+    click.option(
+        "--drop-other-formats",
+        is_flag=True,
+        help="If MODEL stores two formats, write only the one that loaders prefer.",
+    ),
+    click.option(
+        "--hardlink",
+        is_flag=True,
+        help="Hard-link unchanged files instead of copying them. A later change affects both directories.",
+    ),
+    choice_option(
+        "--verify", "full", "structure", help="structure: do not compare the bytes of ranges that the kernel copied."
+    ),
+)
+"""The options that say where and how a command writes."""
+screen_options = together(
+    click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors.", **_SCREEN),
+    click.option("-v", "--verbose", is_flag=True, help="Print the time and memory of each step.", **_SCREEN),
+    click.option(
+        "--color",
+        type=click.Choice([AUTO, ALWAYS, NEVER]),
+        default=AUTO,
+        help="Use colours. auto: on a terminal, unless NO_COLOR is set.  [default: auto]",
+        **_SCREEN,
+    ),
+)
+"""Options that may precede or follow the command's name."""
+common_options = together(
+    screen_options,
+    click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error."),
+)
+"""Options of every command. `ErrorBoundary` reads the last."""

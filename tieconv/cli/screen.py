@@ -1,18 +1,153 @@
-"""The options of the screen: `-q`, `-v` and `--color`."""
+"""Print to stdout and stderr, in colour or not, with progress bars. Everything passes the escaper of `tieconv.text`."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tieconv.cli.streams import echo
-from tieconv.text import size
+from tieconv.api import is_remote
+from tieconv.text import count, shown, size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+    from tieconv.api import Fetched
+
+
+# Print to stdout and stderr. Everything passes the escaper of `tieconv.text`.
+#
+# A library's log or warning may quote a file. `escaped_libraries` replaces both streams while a command runs. It
+# escapes what loggers, warnings and `print` of any library write. tieconv's text goes to the real streams through
+# `echo`, `show` and `document`.
+
+
+MAX_LINES = 200
+"""Most lines of a text report on a model. JSON is not shortened."""
+_MAX_CHARACTERS = 8000
+_LIBRARY_LINES = 40
+_LIBRARY_CHARACTERS = 1000
+_ANSI_STYLE = r"(\x1b\[[0-9;]*m)"
+_CONTINUED = "    "
+
+
+class Escaped:
+    """A text stream for libraries that escapes each line and indents continued lines."""
+
+    def __init__(self, inner: TextIO, most: int | None = None) -> None:
+        self.inner = inner
+        self._pending = ""
+        self._left = most
+        self._continued = "" if most is None else _CONTINUED  # Click prints the help to stdout
+
+    def write(self, text: str) -> int:
+        """Print the complete lines of ``text``, and keep the rest until its line ends."""
+        first, *rest = text.split("\n")
+        self._pending += first
+        for index, part in enumerate(rest, 1):
+            self._line()
+            is_last = index == len(rest)
+            self._pending = part if is_last and not part else self._continued + part
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def finish(self) -> None:
+        """Print the kept part of a line."""
+        if self._pending:
+            self._line()
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def _line(self) -> None:
+        line, self._pending = self._pending.rstrip("\r").replace("\t", "    "), ""
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                return
+            if not self._left:
+                line = "… further messages of libraries are not shown"
+        self.inner.write(f"{shown(line, _LIBRARY_CHARACTERS)}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def escaped_libraries() -> Iterator[None]:
+    """Escape everything that is printed while the body runs, except by `echo`, `show` and `document`."""
+    before = sys.stdout, sys.stderr
+    streams = Escaped(sys.stdout), Escaped(sys.stderr, _LIBRARY_LINES)
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in streams:
+            with suppress(OSError, ValueError):  # the reader closed the pipe
+                stream.finish()
+
+
+def own(*, err: bool = False) -> TextIO:
+    """Return the real stream, for a progress bar."""
+    stream = sys.stderr if err else sys.stdout
+    return stream.inner if isinstance(stream, Escaped) else stream
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
+    """Print ``text``, which may hold colours. Escape other control sequences and commands of CI runners."""
+    click.echo(_harmless(text), file=own(err=err), nl=nl, color=color)
+
+
+def show(text: str, *, err: bool = False) -> None:
+    """Print the first `MAX_LINES` lines of a report on one model."""
+    echo(shortened(text), err=err)
+
+
+def shortened(text: str, most: int = MAX_LINES) -> str:
+    """Return the first ``most`` lines of a report, and how many lines follow."""
+    lines = text.split("\n")
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"… and {len(lines) - most + 1:,} more lines (use --json for all)"]
+    return "\n".join(line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…" for line in lines)
+
+
+def document(text: str) -> None:
+    """Print a JSON document in ASCII."""
+    # A CI runner executes `##[` anywhere in a line. Only strings hold a `#`.
+    click.echo(text.replace("##", "#\\u0023"), file=own())
+
+
+def formatted(text: str) -> None:
+    """Print a result that its format has escaped: workflow commands, SARIF, JUnit, Markdown."""
+    click.echo(text, file=own())
+
+
+def _harmless(text: str) -> str:
+    return "\n".join(map(_harmless_line, text.split("\n")))
+
+
+def _harmless_line(line: str) -> str:
+    parts = re.split(_ANSI_STYLE, line) if "\x1b" in line else [line]
+    texts = [shown(part, len(part)) for part in parts[::2]]
+    # Two harmless parts may become a command when the colour between them is removed.
+    if shown("".join(texts), len(line) * 10) != "".join(texts):
+        return shown("".join(texts), len(line) * 10)
+    parts[::2] = texts
+    return "".join(parts)
+
+
+# The options of the screen: `-q`, `-v` and `--color`.
+
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 
@@ -112,3 +247,167 @@ def timed(step: str) -> Iterator[None]:
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         echo(f"{step}: {time.monotonic() - start:.2f} s, peak memory {size(peak)}", err=True)
+
+
+# Progress bars on a terminal: bytes, rate and time left. rich is imported only after `PATIENCE` seconds.
+
+
+Tick = Callable[[int, int], None]
+"""``tick(done, total)``."""
+
+PATIENCE = 0.5
+"""Seconds of work before a bar appears."""
+_REFRESH = 0.1
+
+
+@contextmanager
+def byte_progress(label: str) -> Iterator[Tick]:
+    """Yield ``tick(bytes done, total bytes)``."""
+    with _bar(label, _byte_columns) as bar:
+        yield bar.update
+
+
+@contextmanager
+def count_progress(label: str) -> Iterator[Tick]:
+    """Yield ``tick(items done, total items)``."""
+    with _bar(label, _count_columns) as bar:
+        yield bar.update
+
+
+@contextmanager
+def rate_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield ``tick(rates, items done, total items)``, which shows the rates before the bar."""
+    with _bar(label, _count_columns) as bar:
+
+        def tick(rates: str, done: int, total: int) -> None:
+            bar.rename(f"{label}: {rates}")
+            bar.update(done, total)
+
+        yield tick
+
+
+@contextmanager
+def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield ``stage(name, done, total)``, which shows the name of the current step."""
+    with _bar(label, _stage_columns) as bar:
+
+        def stage(name: str, done: int, total: int) -> None:
+            bar.show(f"{label}: {name}")
+            bar.update(done, total)
+
+        yield stage
+
+
+class _Bar:
+    """A bar that appears after `PATIENCE` seconds, or at once if it names a stage."""
+
+    def __init__(self, label: str, columns: Callable[[], list[ProgressColumn]]) -> None:
+        self._label = label
+        self._columns = columns
+        self._started = time.monotonic()
+        self._drawn = 0.0
+        self._progress: Progress | None = None
+
+    def update(self, done: int, total: int) -> None:
+        """Draw ``done`` of ``total``, at most ten times a second."""
+        now = time.monotonic()
+        finished = done >= total
+        if now - self._started < PATIENCE or (now - self._drawn < _REFRESH and not finished):
+            return
+        self._drawn = now
+        self._draw(done, max(total, 1))
+
+    def show(self, label: str) -> None:
+        """Change the label and draw at once."""
+        self._label = label
+        self._started = float("-inf")
+        self._drawn = 0.0
+
+    def rename(self, label: str) -> None:
+        """Change the label for the next time that the bar is drawn."""
+        self._label = label
+
+    def _draw(self, done: int, total: int) -> None:
+        if self._progress is None:
+            self._progress = _rich_progress(self._columns())
+            self._progress.start()
+            self._progress.add_task(self._label, total=total)
+        task = self._progress.task_ids[0]
+        self._progress.update(task, description=self._label, completed=done, total=total)
+        self._progress.refresh()
+
+    def stop(self) -> None:
+        """Remove the bar from the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class _Hidden(_Bar):
+    """A bar that draws nothing, because stderr is not a terminal or `-q` is given."""
+
+    def _draw(self, done: int, total: int) -> None:
+        return
+
+
+@contextmanager
+def _bar(label: str, columns: Callable[[], list[ProgressColumn]]) -> Iterator[_Bar]:
+    shows = sys.stderr.isatty() and not is_quiet()
+    bar = (_Bar if shows else _Hidden)(label, columns)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+def _rich_progress(columns: list[ProgressColumn]) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # No refresh thread: a fork or a signal during a draw would leave its lock held.
+    return Progress(*columns, console=Console(file=own(err=True)), auto_refresh=False, transient=True)
+
+
+def _text_column() -> ProgressColumn:
+    from rich.progress import TextColumn
+
+    return TextColumn("{task.description}", markup=False)
+
+
+def _byte_columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return [_text_column(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), _left()]
+
+
+def _count_columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+    return [_text_column(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), _left()]
+
+
+def _stage_columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, TimeElapsedColumn
+
+    return [_text_column(), BarColumn(), TimeElapsedColumn()]
+
+
+def _left() -> ProgressColumn:
+    from rich.progress import TextColumn
+
+    return TextColumn("left", markup=False)
+
+
+def fetched_line(fetched: Fetched) -> str:
+    """Return a line such as ``fetched 128 kB in 6 requests``."""
+    return f"fetched {size(fetched.bytes)} in {count(fetched.requests, 'request')}"
+
+
+@contextmanager
+def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a progress bar of the headers that are fetched, for a remote model and on a terminal."""
+    if not is_remote(model) or not sys.stderr.isatty():
+        yield None
+        return
+
+    with count_progress("headers") as tick:
+        yield tick

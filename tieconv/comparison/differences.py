@@ -28,7 +28,7 @@ from tieconv.comparison.pair import Pair, Relations, Source, of_side
 from tieconv.inspection.quantised.survey_quantised import Table, relate_tables
 from tieconv.inspection.view_reader import is_costly
 from tieconv.sources.digest import same_hash
-from tieconv.sources.local.files import open_regular
+from tieconv.sources.local import open_regular
 from tieconv.text import count, shown, size
 
 # Compare two configs value by value, and classify each difference.

@@ -23,14 +23,14 @@ from tieconv.execute.remote_files import Part, RemoteFile, published, remote_fil
 from tieconv.execute.target import check_contents, is_file, linked_names, stale
 from tieconv.execute.verify import check_promises
 from tieconv.sources.objects import ObjectPath
-from tieconv.sources.objects.object_source import CopyUnsupportedError, open_model, require_copier
+from tieconv.sources.objects.source import CopyUnsupportedError, open_model, require_copier
 from tieconv.text import count, shown
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
-    from tieconv.sources.objects.object_files import ObjectFiles, StoredObject
-    from tieconv.sources.objects.object_writer import ObjectWriter
+    from tieconv.sources.objects.client import ObjectFiles, StoredObject
     from tieconv.sources.objects.s3_copy import S3Copier
+    from tieconv.sources.objects.writer import ObjectWriter
 
 
 T = TypeVar("T")
@@ -223,11 +223,11 @@ def documents(plan: Plan, read: Callable[[str], bytes]) -> dict[str, bytes]:
 def writer_of(out: str) -> ObjectWriter:
     """Return the writer of a prefix. Raises `MissingPackageError` without the packages of object stores."""
     from tieconv.sources.objects import parse
-    from tieconv.sources.objects.object_source import require
+    from tieconv.sources.objects.source import require
 
     path: ObjectPath = parse(out)
     require()
-    from tieconv.sources.objects.object_writer import ObjectWriter
+    from tieconv.sources.objects.writer import ObjectWriter
 
     return ObjectWriter(path)
 

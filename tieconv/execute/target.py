@@ -23,8 +23,7 @@ from tieconv.formats import GRAPH_SUFFIX
 from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch import SUFFIXES
-from tieconv.sources.local.files import file_state, open_regular
-from tieconv.sources.local.links import in_hub_cache, in_hub_store
+from tieconv.sources.local import file_state, in_hub_cache, in_hub_store, open_regular
 from tieconv.text import shown
 
 _STAGING = re.compile(r"\.[^/]+\.tieconv-staging(/|$)")

@@ -43,7 +43,7 @@ from tieconv.formats.torch.state_dict import torch_metadata
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
 from tieconv.sources.digest import damaged
-from tieconv.sources.local.files import FileSet, open_files, open_regular
+from tieconv.sources.local import FileSet, open_files, open_regular
 from tieconv.text import shown
 
 

@@ -45,7 +45,7 @@ from tieconv.execute.target import Target
 from tieconv.execute.tree import writing
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.view_reader import stream
-from tieconv.sources.local.files import FileSet, file_state, open_files, open_regular
+from tieconv.sources.local import FileSet, file_state, open_files, open_regular
 from tieconv.sources.strided import StridedRange, dense, gather
 from tieconv.text import count, shown
 

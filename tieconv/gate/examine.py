@@ -1,27 +1,101 @@
-"""Inspect models one by one and judge their findings by the policy."""
+"""Inspect models one by one, keep them in a run file, and judge their findings by the policy."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.errors import DestinationError, RefusedError, TieconvError
-from tieconv.gate.discover import is_weight
+from tieconv.formats.strict_json import line_of, parse_line
+from tieconv.gate.model_sources import is_weight
 from tieconv.gate.policy import Policy
-from tieconv.gate.run_file import RunFile
-from tieconv.gate.work.jobs import each
-from tieconv.gate.work.workers import Workers
+from tieconv.gate.workers import Workers, each
+from tieconv.reporters.ci.check_json import report_of as parsed_report
 from tieconv.sources import is_object
+from tieconv.sources.user_files import LineFile, place_of
 from tieconv.text import shown
+from tieconv.version import VERSION
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+
+# Read and write the file of a run over many models. Each finished model is one line, so a later run can resume.
+
+
+RUN_SCHEMA = "tieconv.run/1"
+
+
+class RunFile:
+    """The results of an earlier run by the model's source, to which this run adds its own.
+
+    ``asked`` holds the options of the run; results of a run with other options do not count. Models that could not be
+    read are tried again.
+    """
+
+    def __init__(self, path: str, asked: Mapping[str, object]) -> None:
+        self._file = LineFile(path, RUN_SCHEMA)
+        self._asked = {"tieconv": VERSION, **asked}
+        self.known: dict[str, CheckedModel] = {}
+        for model in self._file.read(self._parsed):
+            if model is not None:
+                self.known[model.source] = model
+
+    def _parsed(self, line: bytes) -> CheckedModel | None:
+        entry = parse_line(line, RUN_SCHEMA)
+        model = model_of(entry)
+        return model if entry.get("asked") == self._asked and model.failure is None else None
+
+    def add(self, model: CheckedModel) -> None:
+        """Append a model after the existing lines. Raises `DestinationError`."""
+        self._file.append(line_of(entry_of(model, self._asked), RUN_SCHEMA))
+
+
+def entry_of(model: CheckedModel, asked: Mapping[str, object], **listed: object) -> dict[str, object]:
+    """Return the object of a model's line. ``listed`` are more keys of a run over a fleet."""
+    return {
+        "asked": asked,
+        **listed,
+        "report": CheckReport((model,), Level.WARNING).to_dict(),
+        "actions": [_action_of(entry) for entry in model.findings],
+    }
+
+
+def model_of(entry: Mapping[str, Any]) -> CheckedModel:
+    """Return the model of a line's object. Raises one of `MALFORMED` for others."""
+    [model] = parsed_report(entry["report"]).models
+    return _with_actions(model, entry["actions"])
+
+
+def _action_of(entry: CheckedFinding) -> list[object] | None:
+    """Return the remedy as data: the report leaves it out, but the summary counts it."""
+    action = entry.finding.remedy.action if entry.finding.remedy else None
+    return [action.verb, action.source, [list(option) for option in action.options]] if action else None
+
+
+def _with_actions(model: CheckedModel, actions: list[Any]) -> CheckedModel:
+    """Return ``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
+    findings = (_with_action(entry, action) for entry, action in zip(model.findings, actions, strict=True))
+    return replace(model, findings=tuple(findings))
+
+
+def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFinding:
+    remedy = entry.finding.remedy
+    if recorded is None or remedy is None:
+        return entry
+    verb, source, options = recorded
+    action = Action(str(verb), str(source), tuple((str(flag), str(value)) for flag, value in options))
+    return replace(entry, finding=replace(entry.finding, remedy=replace(remedy, action=action)))
+
+
+# Inspect models one by one and judge their findings by the policy.
+
 
 Inspect = Callable[[str], Inspection]
 _BUG = "this is a bug in tieconv: report it with the output of tieconv inspect --traceback"
@@ -132,14 +206,6 @@ def by_place(paths: Iterable[str]) -> dict[str, str]:
     for path in paths:
         places.setdefault(place_of(path), path)
     return places
-
-
-def place_of(path: str) -> str:
-    """Return the absolute path with resolved parent directories. Patterns and baselines use this form."""
-    if "://" in path:
-        return path
-    parent, name = os.path.split(os.path.abspath(path))
-    return os.path.join(os.path.realpath(parent), name)
 
 
 def outputs(places: dict[str, str], out: str) -> Iterator[str]:

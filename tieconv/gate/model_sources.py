@@ -8,18 +8,143 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from glob import glob, has_magic
 from itertools import islice
 from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError, UnreadableError
-from tieconv.gate.discover import is_weight, models_of
-from tieconv.gate.policy import matches
+from tieconv.formats.gguf import models_among
+from tieconv.gate.settings import matches
 from tieconv.sources import is_hub, is_object
-from tieconv.sources.hub.repo_path import is_pattern
-from tieconv.sources.objects.object_source import is_prefix
+from tieconv.sources.hub import is_pattern
+from tieconv.sources.objects.source import is_prefix
 from tieconv.sources.user_files import read_text
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
+
+# Find the models below a directory, and the models that match a pattern.
+
+
+_WEIGHTS = re.compile(
+    r".*\.(safetensors|gguf|onnx|distcp)|(pytorch_model|adapter_model).*\.bin|consolidated.*\.pth"
+    r"|.*\.(safetensors|bin)\.index\.json",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Names of files that make a directory a model. Other `.pt` and `.bin` files may hold anything."""
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a file with this name makes its directory a model."""
+    return _WEIGHTS.fullmatch(name) is not None
+
+
+MOST = 100_000
+"""Most directories that one argument may have below it."""
+
+
+def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
+    """Return the models that an argument of `check` selects.
+
+    A pattern selects the models that match it. A directory with weights selects itself; one without weights selects the
+    models below it. With ``recursive``, a directory with weights also selects the models below it. Hidden directories,
+    virtual environments and symlinks to directories are skipped. A directory with several GGUF models selects each
+    file.
+
+    Raises `UnreadableError` if a pattern matches no model, or if a directory has too many subdirectories.
+    """
+    if has_magic(source) and not os.path.lexists(source):
+        return tuple(model for path in _matching_pattern(source) for model in _each_gguf(path))
+    if not os.path.isdir(source):
+        return (source,)
+    if not recursive and _holds_weights(source) and not _is_collection(source):
+        return _each_gguf(source)
+    below = tuple(model for directory in _below(source) for model in (*_each_gguf(directory), *_graphs(directory)))
+    return below or (source,)
+
+
+def _each_gguf(path: str) -> tuple[str, ...]:
+    """Return each GGUF model of a directory that holds several, as releases do, else the path.
+
+    The directory itself comes first if it also holds a model in another format.
+    """
+    names = _names(path) if os.path.isdir(path) else []
+    models = models_among(names)
+    if len(models) < 2:
+        return (path,)
+    whole = any(is_weight(name) and not name.endswith(".gguf") for name in names)
+    return (*((path,) if whole else ()), *(os.path.join(path, name) for name in models))
+
+
+def _graphs(directory: str) -> tuple[str, ...]:
+    """Return the graphs in a directory whose model is in another format."""
+    weights = [name for name in _names(directory) if is_weight(name)]
+    graphs = [name for name in weights if name.endswith(".onnx")]
+    return tuple(os.path.join(directory, name) for name in graphs) if len(graphs) < len(weights) else ()
+
+
+def _is_collection(directory: str) -> bool:
+    """Return whether all weights in a directory are loose GGUF files or graphs, which are models beside those below.
+
+    A config beside them means that they are one model.
+    """
+    names = _names(directory)
+    return "config.json" not in names and all(
+        name.lower().endswith((".gguf", ".onnx")) for name in names if is_weight(name)
+    )
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []  # inspecting the directory reports why it cannot be listed
+
+
+def _matching_pattern(pattern: str) -> tuple[str, ...]:
+    paths = (path for path in glob(pattern, recursive=True) if os.path.isdir(path) or is_weight(path))
+    matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
+    directories = {path for path in matches if os.path.isdir(path)}
+    matches = [path for path in matches if os.path.dirname(path) not in directories or path in directories]
+    if not matches:
+        raise UnreadableError(
+            f"no model matches {shown(pattern)}",
+            f"look below a directory with: tieconv check --recursive {shell_word(os.path.dirname(pattern) or '.')}",
+            "path.pattern",
+        )
+    return tuple(matches)
+
+
+def _below(root: str) -> Iterator[str]:
+    """Yield the directories under ``root``, itself included, that hold weights or cannot be listed."""
+    closed: list[OSError] = []
+    for number, (directory, subdirectories, files) in enumerate(os.walk(root, onerror=closed.append)):
+        if number > MOST:
+            raise UnreadableError(
+                f"{shown(root)} holds more than {MOST:,} directories", "name a directory of models", "path.too-large"
+            )
+        subdirectories[:] = sorted(name for name in subdirectories if not _is_skipped(os.path.join(directory, name)))
+        if any(map(is_weight, files)):
+            yield os.path.normpath(directory)
+    yield from (os.path.normpath(error.filename) for error in closed)  # inspecting it reports why
+
+
+def _is_skipped(directory: str) -> bool:
+    """Return whether the search skips a directory: hidden, a cache, a virtual environment or a symlink."""
+    name = os.path.basename(directory)
+    hidden = name.startswith(".") or name in ("__pycache__", "node_modules")
+    return hidden or os.path.islink(directory) or os.path.lexists(os.path.join(directory, "pyvenv.cfg"))
+
+
+def _holds_weights(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(is_weight(entry.name) for entry in entries)
+    except OSError:
+        return True  # inspecting the directory reports why it cannot be listed
+
+
+# Turn the arguments of `check` into models: patterns, prefixes, directories, and filters by name and age.
+
 
 Dated = tuple[str, float | None]
 """A model, and when it was changed (seconds since 1970), if the listing says so."""
@@ -105,7 +230,7 @@ def chosen_models(sources: Iterable[str], choice: Choice) -> tuple[str, ...]:
 
 def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
     if is_pattern(source):
-        from tieconv.sources.hub.owner_models import expand
+        from tieconv.sources.hub.source import expand
 
         limit = None if choice.filters else choice.limit
         return expand(source, choice.task, limit, dated=choice.newer_than is not None)
@@ -118,7 +243,7 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
 
 def _below_prefix(source: str, recursive: bool) -> tuple[Dated, ...]:
     """Return the models below a prefix. As for a directory, a prefix with weights is one model unless ``recursive``."""
-    from tieconv.sources.objects.object_source import directories, fixed_part
+    from tieconv.sources.objects.source import directories, fixed_part
 
     root = fixed_part(source)
     models = directories(root, is_weight)
@@ -161,7 +286,7 @@ def modified(source: str) -> float:
         if is_object(source):
             return _modified_object(source)
         if is_hub(source):
-            from tieconv.sources.hub.owner_models import modified_on_hub
+            from tieconv.sources.hub.source import modified_on_hub
 
             return modified_on_hub(source)
     except UnreadableError:
@@ -170,7 +295,7 @@ def modified(source: str) -> float:
 
 
 def _modified_object(source: str) -> float:
-    from tieconv.sources.objects.object_source import open_model
+    from tieconv.sources.objects.source import open_model
 
     with open_model(source) as (_, files, _):
         return max(stored.modified for stored in files.listed.stored.values())

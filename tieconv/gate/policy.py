@@ -2,22 +2,123 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Waiver
 from tieconv.checkpoint.value_type import record
-from tieconv.gate import baseline as baselines
-from tieconv.gate.baseline import Baseline, Entry
-from tieconv.gate.rule_selection import Selection, longest
-from tieconv.gate.settings import ModelIgnore, Settings
+from tieconv.errors import MALFORMED, SettingsError
+from tieconv.formats.strict_json import parse_json
+from tieconv.gate.model_sources import is_weight
+from tieconv.gate.settings import (
+    ALL,
+    OWN,
+    SHARED,
+    ModelIgnore,
+    Selection,
+    Settings,
+    longest,
+    matches,
+    parse_settings,
+    selectors,
+)
+from tieconv.sources import is_remote
+from tieconv.sources.user_files import read_text, upward
 from tieconv.text import count, shell_word, shown
+
+# Read and write baselines: findings that existed when the gate was introduced do not count, new ones do.
+
+
+SCHEMA = "tieconv.baseline/1"
+MAX_SIZE = 16 << 20
+"""Largest baseline in bytes: more than 50,000 findings."""
+_DEPTHS = tuple(Depth)
+
+
+@record
+class Entry:
+    """One known finding. ``model`` is relative to the baseline file. Numbers in the message are not compared."""
+
+    model: str
+    rule: str
+    file: str
+    tensors: tuple[str, ...]
+
+
+@record
+class Baseline:
+    """The entries of the file at ``path``, and the depth at which they were found."""
+
+    path: str
+    depth: Depth
+    entries: tuple[Entry, ...]
+
+    def relative(self, model: str) -> str:
+        """Return how the file writes the model at the absolute path ``model``."""
+        return relative(model, self.path)
+
+    def of(self, source: str) -> Counter[Entry]:
+        """Return the entries of one model. An entry that is listed twice covers two findings."""
+        model = self.relative(source)
+        return Counter(entry for entry in self.entries if entry.model == model)
+
+
+def relative(model: str, path: str) -> str:
+    """Return how the baseline file at ``path`` writes the model at the absolute path ``model``."""
+    if "://" in model:
+        return model
+    return os.path.relpath(model, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
+
+
+def entry_of(model: str, finding: CheckedFinding) -> Entry:
+    """Return the baseline entry of a finding."""
+    return Entry(model, finding.finding.rule, finding.file, tuple(sorted(finding.finding.tensors)))
+
+
+def covers(now: Depth, then: Depth) -> bool:
+    """Return whether ``now`` reads at least as much as ``then``. If so, a finding that is missing is fixed."""
+    return _DEPTHS.index(now) >= _DEPTHS.index(then)
+
+
+def render_baseline(depth: Depth, entries: Iterable[Entry]) -> str:
+    """Return the text of the file. Entries are sorted, so a text diff shows only what changed."""
+    ordered = sorted(entries, key=lambda entry: (entry.model, entry.rule, entry.file, entry.tensors))
+    document = {"schema": SCHEMA, "depth": str(depth), "entries": [asdict(entry) for entry in ordered]}
+    return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
+
+
+def parse_baseline(text: str, path: str) -> Baseline:
+    """Return the baseline in ``text``. Raises `SettingsError` if it is not a baseline."""
+    try:
+        document: Any = parse_json(text.encode(), MAX_SIZE)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {document['schema']}")
+        return Baseline(path, Depth(document["depth"]), tuple(map(_entry, document["entries"])))
+    except MALFORMED as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise SettingsError(
+            f"{shown(path)} is not a {SCHEMA} file: {shown(reason)}",
+            "write one with --write-baseline FILE",
+            "baseline.malformed",
+        ) from error
+
+
+def _entry(value: dict[str, object]) -> Entry:
+    model, rule, file, tensors = (value[key] for key in ("model", "rule", "file", "tensors"))
+    if not isinstance(tensors, list) or not all(isinstance(text, str) for text in (model, rule, file, *tensors)):
+        raise ValueError("an entry has a value of the wrong type")
+    return Entry(str(model), str(rule), str(file), tuple(tensors))
+
+
+# Decide what counts: apply selection, settings and baseline to the findings of models.
 
 
 @record
@@ -53,7 +154,7 @@ class Policy:
     def _known(self, entry: CheckedFinding, location: str, known: Counter[Entry]) -> Waiver | None:
         if self.baseline is None:
             return None
-        key = baselines.entry_of(self.baseline.relative(location), entry)
+        key = entry_of(self.baseline.relative(location), entry)
         if not known[key]:
             return None
         known[key] -= 1
@@ -105,7 +206,7 @@ class Policy:
 
     def _could_run(self, selector: str) -> bool:
         """Return whether a rule that the selector covers runs. If none runs, an unused entry proves nothing."""
-        from tieconv.gate.rule_selection import rules
+        from tieconv.gate.settings import rules
 
         codes = [rule.code for rule in rules() if longest((selector,), rule.code)]
         return any(self._looked_for(code) for code in codes)
@@ -114,11 +215,11 @@ class Policy:
         return self.selection.runs(code) and (self.consumers is not None or not code.startswith("CON"))
 
     def _fixed(self, location: str, model: CheckedModel) -> int:
-        if self.baseline is None or not baselines.covers(self.depth, self.baseline.depth):
+        if self.baseline is None or not covers(self.depth, self.baseline.depth):
             return 0
         name = self.baseline.relative(location)
         known = Counter(entry for entry in self.baseline.of(location).elements() if self._looked_for(entry.rule))
-        return (known - Counter(baselines.entry_of(name, entry) for entry in model.findings)).total()
+        return (known - Counter(entry_of(name, entry) for entry in model.findings)).total()
 
     def debt(self, models: Mapping[str, CheckedModel], path: str, old: Baseline | None) -> str:
         """Return the text of a baseline at ``path``: findings that count, or that a baseline waived.
@@ -126,9 +227,9 @@ class Policy:
         It keeps entries of ``old``, the file's former content, that this run could not confirm as fixed. These are
         entries of other models, of rules that did not run, and of a deeper inspection.
         """
-        names = {location: baselines.relative(location, path) for location in models}
+        names = {location: relative(location, path) for location in models}
         now = Counter(
-            baselines.entry_of(names[location], entry)
+            entry_of(names[location], entry)
             for location, model in models.items()
             for entry in model.findings
             if entry.waiver is None or entry.waiver.by == "baseline"
@@ -136,7 +237,7 @@ class Policy:
         kept_entries: Counter[Entry] = Counter()
         depth = self.depth
         if old is not None:
-            deeper = not baselines.covers(depth, old.depth)
+            deeper = not covers(depth, old.depth)
             depth = old.depth if deeper else depth
             checked = set(names.values())
             kept_entries.update(
@@ -144,7 +245,7 @@ class Policy:
                 for entry in old.entries
                 if deeper or entry.model not in checked or not self._looked_for(entry.rule)
             )
-        return baselines.render(depth, (kept_entries | now).elements())
+        return render_baseline(depth, (kept_entries | now).elements())
 
 
 def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
@@ -160,33 +261,138 @@ def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
         yield f"{count(sum(left), 'tensor')}{where} were not compared with each other: --depth full compares them"
 
 
-def matches(pattern: str, path: str, base: str) -> bool:
-    """Return whether ``pattern`` matches the absolute ``path`` or a directory above it.
+# Make a policy from the command's options, the settings file and the baseline.
 
-    A relative pattern starts at the directory ``base``.
+
+_SETTINGS_LIMIT = 1 << 20
+DEFAULT_LEVEL = Level.WARNING
+
+
+_MODEL_FILES = frozenset(
+    (
+        "config.json",
+        "adapter_config.json",
+        "generation_config.json",
+        "model_index.json",
+        "modules.json",
+        "params.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "trainer_state.json",
+    )
+)
+"""Documents that mark a directory as a model, also if its weights are in subdirectories."""
+_PARTS = re.compile(
+    r"(checkpoint|step|epoch|iter|global_step|version)[-_]?\d.*|onnx|gguf|original|openvino", re.IGNORECASE
+)
+"""Names of directories that belong to the model above them: checkpoints of a run, and exports."""
+
+
+def find_settings(models: Iterable[str], start: str | None = None) -> Settings:
+    """Return the nearest settings from ``start`` (the working directory) up to the root of its repository.
+
+    Outside a repository only ``start`` counts: anyone may write to a directory above it, such as `/tmp`. The search
+    passes over a settings file that may have come with a model. Such a file is inside a checked model, or in or below a
+    directory with model files. A model must not set the rules for a check.
     """
-    if "://" not in path:
-        if os.path.isabs(pattern):
-            pattern = os.path.normpath(pattern)
-        else:
-            path = os.path.relpath(path, base)
-            pattern = os.path.normpath(pattern)
-    return _compiled(pattern).match(path) is not None
+    roots = {root for model in models if not is_remote(model) for root in _model_roots(model)}
+    directories = [*upward(os.path.realpath(start or os.getcwd()))]
+    root = next((number for number, directory in enumerate(directories) if _is_repository(directory)), None)
+    directories = directories if root is None else directories[: root + 1]
+    skipped = []
+    for number, directory in enumerate(directories):
+        for name in (OWN, SHARED):
+            path = os.path.join(directory, name)
+            if not os.path.lexists(path):
+                continue
+            from_model = _is_model(directory, loose=True) or any(map(_is_model, directories[number + 1 :]))
+            if from_model or not roots.isdisjoint(upward(directory)):
+                if name == OWN or _read_or_none(path) is not None:
+                    skipped.append(path)
+                continue
+            settings = _read_settings(path) if root is not None or number == 0 else None
+            if settings is not None:
+                return replace(settings, ignored_files=tuple(skipped))
+    return Settings(ignored_files=tuple(skipped))
 
 
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(f"(?s:{''.join(map(_piece, _TOKENS.findall(pattern)))})(?:/|\\Z)")
+def _is_repository(directory: str) -> bool:
+    """Return whether a directory holds `.git`, and only its owner or group could have put it there."""
+    return os.path.lexists(os.path.join(directory, ".git")) and not os.stat(directory).st_mode & stat.S_IWOTH
 
 
-_TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|[\s\S]")
+def _model_roots(model: str) -> Iterator[str]:
+    """Yield the directory of a model, and each directory above it that the model is a part of."""
+    path = os.path.realpath(model)
+    directory = path if os.path.isdir(path) else os.path.dirname(path)
+    yield directory
+    for above in upward(os.path.dirname(directory)):
+        if not _PARTS.fullmatch(os.path.basename(directory)) and not _is_model(above):
+            return
+        yield above
+        directory = above
 
 
-def _piece(token: str) -> str:
-    simple = {"**/": "(?:[^/]*/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    if token in simple:
-        return simple[token]
-    if len(token) > 1:
-        inside = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]")
-        return f"(?!/)[{'^' + inside[1:] if inside.startswith('!') else inside.replace('^', chr(92) + '^', 1)}]"
-    return re.escape(token)
+def _is_model(directory: str, *, loose: bool = False) -> bool:
+    """Return whether a directory holds a model's documents and, unless ``loose``, its weights."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return True  # nothing says that it is not one
+    documents, weights = not _MODEL_FILES.isdisjoint(names), any(map(is_weight, names))
+    return (documents or weights) if loose else (documents and weights)
+
+
+def _read_or_none(path: str) -> Settings | None:
+    """Return the settings of a file that is passed over. Its mistakes do not matter."""
+    try:
+        return _read_settings(path)
+    except SettingsError:
+        return Settings(path)
+
+
+def load_settings(path: str) -> Settings:
+    """Return the settings in the file at ``path``. Raises `SettingsError`."""
+    settings = _read_settings(path)
+    if settings is None:
+        raise SettingsError(f"{shown(path)} has no [tool.tieconv]", "add the section, or give another file")
+    return settings
+
+
+def _read_settings(path: str) -> Settings | None:
+    return parse_settings(read_text(path, _SETTINGS_LIMIT), path)
+
+
+def load_baseline(path: str) -> Baseline:
+    """Return the baseline in the file at ``path``. Raises `SettingsError`."""
+    return parse_baseline(read_text(path, MAX_SIZE), path)
+
+
+def make_policy(
+    settings: Settings,
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: str | None = None,
+    depth: str | None = None,
+    consumers: str | None = None,
+    baseline: str | None = None,
+    without_baseline: bool = False,
+) -> Policy:
+    """Return the policy. An option overrides its setting, but ``ignore`` adds to the ignored rules.
+
+    ``without_baseline`` skips the baseline that the settings give.
+    """
+    chosen = selectors(select, "--select") or settings.select or (ALL,)
+    ignored = (*settings.ignore, *selectors(ignore, "--ignore"))
+    path = baseline
+    if path is None and settings.baseline and not without_baseline:
+        path = os.path.join(settings.folder, settings.baseline)
+    return Policy(
+        selection=Selection(chosen, ignored),
+        settings=settings,
+        fail_on=Level(fail_on) if fail_on else settings.fail_on or DEFAULT_LEVEL,
+        depth=Depth(depth) if depth else settings.depth or Depth.CANDIDATES,
+        consumers=consumers or settings.consumers,
+        baseline=load_baseline(path) if path else None,
+    )

@@ -34,7 +34,7 @@ from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
 from tieconv.formats.onnx.scopes import label
 from tieconv.onnx.graph_model import has_onnxruntime
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.sources.temporary import PARENT_WATCH
 from tieconv.text import shown
 from tieconv.text import size as bytes_text

@@ -25,7 +25,7 @@ from tieconv.formats.onnx import check_readable, graph_names
 from tieconv.formats.onnx.tensor import External, needed_bytes
 from tieconv.formats.onnx.tensor import byte_range as range_in_file
 from tieconv.install import install_command
-from tieconv.sources.local.files import FileSet
+from tieconv.sources.local import FileSet
 from tieconv.text import shown
 
 LIMIT = 2**31 - 1

@@ -25,7 +25,7 @@ from tieconv.onnx.share.find import MATRIX, Use, integer, is_standard, remove_un
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
 from tieconv.onnx.share.quantised import LOOKUP, heads
 from tieconv.onnx.write.session_proof import prove
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.text import shown
 
 BLOCK = 32

@@ -13,13 +13,13 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from tieconv.errors import MALFORMED, DestinationError, SettingsError
-from tieconv.sources.local.links import in_hub_store
+from tieconv.sources.local import in_hub_store
 from tieconv.text import path_word, shown
 
 LIMIT = 64 << 20
@@ -44,6 +44,14 @@ def upward(start: str) -> Iterator[str]:
         if parent == directory:
             return
         directory = parent
+
+
+def place_of(path: str) -> str:
+    """Return the absolute path with resolved parent directories. Patterns and baselines use this form."""
+    if "://" in path:
+        return path
+    parent, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(parent), name)
 
 
 def read_text(path: str, limit: int = LIMIT, *, links: bool = True) -> str:
@@ -317,3 +325,40 @@ def unwritable(path: str, error: OSError) -> DestinationError:
 
 def _reason(error: OSError) -> str:
     return (error.strerror or "unknown error").lower()
+
+
+def guard_report(path: str, models: Iterable[str]) -> None:
+    """Raise `DestinationError` if a report would replace a file of a model."""
+    resolved = place_of(path)
+    for model in models:
+        root = place_of(model)
+        if os.path.isfile(resolved) and (resolved == root or resolved.startswith(os.path.join(root, ""))):
+            raise DestinationError(
+                f"{shown(path)} is a file of the model {shown(model)}",
+                "write the report to another path",
+                "out.in-model",
+            )
+
+
+def write_reports(directory: str, reports: dict[str, str], model: str) -> None:
+    """Write reports by name into ``directory``, which is made if it does not exist.
+
+    Raises `DestinationError` if that fails, and before a file of ``model`` would be replaced.
+    """
+    paths = {os.path.join(directory, name): text for name, text in reports.items()}
+    for path in paths:
+        guard_report(path, [model])
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise unwritable(directory, error) from error
+    for path, text in paths.items():
+        write_report(path, text)
+
+
+def write_report(path: str, report: str | bytes) -> None:
+    """Write a report to ``path``. Raises `TieconvError` if that fails."""
+    if isinstance(report, bytes):
+        write_bytes(path, report)
+    else:
+        write_text(path, report)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+import tieconv as api
 from fixtures.onnx_graphs import Graph, embedding
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.graphs import saved
 from tests.checks.fixtures.model import Array, gptq, matrix, weights
-from tieconv import api
 from tieconv.formats.safetensors import read_weight_file
 
 OF_THE_PAIR = ("TIE", "NUM", "VOC", "QNT", "HED", "CON", "STO002")

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import tieconv as api
 from tests.checks import test_levels
 from tests.checks.branches import ties
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.model import matrix, save, weights
-from tieconv import api
 from tieconv.checks import RULES
 
 RECORD = Path(__file__).with_name("expected.json")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tieconv import api
+import tieconv as api
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.execute.write import Writer

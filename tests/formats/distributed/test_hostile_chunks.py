@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tieconv import api
+import tieconv as api
 from tieconv.errors import TieconvError
 
 torch = pytest.importorskip("torch")

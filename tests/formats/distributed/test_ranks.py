@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tieconv import api
+import tieconv as api
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tieconv import api
+import tieconv as api
 from tieconv.errors import UnreadableError
 
 DIRECTORIES = {

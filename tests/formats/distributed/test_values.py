@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tieconv import api
+import tieconv as api
 from tieconv.checkpoint.inspection import State
 from tieconv.opened import opened, tensor_reader
 

@@ -11,7 +11,7 @@ from tests.fuzz.mutate.edits import NAMES, NUMBERS
 from tests.fuzz.mutate.json_tree import ODD, Raw, damaged
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure
-from tieconv.gate.run_file import RUN_SCHEMA, entry_of
+from tieconv.gate.examine import RUN_SCHEMA, entry_of
 from tieconv.version import VERSION
 
 GOOD = {"good/model.safetensors": safetensors(tensors()), "good/config.json": config()}

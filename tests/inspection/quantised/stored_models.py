@@ -15,7 +15,7 @@ from tieconv import inspect
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix, QuantisedTables
 from tieconv.inspection.quantised.row_decoders import QuantisedRows, row_blocks
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 Array = npt.NDArray[Any]
 Tensor = tuple[str, Array]

@@ -11,7 +11,7 @@ from tests.inspection.quantised.stored_models import Array, matrix, tables
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.inspection.quantised.row_decoders import QuantisedRows
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

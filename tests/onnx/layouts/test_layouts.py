@@ -18,7 +18,7 @@ from tests.cli.run import ok, refused
 from tests.onnx.layouts.conftest import Traced
 from tests.onnx.stored import copies
 from tests.slow import fast_only
-from tieconv.api.exports import LAYOUT_NAMES
+from tieconv.api.graphs import LAYOUT_NAMES
 from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.onnx.export import carry_out
 from tieconv.onnx.export.carry_out import share

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
+import tieconv as api
 from tests.cli.run import refused, run
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.sessions import same_bits, session
 from tests.onnx.stored import tensors
-from tieconv import api
 from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.onnx.export.carry_out import share
 from tieconv.onnx.parity.validate import stored_quantised_gates

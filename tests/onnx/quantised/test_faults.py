@@ -12,12 +12,12 @@ import pytest
 from onnx import numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
+import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
 from tests.onnx.quantised import gptq
 from tests.schemas import validate
 from tests.slow import fast_only
-from tieconv import api
 from tieconv.checkpoint.results.parity import Gate, Verdict
 from tieconv.errors import RefusedError
 from tieconv.onnx.parity.quantised_weights import Rounding, round_to_nearest, worst_quotient

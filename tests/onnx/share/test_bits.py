@@ -15,10 +15,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures.onnx_graphs import Graph, build, values
 from tests.conftest import ROOT
 from tests.onnx.sessions import outputs, same_bits, session
-from tieconv import api
 from tieconv.checkpoint.graph_plan import MEASURED_RUNTIMES, RUNTIMES
 from tieconv.onnx.share.find import FUSED_F64
 

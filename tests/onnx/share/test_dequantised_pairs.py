@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from tests.onnx.sessions import SHAPES, outputs, same_bits
-from tieconv import api
 
 V, H = 96, 32
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures.onnx_graphs import Graph, H, V, embedding, turned, values
 from tests.onnx.sessions import outputs, same_bits
 from tests.onnx.stored import tensors
-from tieconv import api
 
 
 def plan(arrays: dict[str, np.ndarray], directory: Path):

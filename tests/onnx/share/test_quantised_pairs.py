@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import tensors
-from tieconv import api
 from tieconv.errors import StalePlanError
 
 V, BLOCK = 96, 32

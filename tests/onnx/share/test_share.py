@@ -11,11 +11,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tieconv as api
 from fixtures.onnx_graphs import BUILDERS, LEFT, SHARED, H, V, build, values
 from tests.cli.run import run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk, operators, tensors
-from tieconv import api
 from tieconv.errors import VerificationError
 from tieconv.onnx.write import session_proof as same_results
 

@@ -47,7 +47,7 @@ from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
 from tieconv.reference import Reference, load, load_config
-from tieconv.sources.local.files import locate
+from tieconv.sources.local import locate
 from tieconv.sources.user_files import new_file
 from tieconv.text import shown
 from tieconv.version import VERSION

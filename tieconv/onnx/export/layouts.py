@@ -19,7 +19,7 @@ from tieconv.formats.strict_json import loads
 from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.quantise import Scheme
 from tieconv.reference import load_config
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.text import shown
 
 

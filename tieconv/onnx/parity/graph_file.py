@@ -13,7 +13,7 @@ from tieconv.errors import UnreadableError
 from tieconv.formats.onnx import check_readable
 from tieconv.formats.onnx.tensor import External, byte_range
 from tieconv.reference.packages import need
-from tieconv.sources.local.files import FileSet, open_files
+from tieconv.sources.local import FileSet, open_files
 from tieconv.text import shown
 
 _PURPOSE = "reading an ONNX graph"

@@ -21,7 +21,7 @@ from tieconv.onnx.parity.graph_forward import GraphModel, as_tensor
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import STORED, Rows, TensorSearch, bits_of, folds
 from tieconv.reference import Batch, Reference
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.text import count
 
 # Compare the row that a graph looks up for every id with the row of the checkpoint.

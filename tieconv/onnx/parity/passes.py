@@ -45,7 +45,7 @@ from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import factors, folds, weight_identity
 from tieconv.reference import Batch, EncoderInput, Reference, load, position_limit
 from tieconv.reference.model import CPU, stored_outside, stored_unread
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.sources.temporary import temporary_directory
 from tieconv.text import shown
 

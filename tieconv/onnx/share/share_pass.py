@@ -28,7 +28,7 @@ from tieconv.onnx.share.find import (
 )
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, Target, becomes_another_node, folded, pattern_of, rounded
 from tieconv.onnx.share.quantised import FUSED, is_fused, share_quantised
-from tieconv.sources.local.files import FileSet
+from tieconv.sources.local import FileSet
 
 _INPUT = "it is an input of the graph, so a caller may replace it"
 _CAST = f"a Cast reads it too, and a session of {RUNTIMES} folds the Cast into a second matrix"

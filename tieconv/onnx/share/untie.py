@@ -21,7 +21,7 @@ from tieconv.onnx.share.find import (
 )
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, replace_node
 from tieconv.onnx.share.share_pass import copied, turned
-from tieconv.sources.local.files import FileSet
+from tieconv.sources.local import FileSet
 
 
 def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:

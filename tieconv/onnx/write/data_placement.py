@@ -14,7 +14,7 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph_model import LIMIT, NEW, GraphFile, is_external, tensor_bytes, tensors
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.text import shown
 
 PAGE = 4096

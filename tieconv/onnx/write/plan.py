@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import onnx
 from onnx_ir.passes import PreconditionError
@@ -25,8 +26,8 @@ from tieconv.onnx.share.untie import untie
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
 from tieconv.onnx.write.write import GraphTarget, Progress, check, data_name, old_data, write
-from tieconv.planned import Verify
-from tieconv.sources.local.files import open_files
+from tieconv.planned import WriteOptions
+from tieconv.sources.local import open_files
 from tieconv.text import shown, size
 
 
@@ -71,44 +72,34 @@ class PlannedGraphs(Printed):
             notes=self.notes,
         )
 
-    def outcome(self) -> GraphOutcome:
+    def outcome(self, out: str | Path | None = None) -> GraphOutcome:
         """Return the plan without executing it."""
         return GraphOutcome(self.plan)
 
-    def check(
-        self,
-        out: str | Path | None = None,
-        *,
-        in_place: bool = False,
-        overwrite: bool = False,
-        hardlink: bool = False,
-        verify: Verify = "full",
-    ) -> None:
+    def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Raise every refusal that is known before writing, as `execute` would."""
-        target = self._target(out, in_place, overwrite, hardlink, verify)
+        target = self._target(out, **options)
         if not self._is_done(target):
             check(target, self._target_store(target))
 
-    def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
-        """Remove what a killed run left beside ``out``, so that `check` does not refuse it."""
-        sweep(self._target(out, in_place, False, False, "full").final)
+    def clear(self, out: str | Path | None = None, *, in_place: bool = False, resume: bool = False) -> None:
+        """Remove what a killed run left beside ``out``, so that `check` does not refuse it. Graphs are not resumed."""
+        sweep(self._target(out, in_place=in_place).final)
+
+    def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
+        """Return whether writing replaces a whole directory, as of `PlannedWrite`."""
+        target = self._target(out, in_place=in_place)
+        return not target.is_file and not self._is_done(target) and target.final.is_dir()
 
     def execute(
-        self,
-        out: str | Path | None = None,
-        *,
-        in_place: bool = False,
-        overwrite: bool = False,
-        hardlink: bool = False,
-        verify: Verify = "full",
-        progress: Progress | None = None,
+        self, out: str | Path | None = None, *, progress: Progress | None = None, **options: Unpack[WriteOptions]
     ) -> GraphOutcome:
         """Write to ``out``, or over the source with ``in_place``. Verify the bytes, the content and a session.
 
         The result is renamed only after that. If anything fails, raises a `TieconvError`, the source is unchanged, and
         ``out`` is absent or old.
         """
-        target = self._target(out, in_place, overwrite, hardlink, verify)
+        target = self._target(out, **options)
         lone = self._lone(target)
         if self._is_done(target):
             sweep(target.final)  # files of a run that was killed after the rename
@@ -146,11 +137,9 @@ class PlannedGraphs(Printed):
                     file, [matrix for matrix in self.matrices if matrix.graph == file.name and matrix.done]
                 )
 
-    def _target(
-        self, out: str | Path | None, in_place: bool, overwrite: bool, hardlink: bool, verify: Verify
-    ) -> GraphTarget:
-        path = Path(self.listing.source if in_place or out is None else out)
-        return GraphTarget(self.listing, self.states, Target(path, in_place, overwrite, hardlink, verify))
+    def _target(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> GraphTarget:
+        path = Path(self.listing.source if options.get("in_place") or out is None else out)
+        return GraphTarget(self.listing, self.states, Target(path, **options))
 
     def _lone(self, target: GraphTarget) -> str | None:
         return target.final.name if target.is_file else None

@@ -25,7 +25,7 @@ from tieconv.onnx.parity.measured_pair import available_memory
 from tieconv.onnx.share.find import by_rows, describe, find_groups
 from tieconv.onnx.share.quantised import quantised_pairs
 from tieconv.onnx.share.share_pass import interface
-from tieconv.sources.local.files import open_files
+from tieconv.sources.local import open_files
 from tieconv.text import shown, size
 
 # Count the copies that a session of a written graph holds, from the session's optimized model.

@@ -32,7 +32,7 @@ from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Record, Syncer, Writer, created
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.write.data_placement import DATA, Source, Store
-from tieconv.sources.local.files import locate, open_files
+from tieconv.sources.local import locate, open_files
 from tieconv.text import shell_word, shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]

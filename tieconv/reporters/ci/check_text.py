@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import REVIEW_FIRST, Level
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
-from tieconv.checkpoint.value_type import record
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.text import count, shown
@@ -88,34 +87,25 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
 
 
 # The lines that `tieconv check` prints on stderr: the result of each remedy, and the closing line.
-@record
-class Writing:
-    """The options of the user.
+def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Iterator[str]:
+    """Yield the result of each remedy, and a line if nothing was written.
 
     ``fix`` is set with --fix, ``out`` with -o, and ``writes`` with -o or --in-place.
     """
-
-    fix: bool
-    out: bool
-    writes: bool
-
-
-def fix_lines(report: CheckReport, asked: Writing) -> Iterator[str]:
-    """Yield the result of each remedy, and a line if nothing was written."""
     for model in report.models:
-        for fix in model.fixes:
-            rules = ", ".join(fix.rules)
-            if fix.refusal:
-                yield f"not fixed: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
+        for remedy in model.fixes:
+            rules = ", ".join(remedy.rules)
+            if remedy.refusal:
+                yield f"not fixed: {rules}: {remedy.command} ({shown(remedy.refusal, 400)})"
             else:
-                yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
-        if asked.writes and model.output is not None:
+                yield f"fixed: {rules}: {remedy.command.rpartition(' -o ')[0]}"
+        if writes and model.output is not None:
             yield f"wrote {shown(model.output)}: verified and checked again"
-        elif asked.fix and model.failure is None and not any(map(report.counts, model.findings)):
+        elif fix and model.failure is None and not any(map(report.counts, model.findings)):
             yield f"{shown(model.source)}: nothing to fix"
-        elif asked.out and model.failure is None:
+        elif out and model.failure is None:
             yield f"{shown(model.source)}: not written: its findings have no safe remedy"
-    if asked.fix and not asked.writes:
+    if fix and not writes:
         yield "nothing was written: give -o OUT or --in-place (tieconv checks the model again after each remedy)"
 
 

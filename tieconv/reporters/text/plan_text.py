@@ -18,7 +18,7 @@ _REMOVED = {"convert": "its tensors are in the new files", "reindex": "the new i
 
 
 def render(
-    outcome: write_plan.Outcome,
+    outcome: write_plan.Outcome | GraphOutcome,
     paint: Paint = plain,
     width: int | None = None,
     *,
@@ -31,8 +31,12 @@ def render(
     the source keeps them, so the plan skips them.
     """
     plan = outcome.plan
-    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}", "", width)
-    lines += columns(_rows(outcome, hardlink, in_place), width=width)
+    if isinstance(outcome, GraphOutcome):
+        source, rows = outcome.plan.source, _graph_rows(outcome.plan)
+    else:
+        source, rows = outcome.plan.checkpoint.source, _rows(outcome, hardlink, in_place)
+    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(source)}: {plan.summary}", "", width)
+    lines += columns(rows, width=width)
     for note in plan.notes:
         first, *rest = wrapped(shown(note, 400), "  note: ", width)
         lines += [first.replace("note", paint("note", "warning"), 1), *rest]
@@ -163,17 +167,6 @@ def _json(value: object) -> str:
 # Render a plan for graphs as text.
 
 _SHOWN = 4
-
-
-def render_graphs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
-    """Return the plan without a newline at the end. Notes are wrapped to ``width`` columns if it is given."""
-    plan = outcome.plan
-    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}", "", width)
-    lines += columns(_graph_rows(plan), width=width)
-    for note in plan.notes:
-        first, *rest = wrapped(shown(note, 400), "  note: ", width)
-        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
-    return "\n".join(lines)
 
 
 def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:

@@ -1,18 +1,237 @@
-"""Read files of one commit on the Hub by ranges, or from the local cache if it holds them."""
+"""Read the files of one commit on the Hub by ranges, or from the cache of huggingface_hub."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
-from tieconv.checkpoint.model_files import FileState
+from huggingface_hub import constants, file_download, snapshot_download
+from huggingface_hub.file_download import repo_folder_name
+
+from tieconv.checkpoint.model_files import FileState, Listing
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError
-from tieconv.sources.digest import Kind, hash_bytes, kind_of
-from tieconv.sources.hub.cache import cached_files, cached_root
-from tieconv.sources.hub.client import Body, Client, RemoteFile, url_of
-from tieconv.sources.hub.listing import Snapshot
-from tieconv.sources.local.files import FileSet
-from tieconv.sources.ranged.ranged_files import DOCUMENT, RangedFiles, Tick
+from tieconv.sources import is_hub
+from tieconv.sources.digest import Kind, hash_bytes, hash_file, kind_of
+from tieconv.sources.hub import RepoPath, parse
+from tieconv.sources.hub.client import Body, Client, RemoteFile, Snapshot, Stored, url_of
+from tieconv.sources.hub.session import (
+    MALFORMED,
+    AnswerError,
+    Transport,
+    file_key,
+    is_limited,
+    malformed,
+    transferring,
+    translate,
+)
+from tieconv.sources.local import FileSet, locate
+from tieconv.sources.ranged import DOCUMENT, RangedFiles, Tick, interruptible, workers
+from tieconv.text import shell_word, shown
+from tieconv.version import VERSION
+
+# Read snapshots in the cache of huggingface_hub, and let huggingface_hub fetch into it.
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def snapshot(repo: str, commit: str) -> str:
+    """Return the cache path of a commit, which may not exist."""
+    return os.path.join(_folder(repo), "snapshots", commit)
+
+
+def _folder(repo: str) -> str:
+    return os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
+
+
+def locate_cached(source: str, repo_path: RepoPath) -> tuple[Listing, str]:
+    """Return the cached snapshot of a model, and its commit. Makes no request. Raises `UnreadableError`."""
+    commit = _resolve(repo_path)
+    directory = snapshot(repo_path.repo, commit) if commit else ""
+    if commit is None or not os.path.isdir(directory):
+        at = f" at {shown(repo_path.revision)}" if repo_path.revision else ""
+        raise UnreadableError(
+            f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE is set",
+            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(repo_path.repo)}",
+            "hub.not-cached",
+        )
+    path = os.path.join(directory, repo_path.path) if repo_path.path else directory
+    if not os.path.exists(path):
+        raise UnreadableError(
+            f"{shown(source)} is not in the local cache, and HF_HUB_OFFLINE is set",
+            "unset HF_HUB_OFFLINE, or fetch it first: "
+            f"hf download {shell_word(repo_path.repo)} {shell_word(repo_path.path)}",
+            "hub.not-cached",
+        )
+    return replace(locate(path), source=source), commit
+
+
+def _resolve(repo_path: RepoPath) -> str | None:
+    """Return the commit of a revision that the cache stores, or ``None``."""
+    revision = repo_path.revision or constants.DEFAULT_REVISION
+    if _COMMIT.fullmatch(revision):
+        return revision
+    try:
+        with open(os.path.join(_folder(repo_path.repo), "refs", revision), encoding="ascii") as file:
+            commit = file.read(64).strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> str:
+    """Fetch ``files`` (with their hashes) of the model into the cache, hash them, and return the model's path.
+
+    An empty hash means the name of the file's blob in the cache. Raises `UnreadableError`.
+    """
+    inside = repo_path.path if listing.named is None else os.path.dirname(repo_path.path)
+    wanted = [_literal(os.path.join(inside, name)) for name in files]
+    label = shown(listing.source)
+    listed = parse(listing.root).revision if is_hub(listing.root) else None
+    served = {
+        file_key(url_of(repo_path.repo, os.path.join(inside, name), listed)): digest
+        for name, digest in files.items()
+        if listed is not None
+    }
+    try:
+        with transferring(max(listing.entries.values(), default=0), served):
+            root = interruptible(
+                partial(
+                    snapshot_download,
+                    repo_path.repo,
+                    revision=repo_path.revision,
+                    allow_patterns=wanted,
+                    library_name="tieconv",
+                    library_version=VERSION,
+                )
+            )
+    except Transport as error:
+        raise translate(error, label) from None
+    except MALFORMED as error:
+        raise malformed(label) from error
+    if listed is not None and os.path.basename(root) != listed:  # the new commit may have other names
+        raise UnreadableError(f"{label} has a new commit since tieconv listed it", "try again", "hub.moved")
+    verify(repo_path.repo, os.path.join(root, inside), files)
+    return os.path.join(root, repo_path.path) if repo_path.path else str(root)
+
+
+def _literal(name: str) -> str:
+    """Return a pattern that matches only the name."""
+    return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def cached_root(remote: Snapshot) -> str:
+    """Return the cache path of the directory of ``remote``, which may not exist."""
+    return os.path.join(snapshot(remote.repo, remote.commit), remote.below).removesuffix("/")
+
+
+def cached_files(remote: Snapshot) -> frozenset[str]:
+    """Return the files of the commit that the local cache holds completely."""
+    root = cached_root(remote)
+    if not os.path.isdir(root):
+        return frozenset()
+    return frozenset(name for name, stored in remote.stored.items() if _is_cached(os.path.join(root, name), stored))
+
+
+def _is_cached(path: str, stored: Stored) -> bool:
+    """Return whether the cache has a file of this size at ``path``, and its blob, if any, has this hash."""
+    try:
+        return os.stat(path).st_size == stored.size and blob_name(path) in (None, stored.digest)
+    except OSError:
+        return False
+
+
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_WORKERS = 4
+
+_proved: dict[FileState, str] = {}
+"""Files with the hash that tieconv checked when they entered the cache."""
+
+
+def blob_name(path: str) -> str | None:
+    """Return the name of the blob behind a snapshot's file, which is its hash. ``None`` without a symlink."""
+    return os.path.basename(os.readlink(path)) if os.path.islink(path) else None
+
+
+def verify(repo: str, root: str, files: Mapping[str, str]) -> None:
+    """Hash the cached ``files`` of the snapshot ``root``. An empty hash means the name of the blob.
+
+    Raises `UnreadableError` for the first file with another hash.
+    """
+    with workers(_WORKERS) as pool:
+        for _ in pool.map(lambda name: _verify(repo, root, name, files[name]), files):
+            continue
+
+
+def _verify(repo: str, root: str, name: str, known: str) -> None:
+    if not os.path.lexists(os.path.join(root, name)):
+        raise UnreadableError(
+            f"hf://{repo}: the server did not send {shown(name)}", "check HF_ENDPOINT and proxies", "hub.malformed"
+        )
+    expected = known or blob_name(os.path.join(root, name)) or ""
+    if not _HASH.fullmatch(expected):
+        raise UnreadableError(
+            f"the Hub cache has no hash for {shown(name)} of hf://{repo}, so tieconv cannot check it",
+            "unset HF_HUB_OFFLINE, then try again",
+            "hub.no-hash",
+        )
+    reader = FileSet(root)  # one for each thread: after an error other threads may still read
+    try:
+        if _proved.get(reader.state(name)) == expected or hash_file(reader, name, kind_of(expected)) == expected:
+            return
+    finally:
+        reader.close()
+    raise UnreadableError(
+        f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not match the hash {expected}",
+        f"fetch it again: hf download {shell_word(repo)} {shell_word(name)} --force-download",
+        "hub.damaged-cache",
+    )
+
+
+def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+    """Move a fetched file into the cache if its bytes match the hash in its new name."""
+    if is_limited() and _HASH.fullmatch(target.name):
+        reader = FileSet(source.parent)
+        try:
+            if hash_file(reader, source.name, kind_of(target.name)) != target.name:
+                raise AnswerError(
+                    f"the server sent bytes that do not match the hash {target.name}",
+                    "check HF_ENDPOINT and proxies",
+                    "hub.hash",
+                )
+        finally:
+            reader.close()
+    move(source, target)
+    if is_limited() and _HASH.fullmatch(target.name):
+        status = target.stat()
+        _proved[FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)] = target.name
+
+
+def _install() -> None:
+    """Make huggingface_hub check a file before it moves the file into the cache.
+
+    huggingface_hub has no public hook for this. If a version lacks the function, `verify` checks the file later.
+    """
+    move: Any = getattr(file_download, "_chmod_and_move", None)
+    if move is not None and getattr(move, "__name__", "") != "admitted":
+
+        def admitted(source: Path, target: Path) -> None:
+            _admit(move, Path(source), Path(target))
+
+        file_download._chmod_and_move = admitted  # type: ignore[assignment]
+
+
+_install()
+
+
+# Read files of one commit on the Hub by ranges, or from the local cache if it holds them.
 
 
 class HubFiles(RangedFiles):

@@ -13,11 +13,9 @@ from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.results.push import FileChange, Push
 from tieconv.errors import RefusedError, TieconvError, UnsafePathError
 from tieconv.sources.digest import hash_file, kind_of
-from tieconv.sources.hub.errors import Transport, status_of, translate
-from tieconv.sources.hub.listing import Snapshot
-from tieconv.sources.hub.session import transferring
-from tieconv.sources.local.files import FileSet
-from tieconv.sources.local.links import follow
+from tieconv.sources.hub.client import Snapshot
+from tieconv.sources.hub.session import Transport, status_of, transferring, translate
+from tieconv.sources.local import FileSet, follow
 from tieconv.text import count, shown
 from tieconv.version import VERSION
 

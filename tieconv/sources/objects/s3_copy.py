@@ -12,10 +12,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 
 from tieconv.errors import DestinationError, TieconvError, UnreadableError, WriteFailedError
-from tieconv.sources.objects.object_client import RemoteObject
-from tieconv.sources.objects.object_source import CopyUnsupportedError
+from tieconv.sources.objects.client import RemoteObject
+from tieconv.sources.objects.source import CopyUnsupportedError
 from tieconv.sources.objects.store_settings import s3_endpoint
-from tieconv.sources.threads import interruptible
+from tieconv.sources.ranged import interruptible
 
 ATTEMPTS = 6
 _DESCRIPTION = (

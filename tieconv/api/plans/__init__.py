@@ -1,1 +1,0 @@
-"""Plan the commands that write a model, one module for each subject."""

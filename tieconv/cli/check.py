@@ -1,0 +1,289 @@
+"""`tieconv check`: apply the rules, print the report, apply remedies, write files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_report
+from tieconv.api.check import expand, find_policy, read_lists, run_gate, write_baseline
+from tieconv.checkpoint.value_type import record
+from tieconv.cli.options import (
+    MODEL_PATH,
+    common_options,
+    depth_option,
+    jobs_option,
+    loader_option,
+    name_options,
+    together,
+)
+from tieconv.cli.rules import complete_rules
+from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
+from tieconv.reporters.ci.check_text import fix_lines, summary
+from tieconv.reporters.ci.formats import FORMATS, render
+from tieconv.text import count, shell_word, shown
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from tieconv.api import CheckedModel, CheckReport, GraphOutcome, Outcome, Policy
+
+_CHOICE = ("task", "limit", "recursive", "include", "exclude", "newer_than")
+"""Options of `api.check.expand`."""
+_RULES = ("config", "no_config", "select", "ignore", "fail_on", "depth", "consumers", "baseline")
+"""Options of `api.check.find_policy`."""
+
+
+@record
+class Arguments:
+    """The whole command line, by the names of its options. Raises `click.UsageError` if they contradict each other."""
+
+    models: tuple[str, ...]
+    embed: str | None
+    head: str | None
+    jobs: int
+    engine: str
+    address: str | None
+    resume: str | None
+    recursive: bool
+    task: str | None
+    limit: int | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    newer_than: str | None
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fail_on: str | None
+    consumers: str | None
+    depth: str | None
+    config: str | None
+    no_config: bool
+    baseline: str | None
+    format: str
+    output_file: str | None
+    write_baseline: str | None
+    fix: bool
+    output: str | None
+    in_place: bool
+
+    def __post_init__(self) -> None:
+        wrong = None
+        if self.output is not None and self.in_place:
+            wrong = "-o OUT and --in-place cannot be used together"
+        elif self.writes and not self.fix:
+            wrong = "-o OUT and --in-place need --fix"
+        elif self.config and self.no_config:
+            wrong = "--config and --no-config cannot be used together"
+        elif self.fix and self.write_baseline:
+            wrong = "--fix and --write-baseline cannot be used together; fix first, then write the baseline"
+        elif self.task and not any(is_pattern(source) or is_list(source) for source in self.models):
+            wrong = "--task needs a pattern such as hf://org/*"
+        elif self.limit and not any(map(is_collection, self.models)):
+            wrong = "--limit needs a pattern such as hf://org/* or a prefix such as s3://bucket/models/"
+        elif self.resume and self.fix:
+            wrong = "--resume and --fix cannot be used together; finish the run first, then fix"
+        if wrong:
+            raise click.UsageError(wrong)
+
+    @property
+    def writes(self) -> bool:
+        """Whether remedies are applied, not only shown."""
+        return self.output is not None or self.in_place
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """Return some of the options, by their names."""
+        return {name: getattr(self, name) for name in names}
+
+
+engine_options = together(
+    click.option(
+        "--engine",
+        type=click.Choice(["processes", "ray"]),
+        default="processes",
+        show_default=True,
+        help="Read the models in processes of this machine, or as tasks of Ray. With ray, -j 1 means every CPU.",
+    ),
+    click.option(
+        "--address",
+        metavar="ADDRESS",
+        help="With --engine ray: the cluster, such as auto or HOST:6379.  [default: RAY_ADDRESS, or a new one here]",
+    ),
+)
+"""The options that choose where `check` and `fleet check` read models: processes here, or a cluster of Ray."""
+
+
+@contextmanager
+def engine_of(name: str, address: str | None, jobs: int) -> Iterator[tuple[Executor | None, int]]:
+    """Give the executor, ``None`` for processes, and the number of tasks at once. Raises `click.UsageError`."""
+    if name != "ray":
+        if address is not None:
+            raise click.UsageError("--address needs --engine ray")
+        yield None, jobs
+        return
+    from tieconv.api.check import ray_cluster
+
+    with ray_cluster(address) as executor:
+        yield executor, jobs if jobs > 1 else executor.workers
+
+
+def run(arguments: Arguments) -> int:
+    """Print and write the results, and return the exit code."""
+    sources = expand(read_lists(arguments.models, sys.stdin.buffer), **arguments.only(*_CHOICE))
+    # The baseline may be the file that this run writes, so it need not exist yet.
+    baseline = arguments.write_baseline
+    policy = find_policy(sources, **arguments.only(*_RULES), without_baseline=bool(baseline))
+    for path in filter(None, (arguments.output_file, baseline)):
+        guard_report(path, sources)
+    report, models = _checked(arguments, policy, sources)
+    if baseline:
+        noun = count(write_baseline(baseline, policy, report, models), "finding")
+        say(f"wrote {shown(baseline)}: {noun} as a baseline; use it with --baseline {shell_word(baseline)}")
+        return 0
+    outcomes: tuple[Outcome | GraphOutcome, ...] = ()
+    if arguments.fix:
+        from tieconv.api.fixes import fix, preview_fixes  # imports the writing code
+
+        if arguments.writes:
+            report = fix(policy, report, models, arguments.output, **arguments.only("embed", "head"))
+        else:
+            report, outcomes = preview_fixes(report)
+    _show(arguments, report, outcomes)
+    if any(map(is_collection, arguments.models)) and report.models and arguments.format == "text":
+        from tieconv.reporters.ci.check_text import table
+
+        echo(f"\n{table(report)}", err=arguments.output_file is not None)
+    fixed = fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
+    notes = (f"{click.style('note', fg='cyan')}: {note}" for note in report.notes)
+    for line in (*fixed, *notes, summary(report, fixing=arguments.fix)):
+        say(line)
+    return report.exit_code
+
+
+def _checked(
+    arguments: Arguments, policy: Policy, sources: tuple[str, ...]
+) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    done = 0
+    with count_progress("check") as progress:
+
+        def tick(_: CheckedModel) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(sources))
+
+        with engine_of(arguments.engine, arguments.address, arguments.jobs) as (executor, jobs):
+            options = arguments.only("embed", "head", "resume")
+            return run_gate(policy, sources, **options, jobs=jobs, tick=tick, executor=executor)
+
+
+def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
+    """Print or write the result, then the plans: to stderr if the result is not text on stdout."""
+    to_file = arguments.output_file is not None
+    text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
+    if arguments.output_file is not None:
+        write_report(arguments.output_file, f"{text}\n" if text else "")
+    elif text:
+        (echo if arguments.format == "text" else formatted)(text)
+    for outcome in outcomes:
+        from tieconv.reporters.text.plan_text import render as render_plan
+
+        plan = render_plan(outcome, paint, width(), in_place=arguments.in_place)
+        echo(plan, err=to_file or arguments.format != "text")
+
+
+@click.command("check", short_help="Apply the rules to models, and exit with 1 on a finding. A gate for CI.")
+@click.argument("models", nargs=-1, type=MODEL_PATH, metavar="[MODEL]...")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="RULES",
+    shell_complete=complete_rules,
+    help="Rules to apply: codes or their first letters, such as TIE001,STO, or ALL.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="RULES",
+    shell_complete=complete_rules,
+    help="Rules to skip. The more specific selector wins.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "note"]),
+    help="Exit with 1 when a finding has this level or higher.  [default: warning]",
+)
+@loader_option
+@depth_option
+@click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
+@click.option("as_json", "--json", is_flag=True, help="Same as --format json.")
+@click.option("--output-file", type=click.Path(), metavar="FILE", help="Write the result to FILE instead of stdout.")
+@click.option(
+    "--config",
+    type=click.Path(),
+    metavar="FILE",
+    help="Settings file. Default: the nearest tieconv.toml or pyproject.toml.",
+)
+@click.option("--no-config", is_flag=True, help="Ignore settings files.")
+@click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE.")
+@click.option(
+    "--write-baseline",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the findings to FILE as a baseline, and exit with 0.",
+)
+@click.option("--fix", is_flag=True, help="Apply the safe remedies. Without -o or --in-place, print their plans.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="OUT",
+    help="With --fix: write the model to OUT, or several models to OUT/NAME.",
+)
+@click.option("--in-place", is_flag=True, help="With --fix: replace the models.")
+@click.option("-r", "--recursive", is_flag=True, help="Also check the models in subdirectories of each MODEL.")
+@jobs_option
+@engine_options
+@click.option(
+    "--task", metavar="TASK", help="With hf://org/*: check only models of this task, such as text-generation."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With hf://org/* or s3://bucket/models/: check at most N models.",
+)
+@click.option("--include", multiple=True, metavar="GLOB", help="Check only models whose name or path matches GLOB.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Do not check models whose name or path matches GLOB.")
+@click.option(
+    "--newer-than", metavar="AGE", help="Check only models that changed since AGE, such as 12h, 7d or 2026-11-01."
+)
+@click.option(
+    "--resume",
+    type=click.Path(),
+    metavar="FILE",
+    help="Save the progress to FILE, and continue from it on the next run.",
+)
+@name_options
+@common_options
+@click.pass_context
+def check_command(context: click.Context, /, models: tuple[str, ...], **options: Any) -> None:
+    """Apply the rules to each MODEL. The default is the current directory.
+
+    A MODEL may also be a pattern (hf://org/*, s3://bucket/models/llama-*), or a prefix (s3://bucket/models/). @FILE
+    is a list of models, and - is a list on stdin.
+
+    Exits with 2 when a model cannot be read; the other models are still checked. Exits with 1 when a finding has the
+    level of --fail-on or higher. Exits with 0 otherwise. `tieconv rules` lists the rules, and `tieconv explain RULE`
+    explains one.
+
+    A directory with weights is one model. The models in its subdirectories are listed as not checked. They do not
+    change the exit code, because no loader of the directory reads them. With -r they are checked and count.
+    """
+    if options.pop("as_json"):
+        if context.get_parameter_source("format") is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("--json and --format cannot be used together")
+        options["format"] = "json"
+    sys.exit(run(Arguments(models=models or (".",), **options)))

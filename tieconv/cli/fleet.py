@@ -1,0 +1,356 @@
+"""`tieconv fleet`: run a command on many models into a directory, and report on it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tieconv.api import remove_temporary
+from tieconv.api.check import expand, find_policy, read_lists
+from tieconv.api.fleet import fleet_check, fleet_report, fleet_run, has_tables
+from tieconv.cli.check import engine_of, engine_options
+from tieconv.cli.errors import WrongUsage, ending
+from tieconv.cli.options import (
+    MODEL_PATH,
+    WholeGroup,
+    common_options,
+    depth_option,
+    jobs_option,
+    json_option,
+    loader_option,
+    together,
+)
+from tieconv.cli.rules import complete_rules
+from tieconv.cli.screen import document, echo, paint, rate_progress, say, width
+from tieconv.install import install_command
+from tieconv.text import count, shell_word, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.api import CommandRun, FleetProgress
+
+
+# Options that every command over a fleet has, and its progress.
+
+
+def _parsed_part(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """Return I and N of ``I/N``."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter("write I/N with I from 1 to N, such as 3/100", context, parameter)
+    return int(match[1]), int(match[2])
+
+
+run_options = together(
+    click.argument("sources", nargs=-1, required=True, type=MODEL_PATH, metavar="SOURCE..."),
+    click.option(
+        "-o", "--output", "runs", required=True, type=click.Path(), metavar="RUNS", help="Directory of results."
+    ),
+    jobs_option,
+    engine_options,
+    click.option(
+        "--part", default="1/1", callback=_parsed_part, metavar="I/N", help="Take part I of N, each on another machine."
+    ),
+)
+filter_options = together(
+    click.option("-r", "--recursive", is_flag=True, help="Also take the models in subdirectories of each model."),
+    click.option("--include", multiple=True, metavar="GLOB", help="Take only models with a name or path like GLOB."),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Skip models with a name or path like GLOB."),
+    click.option("--newer-than", metavar="AGE", help="Take only models that changed since AGE, such as 12h or 7d."),
+)
+
+
+@contextmanager
+def fleet_progress(verb: str) -> Iterator[Callable[[FleetProgress], None]]:
+    """Yield ``tick``, which shows the progress with its rates."""
+    began = time.monotonic()
+    with rate_progress(verb) as bar:
+
+        def tick(progress: FleetProgress) -> None:
+            rates = f"{speed(progress, time.monotonic() - began)}, {count(progress.unread, 'failure')}"
+            bar(rates, progress.finished, progress.total)
+
+        yield tick
+
+
+def speed(progress: FleetProgress, seconds: float) -> str:
+    """Return the rates of ``seconds``: ``3 models/s, 20 MB/s``, or ``9.5 s a model, 20 MB/s``."""
+    passed = max(seconds, 0.001)
+    rate = progress.finished / passed
+    models = f"{rate:,.0f} models/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s a model"
+    return f"{models}, {size(int(progress.bytes / passed))}/s"
+
+
+# Run a command in this process, and return what it answers instead of printing it.
+
+
+Answer = tuple[int, str, tuple[str, str] | None]
+"""The exit code, the JSON document, and the message and hint if there is no answer."""
+
+
+def run_command(arguments: Sequence[str]) -> Answer:
+    """Run ``tieconv VERB --json`` with the arguments, the verb first."""
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output), redirect_stderr(io.StringIO()):
+            code, failure = _ended(arguments)
+    finally:
+        remove_temporary()  # the copy of a model in an object store would stay until the worker ends
+    document = output.getvalue()[max(output.getvalue().find("{"), 0) :]
+    if document and not _is_json(document):
+        return code, "", failure or ("the command printed no JSON document", _look(arguments))
+    if code not in (0, 1) and failure is None:
+        failure = f"the command ended with exit code {code}", _look(arguments)
+    return code, document, failure
+
+
+def _ended(arguments: Sequence[str]) -> tuple[int, tuple[str, str] | None]:
+    """Return the exit code, and the message and hint of an error."""
+    from tieconv.cli import main
+
+    verb, *others = arguments
+    try:
+        with main.make_context("tieconv", [verb, "-q", "--json", *others]) as context:
+            main.invoke(context)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None), None
+    except click.exceptions.Exit as end:
+        return end.exit_code, None
+    except WrongUsage as error:
+        return error.exit_code, (error.message, error.hint)
+    except Exception as error:  # noqa: BLE001 - every error belongs to its model
+        message, hint, code = ending(error)
+        return code, (message, hint)
+    return 0, None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _look(arguments: Sequence[str]) -> str:
+    return f"run it alone: tieconv {shown(' '.join(arguments), 1000)}"
+
+
+# `tieconv fleet inspect`, `analyze`, `convert`, `export` and `parity`: a command for each model of a fleet.
+
+
+_LISTED = 20
+"""Most models that are named after a run."""
+_PLACES = {"--output", "--in-place", "--overwrite", "--dry-run", "--html", "--csv", "--parquet", "--figures"}
+"""Options that say where something is written, which the run decides."""
+VERBS = {
+    "inspect": "Inspect each model, and keep what it stores and what is tied.",
+    "analyze": "Analyze each model, and keep every figure.",
+    "convert": "Convert each model. The copies are below RUNS/convert.",
+    "export": "Export each model to ONNX. The graphs are below RUNS/export.",
+    "parity": "Measure the graph that `fleet export` wrote for each model into the same RUNS.",
+}
+"""The commands and what they do."""
+_OPTIONS = "tieconv.options"
+
+
+class _VerbCommand(click.Command):
+    """A command whose arguments after ``--`` are options of another command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, ctx.meta[_OPTIONS] = args, ()
+        if "--" in args:
+            at = args.index("--")
+            own, ctx.meta[_OPTIONS] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the pieces of Click, and what may follow them."""
+        return [*super().collect_usage_pieces(ctx), f"[-- OPTIONS OF {str(self.name).upper()}]"]
+
+
+def verb_command(verb: str) -> click.Command:
+    """Return the command that runs ``verb`` on each model."""
+
+    @run_options
+    @filter_options
+    @common_options
+    def command(runs: str, sources: tuple[str, ...], **options: Any) -> None:
+        _run(verb, sources, runs, **options)
+
+    help = f"""{VERBS[verb]}
+
+    Options after -- are those of `tieconv {verb}`, and are used for every model. A SOURCE is one of `fleet check`. Each
+    model is a line of RUNS/{verb}.jsonl: exit code, seconds, error, and the JSON document of the command. A second run
+    with the same options takes only models that changed, and those without an answer.
+
+    Exits with 2 when a model has no answer. Otherwise exits with 1 when the command exits with 1 for a model, and with
+    0 otherwise.
+    """
+    return click.command(verb, cls=_VerbCommand, help=help, short_help=VERBS[verb])(command)
+
+
+def _run(
+    verb: str,
+    sources: tuple[str, ...],
+    runs: str,
+    jobs: int,
+    engine: str,
+    address: str | None,
+    part: tuple[int, int],
+    **choice: Any,
+) -> None:
+    options = click.get_current_context().meta[_OPTIONS]
+    _check(verb, options)
+    models = expand(read_lists(sources, sys.stdin.buffer), **choice)
+    began = time.monotonic()
+    with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress(verb) as tick:
+        run = fleet_run(verb, options, run_command, models, runs, part=part, jobs=at_once, tick=tick, executor=executor)
+    _tell(run, os.path.join(runs, verb), time.monotonic() - began)
+    sys.exit(run.exit_code)
+
+
+def _check(verb: str, options: tuple[str, ...]) -> None:
+    """Raise `click.UsageError` for options that `verb` does not have, or that name what it writes."""
+    from tieconv.cli import main
+
+    command = main.get_command(click.get_current_context(), verb)
+    assert command is not None
+    models = ["GRAPH", "MODEL"] if verb == "parity" else ["MODEL"]
+    # Click keeps the help option that it makes here, also for `tieconv VERB --help` later in the process.
+    with command.make_context(f"tieconv {verb}", [*options, "--", *models], **main.context_settings) as context:
+        for parameter in command.params:
+            [flag] = sorted(parameter.opts, key=len)[-1:]
+            names_place = flag in _PLACES or (verb, flag) == ("analyze", "--resume")
+            source = context.get_parameter_source(str(parameter.name))
+            if names_place and source is click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{flag} cannot follow --: every model would write to the same place")
+
+
+def _tell(run: CommandRun, results: str, seconds: float) -> None:
+    progress, without = run.progress, len(run.unsuccessful) - run.failed
+    ends = [f"{run.failed:,} with exit code 1"] if run.failed else []
+    ends += [f"{without:,} without an answer"] if without else []
+    say(
+        f"{count(progress.total, 'model')}: {progress.finished - progress.unchanged:,} run, "
+        f"{progress.unchanged:,} unchanged{''.join(f', {end}' for end in ends)}; "
+        f"{seconds:.1f} s, {speed(progress, seconds)}"
+    )
+    for result in run.unsuccessful[:_LISTED]:
+        source = shown(result.source)
+        why = result.failure.message.removeprefix(f"{source}: ") if result.failure else "exit code 1"
+        say(f"  {source}: {shown(why, 1000)}")
+    if len(run.unsuccessful) > _LISTED:
+        say(f"  … and {len(run.unsuccessful) - _LISTED:,} more")
+    say(f"results: {shown(results)}.jsonl")
+
+
+# `tieconv fleet`: run a command on many models into a directory, and report on it.
+
+
+@click.group("fleet", cls=WholeGroup, short_help="Run a command on thousands of models, and report what is new.")
+def fleet_command() -> None:
+    """Run a command on thousands of models, and keep the results in a directory.
+
+    report compares two runs of check.
+    """
+
+
+@fleet_command.command("check")
+@run_options
+@depth_option
+@loader_option
+@filter_options
+@common_options
+def check(
+    sources: tuple[str, ...],
+    runs: str,
+    jobs: int,
+    engine: str,
+    address: str | None,
+    part: tuple[int, int],
+    depth: str | None,
+    consumers: str | None,
+    **choice: Any,
+) -> None:
+    """Check every model of each SOURCE, and add its findings to RUNS as it finishes.
+
+    A SOURCE is a directory of models, a prefix (s3://bucket/models/) or a pattern (hf://org/*). @FILE is a list of
+    models, and - is a list on stdin. A second run with the same RUNS reads only models whose files
+    changed, and those that could not be read.
+
+    Exits with 0 when every model was read, and with 2 otherwise. `tieconv fleet report RUNS` judges the findings.
+    """
+    models = expand(read_lists(sources, sys.stdin.buffer), **choice)
+    began = time.monotonic()
+    with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress("check") as tick:
+        progress = fleet_check(
+            models, runs, depth=depth, consumers=consumers, part=part, jobs=at_once, tick=tick, executor=executor
+        )
+    unread = f", {progress.unread:,} could not be read" if progress.unread else ""
+    seconds = time.monotonic() - began
+    say(
+        f"{count(progress.total, 'model')}: {progress.finished - progress.unchanged:,} read, "
+        f"{progress.unchanged:,} unchanged{unread}; {seconds:.1f} s, {speed(progress, seconds)}"
+    )
+    say(f"next: tieconv fleet report {shell_word(runs)}")
+    sys.exit(2 if progress.unread else 0)
+
+
+@fleet_command.command("report")
+@click.argument("runs", type=click.Path())
+@click.option(
+    "--since", type=click.Path(), metavar="RUNS", help="Compare with this earlier run; exit with 1 on new findings."
+)
+@click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Where to write the files.  [default: RUNS]")
+@click.option(
+    "--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Rules that count, such as TIE,STO."
+)
+@click.option(
+    "--ignore", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Rules that do not count."
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "note"]),
+    help="A finding counts when it has this level or higher.  [default: warning]",
+)
+@click.option("--config", type=click.Path(), metavar="FILE", help="Settings file, as for `tieconv check`.")
+@click.option("--no-config", is_flag=True, help="Ignore settings files.")
+@click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE.")
+@json_option
+@common_options
+def report(runs: str, since: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+    """Report on the results in RUNS: how many models fail, by which rules, and the worst first.
+
+    Writes report.html, models.parquet and findings.parquet. The tables need pyarrow.
+
+    With --since, exits with 1 when a finding is new, or a model can no longer be read. Exits with 2 when models are not
+    finished, and with 0 otherwise.
+    """
+    if options["config"] and options["no_config"]:
+        raise click.UsageError("--config and --no-config cannot be used together")
+    result, files = fleet_report(runs, lambda models: find_policy(models, **options), since=since, output=output)
+    if as_json:
+        document(str(result))
+    else:
+        from tieconv.reporters.text.fleet_text import render
+
+        echo(render(result, paint, width()))
+    for note in result.checked.notes:
+        say(f"note: {note}")
+    say(f"wrote {', '.join(map(shown, files))}")
+    if not has_tables():
+        say(f"no tables were written, because pyarrow is not installed: {install_command('fleet')}")
+    sys.exit(result.exit_code)
+
+
+for _verb in VERBS:
+    fleet_command.add_command(verb_command(_verb))

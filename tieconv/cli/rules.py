@@ -1,0 +1,184 @@
+"""`tieconv rules`, `explain` and `completion`: what people read about the rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from io import StringIO
+from typing import TYPE_CHECKING, ClassVar
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from tieconv.api.check import find_rule, select_rules
+from tieconv.cli.options import common_options, json_option
+from tieconv.cli.screen import document, echo, has_colour, paint, width
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Markdown
+
+    from tieconv.api import Rule
+
+
+# Markdown for a terminal, by rich, which is imported when a text is rendered.
+
+_INDENT = 4
+_MARKDOWN_STYLES = {
+    "markdown.code": "cyan",
+    "markdown.item.bullet": "none",
+    "markdown.item.number": "none",
+    "markdown.link": "underline",
+    "markdown.link_url": "underline",
+}
+"""Styles that read well on a light and on a dark terminal; rich's own paint a background."""
+
+
+def rendered(text: str, columns: int, *, colour: bool) -> str:
+    """Return ``text`` with its paragraphs, lists and code blocks filled to ``columns``, styled where ``colour``.
+
+    Without colour inline code keeps its backticks.
+    """
+    from rich.console import Console
+    from rich.theme import Theme
+
+    console = Console(
+        file=StringIO(),
+        width=columns,
+        force_terminal=colour,
+        force_jupyter=False,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        legacy_windows=False,
+        theme=Theme(_MARKDOWN_STYLES),
+    )
+    with console.capture() as captured:
+        console.print(_document(text, colour=colour))
+    return "\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n"))
+
+
+def _document(text: str, *, colour: bool) -> Markdown:
+    from rich.markdown import CodeBlock, Heading, Markdown
+    from rich.padding import Padding
+    from rich.text import Text
+
+    class Title(Heading):
+        """A heading at the left margin, in bold; rich centres and underlines it."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Text(self.text.plain, style="bold")
+
+    class Quoted(CodeBlock):
+        """A block of code behind an indent, filled like prose and without a background."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Padding(Text(str(self.text).rstrip()), (0, 0, 0, _INDENT))
+
+    class Page(Markdown):
+        elements: ClassVar = {**Markdown.elements, "heading_open": Title, "code_block": Quoted, "fence": Quoted}
+
+    page = Page(text, hyperlinks=False)
+    for token in page.parsed:
+        if token.children:
+            token.children = [*_inline(token.children, colour=colour)]
+    return page
+
+
+def _inline(tokens: Iterable[Token], *, colour: bool) -> Iterator[Token]:
+    """Yield the parts of a line. A link within the documentation keeps its text alone: no terminal can follow it."""
+    inside = False
+    for token in tokens:
+        if token.type == "link_open":
+            inside = "://" not in str(token.attrs.get("href"))
+        if not (inside and token.type in ("link_open", "link_close")):
+            yield token
+        if token.type == "code_inline" and not colour:
+            token.content = f"`{token.content}`"
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    Save it where your shell looks for completions. For bash that is
+    ~/.local/share/bash-completion/completions/tieconv.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # the choices above are the shells that Click knows
+    root = ctx.find_root().command
+    script = kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source()
+    # Click's script cuts a completion at each comma; values and help texts hold commas.
+    echo(script.replace('string split ","', 'string split --max 1 ","'))
+
+
+def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the last of the rule codes in ``incomplete``, which commas separate."""
+    from tieconv.api.check import rules
+
+    before, comma, word = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{rule.code}", help=rule.summary)
+        for rule in rules()
+        if rule.code.startswith(word.upper())
+    ]
+
+
+@click.command("rules", short_help="List the rules: code, level, name and summary.")
+@click.argument("words", nargs=-1, metavar="[RULES]...", shell_complete=complete_rules)
+@click.option("--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Same as RULES.")
+@json_option
+@common_options
+def rules_command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> None:
+    """List the rules: code, usual level, name and summary.
+
+    RULES are codes or their first letters, such as TIE001 or TIE. The default is all rules. `tieconv explain RULE`
+    explains one.
+    """
+    chosen = select_rules(words, select)
+    if as_json:
+        document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_rule_document, chosen))}, indent=2))
+        return
+    from tieconv.reporters.text import LEVEL_STYLES, wrapped
+
+    longest = max(len(rule.name) for rule in chosen)
+    for rule in chosen:
+        level = str(rule.level)
+        lead = f"{rule.code}  {level.ljust(7)}  {rule.name.ljust(longest)}  "
+        first, *rest = wrapped(rule.summary, lead, width())
+        echo(first.replace(level, paint(level, LEVEL_STYLES[level]), 1))
+        for line in rest:
+            echo(line)
+
+
+def _rule_document(rule: Rule) -> dict[str, str]:
+    return {
+        "code": rule.code,
+        "name": rule.name,
+        "level": str(rule.level),
+        "summary": rule.summary,
+        "documentation": rule.documentation,
+    }
+
+
+_WIDEST = 100
+"""Columns beyond which a line of prose is hard to read."""
+
+
+@click.command("explain", short_help="Explain a rule: what it reports, why it matters, and how to fix it.")
+@click.argument("rule", shell_complete=complete_rules)
+@common_options
+def explain_command(rule: str) -> None:
+    """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
+
+    A terminal shows the text rendered; a pipe gets its Markdown.
+    """
+    known_rule = find_rule(rule)
+    echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
+    text = known_rule.documentation.strip()
+    columns, colour = width(), has_colour()
+    if columns or colour:
+        text = rendered(text, min(columns or _WIDEST, _WIDEST), colour=colour)
+    echo(text)

@@ -1,1 +1,0 @@
-"""Check many models into a directory of results, and report on it."""

@@ -1,1 +1,0 @@
-"""Do work on many models at once: in processes of this machine, or on a cluster."""

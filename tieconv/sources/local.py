@@ -1,0 +1,402 @@
+"""List and read the local files of MODEL, and never follow a link out of its directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from tieconv.checkpoint.model_files import LARGEST, FileState, Listing, check_git_file
+from tieconv.checkpoint.weight_file import ByteRange, WeightFile
+from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.sources.digest import Sums
+
+
+# Explain why a path cannot be opened, and what to do.
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableError:
+    """Convert a system error for a path to an error with a hint."""
+    if error.errno in (errno.ENXIO, errno.ELOOP):
+        return UnsafePathError(
+            f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
+        )
+    reason = (error.strerror or "unknown error").lower()
+    hint = _HINTS.get(error.errno or 0, "check the path and the disk")
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        hint = "the symlink points to a missing file: fetch the file again, or remove the symlink"
+    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", hint, "path.unreadable")
+
+
+_HINTS = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "ask its owner for permission to read it",
+    errno.EPERM: "ask its owner for permission to read it",
+    errno.EMFILE: "allow more open files: ulimit -n 8192",
+}
+
+
+def not_regular(path: str | os.PathLike[str], mode: int) -> UnsafePathError:
+    """Return the error for a path that is not a regular file."""
+    kind = _FILE_KINDS.get(stat.S_IFMT(mode), "a special file")
+    return UnsafePathError(
+        f"{shown(path)} is {kind}, not a regular file", "move it out of the model directory", "path.not-regular"
+    )
+
+
+_FILE_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+}
+
+WANTED = "give a model directory, a weight file or an index"
+_PAGE = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?"
+
+
+_REPOSITORY = r"(?a:(?!\.)[\w.-]+/(?!\.)[\w.-]+)"
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
+
+
+def hint_for_missing(source: str) -> str:
+    """Return the hint for a missing path. A name on the Hub gets its hf:// name."""
+    if page := re.fullmatch(_PAGE, source):
+        return f"for the model on the Hub write hf://{shown(page[1])}"
+    if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
+        return f"for the model on the Hub write hf://{shown(source)}"
+    return WANTED
+
+
+def shrank(name: str) -> UnreadableError:
+    """Return the error about a file that ended before the bytes that its header describes."""
+    return UnreadableError(
+        f"{shown(name)} ended while it was read",
+        "check that no other program is writing the file, then run the command again",
+        "path.shrank",
+    )
+
+
+# Decide which symlinks may be followed, and recognise the Hub cache.
+
+
+def follow(path: str, root: str) -> str:
+    """Return the target of the symlink at ``path``, which is below ``root`` or a blob of its Hub cache.
+
+    Raises `UnsafePathError` for any other target.
+    """
+    real_root = Path(os.path.realpath(root))
+    # Unlike Path.resolve, realpath does not raise for a loop. Opening the link fails later.
+    target = Path(os.path.realpath(path))
+    if target.is_relative_to(real_root) or _is_blob(target, real_root):
+        return str(target)
+    raise UnsafePathError(
+        f"{shown(path)} is a symlink that points outside the model directory, to {shown(target)}",
+        "if you trust the file, copy it into the model directory",
+        "path.escape",
+    )
+
+
+_HUB_REPOSITORY = ("models--", "datasets--", "spaces--")
+_SHARED_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
+
+
+def _hub_repository(real_root: Path) -> Path | None:
+    """Return the repository of the Hub cache with ``real_root`` in one of its snapshots, or ``None``."""
+    for parent in real_root.parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith(_HUB_REPOSITORY):
+            return parent.parent
+    return None
+
+
+def _is_blob(target: Path, real_root: Path) -> bool:
+    """Return whether ``target`` is a blob of the Hub cache that the snapshot ``real_root`` may use."""
+    repository = _hub_repository(real_root)
+    if repository is None:
+        return False
+    shared = repository.parent / "blobs"  # since huggingface_hub 2.4
+    if target.is_relative_to(shared):
+        return _SHARED_BLOB.fullmatch(str(target.relative_to(shared))) is not None
+    return target.is_relative_to(repository / "blobs")
+
+
+def in_hub_cache(root: Path) -> bool:
+    """Return whether ``root`` is in a snapshot of the Hub cache, whose files other snapshots share."""
+    repository = _hub_repository(Path(os.path.realpath(root)))
+    return repository is not None and any((home / "blobs").is_dir() for home in (repository, repository.parent))
+
+
+def in_hub_store(path: Path) -> bool:
+    """Return whether ``path`` is in the snapshots or blobs of a Hub cache.
+
+    Every program reads these files as the published model, so tieconv must not write there.
+    """
+    real = Path(os.path.realpath(path))
+    for inner, parent in pairwise((real, *real.parents)):
+        if parent.name.startswith(_HUB_REPOSITORY) and inner.name in ("snapshots", "blobs", "refs"):
+            return True
+        if inner.name == "blobs" and _holds_hub_repositories(parent):
+            return True
+    return False
+
+
+def _holds_hub_repositories(directory: Path) -> bool:
+    try:
+        return any(name.startswith(_HUB_REPOSITORY) for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
+# List and read the local files of MODEL, and never follow a link out of its directory.
+
+
+AnyPath = str | os.PathLike[str]
+
+
+def open_regular(path: AnyPath, root: AnyPath) -> int:
+    """Open the regular file at ``path`` for reading, and return its descriptor. The caller closes it.
+
+    Follows a symlink only to a file below ``root``, or to a blob of the Hub cache around
+    ``root``. Refuses FIFOs, devices and sockets without waiting for them.
+    """
+    target = _resolve(os.fspath(path), os.fspath(root))
+    try:
+        descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+
+        raise not_regular(path, mode)
+    return descriptor
+
+
+def _unreadable(path: AnyPath, error: OSError) -> UnreadableError:
+
+    return unreadable(path, error)
+
+
+def _resolve(path: str, root: str) -> str:
+    if not os.path.islink(path):
+        return path
+
+    return follow(path, root)
+
+
+def file_state(descriptor: int) -> FileState:
+    """Return the state that identifies the content of an open file."""
+    status = os.fstat(descriptor)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class FileSet:
+    """The open files of one checkpoint; a `ByteReader`. ``bytes_read`` counts bytes of tensors."""
+
+    def __init__(self, root: AnyPath) -> None:
+        self._root = os.fspath(root)
+        self._sums: Sums | None = None
+        self._descriptors: dict[str, int] = {}
+        self.bytes_read = 0
+
+    def descriptor(self, name: str) -> int:
+        """Return the descriptor of the file ``name`` (relative to the root). Opens the file once."""
+        if name not in self._descriptors:
+            self._descriptors[name] = open_regular(self._path(name), self._root)
+        return self._descriptors[name]
+
+    def state(self, name: str) -> FileState:
+        return file_state(self.descriptor(name))
+
+    def pread(self, name: str, size: int, offset: int) -> bytes:
+        """Return up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+
+        Raises `UnreadableError` if the file is a Git LFS pointer or the text of a symlink.
+        """
+        descriptor = self.descriptor(name)
+        try:
+            data = os.pread(descriptor, size, offset)
+        except OSError as error:
+            raise _unreadable(self._path(name), error) from error
+        if not offset and 0 < len(data) <= LARGEST:
+            check_git_file(name, data, os.fstat(descriptor).st_size)
+        return data
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset`` of ``span``. Raises ``UnreadableError`` if the file ends early."""
+        descriptor = self.descriptor(span.file)
+        position, done = span.start + offset, 0
+        read_ahead(descriptor, position, len(buffer), span.end)
+        while done < len(buffer):
+            try:
+                got = os.preadv(descriptor, [buffer[done:]], position + done)
+            except OSError as error:
+                raise _unreadable(self._path(span.file), error) from error
+            if not got:
+                raise shrank(span.file)
+            done += got
+        self.bytes_read += done
+        if self._sums is not None:
+            self._sums.seen(span.file, position, buffer)
+
+    def expect(self, weights: Iterable[WeightFile]) -> None:
+        """Check the storages of ``weights`` against their checksums when `read_into` reads them completely."""
+        self.sums.expect(weights)
+
+    @property
+    def sums(self) -> Sums:
+        """The checksums of the storages read so far."""
+        if self._sums is None:
+            from tieconv.sources.digest import Sums  # most formats have no checksums
+
+            self._sums = Sums()
+        return self._sums
+
+    def next_data(self, span: ByteRange, offset: int) -> int:
+        """Return the first offset of ``span`` from ``offset`` on that is not in a hole, or the size of ``span``.
+
+        A hole reads as zeros. Returns ``offset`` if the file system does not report holes.
+        """
+        descriptor = self.descriptor(span.file)
+        try:
+            data_offset = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
+                return offset  # reading raises the error
+            return span.size
+        return min(data_offset - span.start, span.size)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+@contextmanager
+def open_files(root: AnyPath) -> Iterator[FileSet]:
+    """Yield the files below ``root``, and close them at the end."""
+    files = FileSet(root)
+    try:
+        yield files
+    finally:
+        files.close()
+
+
+def _is_skipped(directory: str) -> bool:
+    """Return whether a directory is `.git` or a leftover of a killed write, and so not part of the model."""
+    return directory == ".git" or (directory.startswith(".") and directory.endswith(".tieconv-staging"))
+
+
+def locate(source: str) -> Listing:
+    """List the files of MODEL. Raises `UnreadableError` if it does not exist.
+
+    An index file means its whole directory.
+    """
+    try:
+        os.lstat(source)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _ABSENT:
+            raise _unreadable(source, error) from error
+
+        problem = f"{shown(source) or 'an empty name'}: no such file or directory"
+        raise UnreadableError(problem, hint_for_missing(source), "path.absent") from None
+    if os.path.isdir(source):
+        root, named = os.path.abspath(source), None
+    else:
+        root, named = os.path.split(os.path.abspath(source))
+        _check_regular(os.path.join(root, named), root)
+    entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
+    return Listing(source, root, named, entries, special)
+
+
+def _check_regular(path: str, root: str) -> None:
+    try:
+        os.close(open_regular(path, root))
+    except UnsafePathError as error:
+        if error.code != "path.not-regular":
+            raise
+
+        raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
+
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""The system errors for a path that does not or cannot exist."""
+
+
+def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the regular files (with sizes in bytes) and the special files. Only the top level unless ``deep``."""
+    regular: dict[str, int] = {}
+    special: list[str] = []
+    for directory, subdirectories, files in os.walk(root, onerror=_raise_unreadable):
+        _check_extent(root, directory, len(regular) + len(special) + len(files))
+        subdirectories[:] = sorted(name for name in subdirectories if deep and not _is_skipped(name))
+        for name in list(subdirectories):
+            if os.path.islink(os.path.join(directory, name)):
+                subdirectories.remove(name)
+                files.append(name)
+        for name in files:
+            path = os.path.join(directory, name)
+            relative = path.removeprefix(root).lstrip(os.sep)
+            size = _regular_size(path, root)
+            if size is None:
+                special.append(relative)
+            else:
+                regular[relative] = size
+    return dict(sorted(regular.items())), tuple(sorted(special))
+
+
+MAX_FILES = 100_000
+MAX_LEVELS = 64
+"""The most files and nested directories below MODEL. With more, MODEL is not a model directory."""
+
+
+def _check_extent(root: str, directory: str, files: int) -> None:
+    levels = directory.count(os.sep) - root.count(os.sep)
+    if files <= MAX_FILES and levels <= MAX_LEVELS:
+        return
+    problem = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
+    hint = "give the directory that holds the weights"
+    raise UnreadableError(f"{shown(root)} holds {problem}", hint, "path.too-large")
+
+
+def _raise_unreadable(error: OSError) -> NoReturn:
+    raise _unreadable(str(error.filename), error)
+
+
+def _regular_size(path: str, root: str) -> int | None:
+    try:
+        status = os.lstat(_resolve(path, root))
+    except (UnsafePathError, OSError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+AHEAD = 2 * 1024 * 1024
+"""Bytes between two hints."""
+_LARGE = 128 * 1024
+"""Bytes of a read that belongs to a read from end to end."""
+
+
+def read_ahead(descriptor: int, position: int, size: int, end: int) -> None:
+    """Announce the bytes behind a read of ``size`` bytes at ``position``; ``end`` is the end of the tensor.
+
+    The kernel reads ahead of one series of reads. A comparison reads two tensors in turn, often of one file. Does
+    nothing for a small read, and on systems without `posix_fadvise`.
+    """
+    after = position + size
+    if size < _LARGE or position // AHEAD == after // AHEAD or after >= end or not hasattr(os, "posix_fadvise"):
+        return
+    os.posix_fadvise(descriptor, after, min(2 * AHEAD, end - after), os.POSIX_FADV_WILLNEED)

@@ -1,1 +1,0 @@
-"""Read local files."""

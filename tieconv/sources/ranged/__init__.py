@@ -1,1 +1,0 @@
-"""Read files of a model by ranges, whichever server holds them."""
