@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from importlib import import_module
+from threading import Thread
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from tieconv.checkpoint.value_type import record
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
+    from multiprocessing.context import BaseContext
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -72,6 +78,207 @@ def _outcomes(
         yield from ((number, partial(work, task)) for number, task in enumerate(tasks))
         return
 
-    from tieconv.gate.worker_pool import pooled  # imports multiprocessing
+    yield from _pooled(work, tasks, workers, lost)
 
-    yield from pooled(work, tasks, workers, lost)
+
+# Work on batches of tasks in a pool, and work again on what a dead worker lost. A run without it imports no pool.
+
+
+_LARGEST_BATCH = 8
+"""The most tasks that a worker gets at once."""
+_IN_FLIGHT = 2
+"""Batches for each worker: one that runs, and one that waits."""
+_LONGEST_DIRECTORY = 60
+"""Bytes that the path of the temporary directory may have, below which multiprocessing adds about 35."""
+_PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged"]
+
+
+def _pooled(
+    work: Callable[[K], T], tasks: Sequence[K], workers: Workers, lost: Callable[[K], T]
+) -> Iterator[tuple[int, Callable[[], T]]]:
+    """Yield the number of each task, and a function that returns its result or raises its error.
+
+    The work is done as `unordered` says, by the executor or by processes.
+    """
+    pool = _Pool(workers.executor, min(workers.jobs, len(tasks)), workers.clean or workers.apart)
+    idle = False
+    try:
+        suspects: list[int] = []
+        for numbers, outcomes in _finished(pool, work, tasks, workers):
+            if outcomes is None:
+                suspects += numbers
+            else:
+                yield from zip(numbers, outcomes, strict=True)
+        for number in sorted(suspects):
+            [(_, outcomes)] = _finished(pool, work, [tasks[number]], Workers())
+            yield number, _Returned(lost(tasks[number])) if outcomes is None else outcomes[0]
+        idle = True
+    finally:
+        pool.stop(idle)
+
+
+@record
+class _Returned(Generic[T]):
+    """What ``work`` returned."""
+
+    result: T
+
+    def __call__(self) -> T:
+        return self.result
+
+
+@record
+class _Raised:
+    """What ``work`` raised."""
+
+    error: Exception
+
+    def __call__(self) -> NoReturn:
+        raise self.error
+
+
+_Outcomes = list[_Returned[T] | _Raised]
+
+
+def _finished(
+    pool: _Pool, work: Callable[[K], T], tasks: Sequence[K], workers: Workers
+) -> Iterator[tuple[range, _Outcomes[T] | None]]:
+    """Yield the numbers of each batch with its outcomes, or with None if its process died. Keeps a window in flight."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+    from concurrent.futures.process import BrokenProcessPool
+
+    largest, window = (1, workers.jobs) if workers.apart else (_LARGEST_BATCH, _IN_FLIGHT * workers.jobs)
+    pending: dict[Future[_Outcomes[T]], range] = {}
+    following = 0
+    while following < len(tasks) or pending:
+        while following < len(tasks) and len(pending) < window:
+            left = len(tasks) - following
+            numbers = range(following, following + min(largest, 1 + left // (8 * workers.jobs)))
+            following = numbers.stop
+            try:
+                future = pool.executor.submit(_work_on, work, [tasks[number] for number in numbers])
+            except BrokenProcessPool:  # it broke since the last wait, so nothing of this batch ran
+                if pool.is_shared:
+                    raise
+                following = numbers.start
+                break
+            pending[future] = numbers
+        broken = not pending
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            numbers, error = pending.pop(future), future.exception()
+            broken |= isinstance(error, BrokenProcessPool)
+            yield numbers, None if error else future.result()
+        if broken:
+            yield from ((numbers, None) for numbers in pending.values())
+            pending.clear()
+            pool.renew()
+
+
+def _work_on(work: Callable[[K], T], tasks: list[K]) -> _Outcomes[T]:
+    """Return what the work returned or raised for each task."""
+    return [_attempt(work, task) for task in tasks]
+
+
+def _attempt(work: Callable[[K], T], task: K) -> _Returned[T] | _Raised:
+    try:
+        return _Returned(work(task))
+    except Exception as error:  # noqa: BLE001 - raised again in the process that waits
+        return _Raised(error)
+
+
+class _Pool:
+    """The executor of the caller, or processes that are started again when one has died."""
+
+    def __init__(self, executor: Executor | None, jobs: int, clean: bool) -> None:
+        self.is_shared, self._jobs, self._clean = executor is not None, jobs, clean
+        self.executor = executor or self._start()
+
+    def _start(self) -> Executor:
+        from concurrent.futures.process import ProcessPoolExecutor
+
+        return ProcessPoolExecutor(self._jobs, _context(self._clean), _prepare, (dict(os.environ),))
+
+    def renew(self) -> None:
+        """Start the processes again. An executor of the caller stays as it is."""
+        if not self.is_shared:
+            self.stop()
+            self.executor = self._start()
+
+    def stop(self, idle: bool = False) -> None:
+        """End the processes without waiting for the models that they read. Processes that are ``idle`` end cleanly."""
+        from concurrent.futures.process import ProcessPoolExecutor
+
+        if not isinstance(self.executor, ProcessPoolExecutor) or self.is_shared:
+            return
+        for process in [] if idle else list((self.executor._processes or {}).values()):
+            process.terminate()
+        self.executor.shutdown(cancel_futures=True)
+
+
+def _context(clean: bool) -> BaseContext:
+    import multiprocessing
+
+    if not clean:
+        for name in _PRELOADED:  # once here, and not once in each process
+            import_module(name)
+        return multiprocessing.get_context()
+    _start_tracker()
+    _choose_socket_directory()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
+def _choose_socket_directory() -> None:
+    """Keep multiprocessing's sockets in /tmp, as Python 3.14 does, if the temporary directory's path is too long.
+
+    The address of a Unix socket has at most 108 bytes. The first call of ``get_temp_dir`` decides for the process.
+    """
+    from multiprocessing import util
+
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_DIRECTORY:
+        return
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"  # noqa: S108 - mkdtemp makes a private directory there
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+
+
+def _start_tracker() -> None:
+    """Start the process that removes what ended processes leave, so that it does not print that it did so."""
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        os.environ.update({} if before is None else {"PYTHONWARNINGS": before})
+
+
+def _prepare(environment: dict[str, str]) -> None:
+    """Give a process the environment of now: multiprocessing's server keeps an old one.
+
+    An interrupt ends it unless tieconv itself ignores interrupts, and so does the end of the process that started it.
+    """
+    if environment != os.environ:
+        os.environ.clear()
+        os.environ.update(environment)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # nohup, and `&` in a script: Ctrl-C is meant for others
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, for example by SIGKILL. Otherwise it would wait for ever."""
+    from multiprocessing import parent_process
+
+    from tieconv.sources.temporary import remove_temporary
+
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        remove_temporary(every_thread=True)
+        os._exit(1)
