@@ -284,7 +284,7 @@ def test_progress(hub: Hub, environment: dict[str, str], tieconv: Run, tmp_path:
     assert "headers" not in piped.stderr
     master, slave = pty.openpty()
     # The bar waits for half a second of work, which a fast machine does not need.
-    bar = "from tieconv.cli import main, progress; progress.PATIENCE = -1; main(prog_name='tieconv')"
+    bar = "from tieconv.cli import main, screen; screen.PATIENCE = -1; main(prog_name='tieconv')"
     words = [sys.executable, "-P", "-c", bar, "inspect", "hf://org/m"]
     done = subprocess.run(
         words, env={**environment, "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=slave, timeout=HANGS

@@ -15,7 +15,7 @@ from tests.hostile.conftest import faults_of_text
 TIMEOUT = 240
 _BAR = re.compile(r"\x1b\[(?:\?25[lh]|2K|1A)|\r")
 """What rich's progress bars write: the cursor hidden, shown and moved up, a line cleared, and the start of the line."""
-_WITH_BAR = "from tieconv.cli import main, progress; progress.PATIENCE = -1; main(prog_name='tieconv')"
+_WITH_BAR = "from tieconv.cli import main, screen; screen.PATIENCE = -1; main(prog_name='tieconv')"
 """tieconv that draws its bar at once, on a fast machine too."""
 _OWN = re.compile(r"::(error|warning|notice) (file=[^:,\s]+,)?title=[^:]*::[^\n]*")
 """An annotation that tieconv means."""

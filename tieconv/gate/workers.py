@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -234,6 +233,7 @@ def _choose_socket_directory() -> None:
 
     The address of a Unix socket has at most 108 bytes. The first call of ``get_temp_dir`` decides for the process.
     """
+    import tempfile
     from multiprocessing import util
 
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_DIRECTORY:
