@@ -24,8 +24,9 @@ from tests.children import wait_until
 from tests.cli.run import ok, refused, run
 from tests.patience import HANGS
 from tests.schemas import validate
+from tieconv.cli import fleet as verbs
 from tieconv.cli import main
-from tieconv.cli.fleet import Answer, run_command, verbs
+from tieconv.cli.fleet import Answer, run_command
 from tieconv.gate.fleet_runs import output_of
 
 SCHEMA = json.loads((resources.files("tieconv.reporters") / "schemas" / "fleet-result.schema.json").read_text())
@@ -263,7 +264,7 @@ def test_parity_needs_a_graph_of_the_model(fleet: Path, monkeypatch: pytest.Monk
 
 def test_a_document_beside_other_text(monkeypatch: pytest.MonkeyPatch, models: Path) -> None:
     """What a library prints before it is dropped; what is no document is a failure with the command to look."""
-    from tieconv.api.evidence import inspect
+    from tieconv.cli import inspect
 
     monkeypatch.setattr(inspect, "document", lambda text: print(f"a library speaks\n{text}"))
     code, document, failure = run_command(["inspect", str(models / "t5")])
