@@ -76,7 +76,7 @@ class Source:
     def near_or_far(
         self, planned: Callable[[str | Path, Here | None], PlannedWrite], *, refuses: bool = True
     ) -> PlannedWrite:
-        """Plan a local model, or a remote one from headers and what a proof needs; with ``fetch``, plan a copy of it.
+        """Plan a local model. Of a remote one, plan from what a proof needs, or with ``fetch`` a copy on this machine.
 
         ``planned(path, here)`` gets the function that copies a remote model to this machine and plans there. For
         ``refuses`` see `on_disk`.

@@ -263,12 +263,14 @@ def _prepare(environment: dict[str, str]) -> None:
 
     An interrupt ends it unless tieconv itself ignores interrupts, and so does the end of the process that started it.
     """
+    from tieconv.sources.temporary import PARENT_WATCH
+
     if environment != os.environ:
         os.environ.clear()
         os.environ.update(environment)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # nohup, and `&` in a script: Ctrl-C is meant for others
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_end_with_parent, name=PARENT_WATCH, daemon=True).start()
 
 
 def _end_with_parent() -> None:
