@@ -137,6 +137,6 @@ def run_demo(
 
 def demo_table(analysis: Analysis) -> str:
     """Return the demonstration's table in plain text."""
-    from tieconv.demo.toy_analysis import render
+    from tieconv.demo.toys import render_text as render
 
     return render(analysis)
