@@ -104,13 +104,14 @@ def assert_bounded(took: Run) -> None:
         assert (took.stderr.startswith("error: ") and "\nhint: " in took.stderr) or "could not be read" in took.stdout
 
 
-def often(choice: Callable[[str], bool]) -> list[object]:
-    """The names of inputs that ``choice`` takes; those that are not in `OFTEN` are slow tests."""
+def often(choice: Callable[[str], bool], besides: tuple[str, ...] = ()) -> list[object]:
+    """The names of inputs that ``choice`` takes; those that are not in `OFTEN`, or start so, are slow tests."""
+    quick = {name for name in OFTEN if not name.startswith(besides)}
     chosen = filter(choice, MAKERS)
-    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in chosen]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in chosen]
 
 
-@pytest.mark.parametrize("name", often(lambda name: not name.startswith(CHECKED)))
+@pytest.mark.parametrize("name", often(lambda name: not name.startswith(CHECKED), besides=TOKENIZERS))
 def test_inspect(name: str, tmp_path: Path) -> None:
     assert_bounded(run("inspect", make(name, tmp_path)))
 
@@ -122,7 +123,8 @@ def calls() -> Iterator[object]:
     """Each name with each command; each command has one name that is not slow."""
     for index, name in enumerate(FURTHER):
         for number, command in enumerate(OTHERS):
-            yield pytest.param(name, command, marks=[] if number == index else pytest.mark.slow)
+            often = number == index and command != "diff"  # `test_diff_refuses_more_tensors` has its input
+            yield pytest.param(name, command, marks=[] if often else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "command"), list(calls()))
@@ -133,7 +135,8 @@ def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     assert_bounded(run(verb, *models, *options))
 
 
-@pytest.mark.parametrize("kind", ["copy", pytest.param("other values", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["copy", "other values"])
 def test_diff_of_as_many_tensors_as_are_compared(kind: str, tmp_path: Path) -> None:
     """Each tensor is read in both models; where all differ, the differences take memory too."""
     a, b = tmp_path / "a", tmp_path / "b"
