@@ -32,6 +32,7 @@ from pages import (  # noqa: E402
     oracles,
     outputs,
     parity,
+    pictures,
     python,
     rules,
     schemas,
@@ -60,6 +61,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),
     HERE / "evolution.md": partial(evolution.page, HERE / "evolution.md"),
     HERE / "alignment.md": partial(toys.page, HERE / "alignment.md"),
+    HERE / "assets" / "repair.svg": pictures.repair,
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),
     **{path: partial(guides.page, path) for path in guides.pages()},
 }

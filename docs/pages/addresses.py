@@ -11,7 +11,8 @@ from tieconv.install import documented_requirement
 _EXTRAS = r"\[(?P<extras>[a-z,]+)\]"
 _REQUIREMENT = re.compile(rf"(?<!-e )'(?:tieconv|\.){_EXTRAS}(?: @ git\+[^'\s]+)?'")
 _FIXTURE = "fixtures/models/llama-duplicated"
-_BLOCK = re.compile(r"(<!-- install -->\n```sh\n).*?(```)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- install(?P<first>: first)? -->\n```sh\n).*?(```)", re.DOTALL)
+"""With ``: first``, the block is the one command that shows the main job at once."""
 
 
 def fill(text: str) -> str:
@@ -23,7 +24,7 @@ def fill(text: str) -> str:
     text = re.sub(rf"({re.escape(name)}\n +rev: )v[\d.]*\d", rf"\g<1>v{version.VERSION}", text)
     text = re.sub(r"(?m)^version: [\d.]+$", f"version: {version.VERSION}", text)  # CITATION.cff
     text = _REQUIREMENT.sub(lambda match: shlex.quote(documented_requirement(*match["extras"].split(","))), text)
-    return _BLOCK.sub(lambda match: match[1] + install_lines() + match[2], text)
+    return _BLOCK.sub(lambda match: match[1] + install_lines(first=bool(match["first"])) + match[3], text)
 
 
 def site() -> str:
@@ -32,8 +33,8 @@ def site() -> str:
     return f"https://{owner.lower()}.github.io/{name}/"
 
 
-def install_lines() -> str:
-    """Return the commands that install tieconv, or run it once."""
+def install_lines(first: bool = False) -> str:
+    """Return the commands that install tieconv, or run it once; with ``first`` those before the first command."""
     requirement = documented_requirement()
     word = shlex.quote(requirement)
     if version.PUBLISHED:
@@ -51,4 +52,6 @@ def install_lines() -> str:
             f"python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/tieconv inspect {_FIXTURE}",
             ". .venv/bin/activate  # `tieconv` by its name",
         ]
+    if first:
+        lines = lines[: 1 if requirement == "." else 2]
     return "".join(f"{line}\n" for line in lines)

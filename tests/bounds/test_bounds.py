@@ -50,11 +50,11 @@ OFTEN = {
     "index-read",
     "peft-targets",
     "dcp-string",
-    "safetensors-candidates",
+    "safetensors-metadata-entries",
     "onnx-nodes",
     "gguf-keys",
     "torch-string",
-    "tokenizer-merges-numbers",
+    "tokenizer-special-texts",
     "generation-ids",
     "baseline-lists",
     "settings-lists",
@@ -123,7 +123,7 @@ def calls() -> Iterator[object]:
     """Each name with each command; each command has one name that is not slow."""
     for index, name in enumerate(FURTHER):
         for number, command in enumerate(OTHERS):
-            often = number == index and command != "diff"  # `test_diff_refuses_more_tensors` has its input
+            often = number == index and command != "diff"  # `diff` of many tensors takes ten seconds
             yield pytest.param(name, command, marks=[] if often else pytest.mark.slow)
 
 
@@ -160,6 +160,7 @@ def test_diff_of_torch_files(tmp_path: Path) -> None:
     assert took.code == 0
 
 
+@pytest.mark.slow
 def test_diff_refuses_more_tensors(tmp_path: Path) -> None:
     home = make("safetensors-equal", tmp_path)
     took = run("diff", home, home)

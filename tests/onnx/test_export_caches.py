@@ -75,6 +75,7 @@ def test_there_are_stateful_classes() -> None:
     assert {f"{prefix}ForCausalLM" for prefix in (*named, "RecurrentGemma")} <= set(stateful())
 
 
+@pytest.mark.slow
 def test_every_stateful_class_is_refused(tmp_path: Path) -> None:
     """Each class that transformers marks as stateful: one sentence with the class, the layer and the kind of state."""
     layer = "keeps another state than keys and values in (layer [0-9]+|every layer) [(][a-zA-Z_, 0-9]+[)]"

@@ -17,9 +17,12 @@ import pytest
 
 from tieconv import version
 
-pytestmark = pytest.mark.skipif(
-    not (find_spec("mkdocs") and find_spec("mkdocstrings")), reason="the site is built with the group docs"
-)
+pytestmark = [
+    pytest.mark.slow,  # `.ci/run site` builds it too, with every warning an error
+    pytest.mark.skipif(
+        not (find_spec("mkdocs") and find_spec("mkdocstrings")), reason="the site is built with the group docs"
+    ),
+]
 
 ROOT = Path(__file__).parents[2]
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
@@ -116,7 +119,6 @@ def test_links_to_the_repository_name_its_files(pages: dict[Path, Page]) -> None
     assert all((ROOT / unquote(name.partition("#")[0])).exists() for name in named), named
 
 
-@pytest.mark.slow
 def test_the_search_finds_what_people_type(site: Path) -> None:
     """The index holds flags, error messages and rules."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
