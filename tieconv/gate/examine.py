@@ -171,7 +171,7 @@ def report_of(models: tuple[CheckedModel, ...], policy: Policy, notes: tuple[str
 def in_memory_too(report: CheckReport, policy: Policy, inspections: Iterable[Inspection]) -> CheckReport:
     """Return the report with models in memory before its models. They have no path for a setting or a baseline."""
     named = ((inspection, inspection.checkpoint.source) for inspection in inspections)
-    models = [policy.judge(examine(lambda _, found=found: found, name), name) for found, name in named]  # type: ignore[misc]
+    models = [policy.judge(examine(lambda _, evidence=evidence: evidence, name), name) for evidence, name in named]  # type: ignore[misc]
     return replace(report, models=(*models, *report.models))
 
 

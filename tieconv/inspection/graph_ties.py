@@ -111,8 +111,8 @@ def _ties(
 ) -> Iterator[Tie]:
     for graph in graphs:
         if (embedding := graph.embedding) is not None and (head := graph.head) is not None:
-            one = head.name == embedding.name
-            compared = None if one else _relation(embedding, head, tensors, reader, depth)
+            is_shared = head.name == embedding.name
+            compared = None if is_shared else _relation(embedding, head, tensors, reader, depth)
             yield _made(embedding.name, head.name, compared, tensors, config)
         elif (pair := quantised_pair(graph)) is not None:
             relation = relate_quantised(*pair, tensors, reader, depth)

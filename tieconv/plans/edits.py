@@ -213,8 +213,8 @@ def _rewrite(
     """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
     mine = {tensor.name for tensor in file.tensors}
     # The names that the file will have.
-    stays = {kept for kept in mine if kept not in edits.drops and kept not in additions}
-    names = {edits.renames[kept].to if kept in edits.renames else kept for kept in stays}
+    stays = {name for name in mine if name not in edits.drops and name not in additions}
+    names = {edits.renames[name].to if name in edits.renames else name for name in stays}
     metadata, changed = metadata_after(file, edits, names | {tensor.name for tensor, _ in additions.values()})
     trimmed = any(name == file.name for name, _ in edits.trims)
     if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
