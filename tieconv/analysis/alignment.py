@@ -133,7 +133,6 @@ def norm_profiles(compared: Compared, names: tuple[str, ...]) -> Iterator[tuple[
 
 # Decide from three measures whether a tied table behaves as an output table or as an input table.
 
-
 _WORDS = {"knn": "neighbours", "rsa": "pair similarities", "norms": "the norm profile"}
 _ERRORS = 3.0
 """Standard errors that a difference must exceed to count."""
@@ -239,7 +238,6 @@ def _and(words: list[str]) -> str:
 
 
 # Compare the input embedding E and the head U of one untied model by the measures of the alignment.
-
 
 SIMILARITY = "Similarity"
 

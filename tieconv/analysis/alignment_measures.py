@@ -20,7 +20,6 @@ from tieconv.checkpoint.value_type import record
 #
 # Rows are as stored, not centred. RSA uses sampled tokens, and KNN sampled ones or all.
 
-
 NEIGHBOURS = 10
 PAIRS = 200_000
 
@@ -157,7 +156,6 @@ def _lengths(rows: Array) -> Array:
 
 
 # The measures of pairs of tables, each with its chance floor and its standard error.
-
 
 QUERIES = 1000
 """Tokens whose neighbours are searched in a long table. The standard error of KNN is then below 0.01."""
@@ -344,7 +342,6 @@ def _correlation(
 # Both tables are column-centred. One pass over all tables sums products in float32 inside a block of rows, and in
 # float64 across blocks. Then the mapped rows of tokens are compared with their targets: all tokens, or a sample.
 # Imports numpy: import it lazily.
-
 
 MAPS = ("identity", "procrustes", "least squares")
 

@@ -109,7 +109,6 @@ def _levels(config: object) -> Iterator[Mapping[str, object]]:
 #
 # `fixtures/certificates.py` writes each ``data/transformers-*.json`` and documents its parts.
 
-
 RELEASES = ("4.48", "4.57", "5.23")
 """The releases that certificates cover."""
 

@@ -261,7 +261,6 @@ def _length(role: str, table: Table, used: Array | None) -> Figured:
 
 # Open the tables of a revision. Tables of a remote model are fetched once, to a temporary directory.
 
-
 OpenModel = Callable[[str], AbstractContextManager[tuple[Listing, RangedFiles | FileSet, str]]]
 """Opens a MODEL: its listing, its reader, and its commit or fingerprint, which is empty for local files."""
 
@@ -469,7 +468,6 @@ def _number(value: object) -> float | None:
 
 
 # Find the models that a list of revisions names, and the training step of each.
-
 
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt)[^0-9]{0,2}(\d{1,15})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,15}(?!\d)")

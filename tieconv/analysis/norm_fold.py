@@ -133,7 +133,6 @@ def _stored(subject: Subject, name: str, values: Array) -> bytes:
 
 # Find factors between the columns of two tables: intervals from stored elements, and factors that a norm can hold.
 
-
 _SLACK = 2.0**-50  # relative error of the quotients that bound a factor
 
 
@@ -216,7 +215,6 @@ def weights(final: Final, gains: Array) -> Array:
 
 
 # The last norm with the factors of a scaled head: exact, or fitted for the user to write.
-
 
 Numbers = tuple[float, ...]
 

@@ -422,7 +422,6 @@ class Related:
 # A scheme has a table of levels, which the scale of a group multiplies. It maps each number to the nearest level. So
 # every number of the head is one of the two levels around the embedding's number.
 
-
 _UNIT = {"F64": 2.0**-20, "F32": 2.0**-20, "F16": 2.0**-11, "BF16": 2.0**-8}
 """The relative error of a stored number, by type."""
 

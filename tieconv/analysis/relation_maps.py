@@ -15,7 +15,6 @@ from tieconv.checkpoint.value_type import record
 
 # The largest difference of two tables that rounding explains: the tolerance of every class that is not exact.
 
-
 SLACK = 1.5
 """The factor by which a residual may exceed the expected rounding."""
 
@@ -59,7 +58,6 @@ def tolerance(kinds: tuple[str, str], energies: tuple[Array, float], gains: Arra
 
 
 # Fit maps from E to U that act on each column separately: U_v ≈ g ⊙ E_v + c.
-
 
 SURE = 16
 """The fewest rows for a meaningful fit."""
@@ -158,10 +156,8 @@ def _residuals(embed: Table, head: Table, finite: Array, maps: list[tuple[Array,
 
 # Compute the d × d moments EᵀE and EᵀU in one streaming pass. Memory: two such matrices for any V.
 
-
 GEMM = 1 << 22
 """Elements of a block that is multiplied at once (16 MiB as float32)."""
-
 
 WIDEST = 1 << 14
 """The most columns for moments. A d × d matrix of this width takes 2 GiB."""
@@ -248,7 +244,6 @@ def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
 
 
 # Fit the linear map U ≈ E·M + 1cᵀ from the d × d moments. Test whether M is orthogonal or SPD.
-
 
 ENOUGH = 2
 """The fewest rows for each column. With fewer, any table is nearly a linear map of any other."""
@@ -435,7 +430,6 @@ def linear_tolerance(linear: Linear, grams: Grams, energies: tuple[Array, float]
 
 # Structured differences of two tables: one factor for each row, a low rank, equal rows or columns.
 
-
 HIGHEST_RANK = 128
 """The highest rank that is searched. Adapters merged into a head have 4 to 128."""
 
@@ -563,7 +557,6 @@ def _relative(squares: float, moments: Moments) -> float:
 
 
 # Measure P@1: the share of rows of E whose nearest row of U, by cosine, is that of their token.
-
 
 QUERIES = 256
 """Sampled rows. The standard error of the share is at most 3 points."""

@@ -272,7 +272,6 @@ def _variance(change: Change, used: Array | None) -> float:
 # Any centre and the largest distance from it give a valid ball. The search only makes it smaller. It is the one by
 # Bădoiu and Clarkson on a core set of far rows.
 
-
 CORE = 1024
 """Rows of the core set."""
 

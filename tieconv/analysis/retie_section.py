@@ -28,7 +28,6 @@ TITLE = "Re-tying"
 SMALL = 1e-3
 """Nats a token up to which the verdict calls a certified change harmless."""
 
-
 Answer = tuple[str, str]
 """A sentence, and how sure it is."""
 STORED = "certain, because the model stores one table"
@@ -41,7 +40,6 @@ CERTIFIED = "proved for every input"
 ON_TEXT = "measured on the given text; another text can differ"
 UNKNOWN_CLASS = "undecided, because tieconv does not know the class"
 UNDECIDED = "undecided, because the weights alone do not give the answer"
-
 
 _OPEN = "Undecided from the weights alone."
 _MEASURE = "Measure the cost with --text FILE."
@@ -211,7 +209,6 @@ def _folded(subject: Subject, related: Related, fold: FoldedNorm | None) -> str:
 
 
 # Measure on a text the cost of each survivor and of removing the bias, and the mean hidden state.
-
 
 SURVIVORS = ("embed", "head", "mean")
 _STUDENT = (

@@ -23,13 +23,11 @@ from tieconv.text import count, shown
 if TYPE_CHECKING:
     from tieconv.analysis.retie_section import OnText
 
-
 ROWS = "Rows"
 LISTED = 20
 _BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "the model directory has no tokenizer.json, vocab.json or vocab.txt"
-
 
 Ranges = list[list[int]]
 """Half-open ranges of rows, in ascending order: [first, last + 1]."""
@@ -263,7 +261,6 @@ def _malformed(path: str, why: str) -> SettingsError:
 
 # Fit a line through values by token and the log frequency of the tokens in a text.
 
-
 DISTINCT = 100
 """The fewest different tokens for a line through their frequencies."""
 
@@ -319,7 +316,6 @@ def by_frequency(rows: Mapping[str, Array], counts: Array) -> dict[str, tuple[fl
 
 
 # The section *Frequency*: how the lengths of rows follow the frequency of their tokens. Imports numpy.
-
 
 FREQUENCY = "Frequency"
 _NORMAL = 1.959964
@@ -400,7 +396,6 @@ def _frequency_sentence(
 # is the cosine distance to the mean of the unused rows. In an independent input table a row changes only when the
 # model reads its token. The indicator is the length of the row (Land and Bartolo 2024, arXiv 2405.05417). The
 # relation of the stored tables decides, not the config: an untied copy of a tied table is still output-shaped.
-
 
 REFERENCE = 8
 """The fewest unused rows for a comparison."""

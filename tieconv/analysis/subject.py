@@ -461,7 +461,6 @@ def read_tokens(files: Files, names: Mapping[str, int], config: Mapping[str, obj
 # The head becomes a separate parameter with the same values, so one backward pass gives both parts. Their sum is
 # exactly the gradient of the tied table. A measurement on activations would give a smaller input part.
 
-
 TITLE = "Gradients"
 
 

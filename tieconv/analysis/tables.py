@@ -143,7 +143,6 @@ def ranges(rows: Array, most: int = 16) -> list[list[int]]:
 
 # Find equal rows and the moments of every column in one pass over both tables. Memory: O(V + d).
 
-
 SQUARED = (1e-150, 1e150)
 """The range of row lengths whose squares, and sums of them, float64 holds with full precision."""
 SAME = 1e-12
@@ -286,7 +285,6 @@ def untellable(moments: Moments, fewest: int) -> str:
 
 
 # Find equal rows by their digests: rows under another number, and rows that occur twice.
-
 
 _DIGEST = 16
 """Bytes of a row's digest, enough that different rows do not share one by search or by chance."""

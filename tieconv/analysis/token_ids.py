@@ -164,7 +164,6 @@ def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[
 
 # The token ids that a model reads with every text: decoder start, padding and image placeholders.
 
-
 GENERATION = "generation_config.json"
 _LIMIT = 1_000_000
 """Bytes of that file. The largest published files list some hundred ids."""
@@ -215,7 +214,6 @@ def _model_types(document: Mapping[str, object]) -> Iterator[str]:
 
 
 # Read the files of a tokenizer next to the weights, and their tokens by id.
-
 
 LIMIT = 100_000_000
 """Bytes of one file. The largest published files have 40 MB."""
@@ -508,7 +506,6 @@ def _ahead(files: Files, name: str) -> Pread:
 
 
 # Limit the memory for the files of one tokenizer, counted before it is used.
-
 
 MAX_TOKENS = 500_000
 """Tokens of all vocabularies of one model. Gemma 3 has 262,145."""

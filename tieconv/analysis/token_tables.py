@@ -16,7 +16,6 @@ from tieconv.text import shown
 
 # The tables of an alignment and their common tokens.
 
-
 Array = npt.NDArray[Any]
 
 BLOCK = 8 << 20

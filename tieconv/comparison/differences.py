@@ -33,7 +33,6 @@ from tieconv.text import count, shown, size
 
 # Compare two configs value by value, and classify each difference.
 
-
 COSMETIC = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "_attn_implementation_autoset"})
 """Keys about the origin of the config, which no computation uses."""
 
@@ -193,7 +192,6 @@ def _side(table: Table | None) -> MatrixSide | None:
 
 
 # Describe the change from one model to another, tensor by tensor and config value by config value.
-
 
 _EQUAL = (State.IDENTICAL, State.ALIASED)
 

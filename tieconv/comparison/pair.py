@@ -63,10 +63,8 @@ class Pair:
 Outcome = tuple[Contrast, OnlyHere | Shapes | ForwardScale | Values] | None
 """The difference of two tensors; ``None`` for equal tensors."""
 
-
 _REMEMBERED = 64 * 1024
 """Size in bytes from which a relation is cached. Smaller tensors are cheaper to read again."""
-
 
 MAX_SMALL_MEASURED = 10_000
 """Most tensors below `_REMEMBERED` bytes whose difference is measured. Each takes a third of a millisecond."""
@@ -268,7 +266,6 @@ def parameters(a: Sources, b: Sources, further: list[Sources]) -> Iterator[str]:
 
 
 # Describe a model in one loader: each parameter, and the stored tensor with its values.
-
 
 HEAD_BIAS = "head bias"
 """The name under which every head bias is compared."""

@@ -15,7 +15,6 @@ from tieconv.text import shown
 
 # Factors of the two gradients of a tied table, as in Tables 2, 6 and 7 of Lopardo et al. 2026 (arXiv 2603.26663).
 
-
 _FORM = re.compile(r"(\d{1,6}(?:\.\d{1,6})?):(\d{1,6}(?:\.\d{1,6})?)", re.ASCII)
 
 
@@ -50,7 +49,6 @@ def parse_ratio(text: str) -> GradientRatio:
 
 
 # Settings of the toy, and the figures of a reference run on natural text.
-
 
 WORDS = 1984
 VOCABULARY = 2048
@@ -115,14 +113,12 @@ REFERENCE_FLOORS: Mapping[str, tuple[float, float, float]] = {
 }
 """Figures for E→U, E→T and U→T after a permutation of the reference run's tokens."""
 
-
 # Generate a text from a grammar of made-up words. Every word is made by this project (Apache-2.0).
 #
 # A word has two independent roles: which words may precede it, and which may follow it. An input table learns the
 # second role: the word is given, and the model predicts the next one. An output table learns the first: the context
 # is given, and the model chooses the word. So the two tables have something to disagree about. Within a role, word
 # frequencies follow Zipf's law. Each passage has a topic that favours its words, as in a natural text.
-
 
 Array = npt.NDArray[Any]
 
@@ -199,7 +195,6 @@ def _quantiles(weights: Array) -> Array:
 
 
 # Generate the text of a run: a training part, a held-out part, and the count of each word.
-
 
 _STREAMS = 256
 

@@ -139,7 +139,6 @@ def _report(directory: Path, analysis: Analysis) -> None:
 
 # Write a toy as a directory that every loader reads: weights, config, tokenizer, model card.
 
-
 CARD = """\
 ---
 license: apache-2.0
@@ -179,7 +178,6 @@ def tokenizer(words: tuple[str, ...]) -> dict[str, object]:
 
 
 # Analyze the toys of one run as they were written. Imports numpy.
-
 
 WHICH = "Which table of an untied toy does the table of a tied toy resemble?"
 BY_CONSTRUCTION = "tied by construction"
@@ -303,7 +301,6 @@ def _smooth(losses: tuple[float, ...], points: int = 200) -> tuple[float, ...]:
 
 # Means over runs of several seeds, with their intervals.
 
-
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t for 1, 2, … degrees of freedom."""
 
@@ -404,7 +401,6 @@ def _with_losses(training: Section) -> Section:
 
 
 # The effect of scaled gradients on the tied table: the change of each measure, with its interval over seeds.
-
 
 DECIDING = ("knn", "rsa", "norms")
 """The measures that judge the role of a table."""

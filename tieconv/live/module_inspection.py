@@ -232,7 +232,6 @@ def _accessors(model: Any, tensors: Iterable[LiveTensor]) -> tuple[str | None, s
 
 # Say a remedy as statements about the model, not as commands on files.
 
-
 _AFTER = 'model.save_pretrained("DIR"), then: '
 
 
@@ -265,7 +264,6 @@ def _flags(evidence: Inspection, value: str) -> Iterator[str]:
 
 
 # Separate a model of PEFT: the tensors of its base model, and those of its adapter.
-
 
 _REPLACED = ".modules_to_save."
 _LAYERS = (".base_layer.", ".original_module.")

@@ -199,7 +199,6 @@ def opset(model: ir.Model) -> int:
 
 # Find a graph's external tensors, and check their ranges before any byte is read.
 
-
 MAX_DEPTH = 64
 """Most levels of nested subgraphs."""
 
@@ -262,7 +261,6 @@ def _is_sparse(node: onnx.NodeProto) -> bool:
 
 
 # Read the initializers of a graph as tensor records, whether inside or outside the graph file.
-
 
 DTYPES = {
     "FLOAT": "F32",
@@ -343,7 +341,6 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
 
 
 # Check that the packages for graphs are installed, before anything is read.
-
 
 _PIP = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxruntime": "onnxruntime"}
 

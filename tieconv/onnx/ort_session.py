@@ -314,7 +314,6 @@ class Chained(Session):
 
 # Choose the execution provider of a session, and find package conflicts.
 
-
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 _CLASH = f"pip uninstall -y onnxruntime onnxruntime-gpu && {install_command('gpu')}"
@@ -425,7 +424,6 @@ def versions(ort: Any) -> dict[str, str]:
 
 
 # Find out why the CUDA provider does not start. onnxruntime only logs it, so ask loader and driver.
-
 
 INSTALL = install_command("gpu", upgrade=True)
 UNKNOWN = "session.fallback"

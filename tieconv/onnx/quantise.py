@@ -31,7 +31,6 @@ from tieconv.text import shown
 BLOCK = 32
 """Elements of a row that share a scale, as onnxruntime-genai's builder chooses."""
 
-
 INT8_ACTIVATIONS = 4
 """The accuracy level of MatMulNBits that rounds activations to 8 bits while it multiplies.
 
@@ -59,7 +58,6 @@ class Scheme(StrEnum):
 
 
 # Quantise an export so that each tied matrix stays one.
-
 
 HEAD_NOTE = "--quantise writes every head as {}, so --head-form has no effect"
 _OPERATORS = {Scheme.INT8: "MatMulNBits", Scheme.INT4: "MatMulNBits", Scheme.DYNAMIC: "MatMulInteger"}
@@ -102,7 +100,6 @@ def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan, data: 
 
 
 # Quantise the graph of a directory with ONNX Runtime's quantisers, and list what stays float.
-
 
 _FLOATS = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
 _MATRIX = 2

@@ -18,7 +18,6 @@ from tieconv.text import command, shown
 
 # Run the torch reference on a GPU: find it, its free memory, and products without a loss of precision.
 
-
 CPU = "cpu"
 
 
@@ -85,7 +84,6 @@ def exact_products(device: str) -> Iterator[None]:
 
 
 # Load a checkpoint with the class that its config specifies, and compute logits for a batch.
-
 
 _BLOCKS = ("token_type_ids", "mm_token_type_ids")
 """Arguments that mark the tokens of an image."""
@@ -415,7 +413,6 @@ def encoder_outputs(states: Any) -> Any:
 
 # Say what an encoder reads besides token ids: features of images or sound, in a shape that its config fixes.
 
-
 _IDS = "input_ids"
 
 
@@ -483,7 +480,6 @@ def encoder_input(model: Any) -> EncoderInput | None:
 
 
 _HINT = "export it with transformers.exporters, then run tieconv dedup on the result"
-
 
 # Tell the language model of a loaded class from its other parts, by transformers' own accessors.
 

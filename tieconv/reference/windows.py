@@ -195,7 +195,6 @@ def _batch(ids: Any, *, placed: bool = True) -> Batch:
 
 # Load a language model whose input and output table can be exchanged, with windows of a text for it.
 
-
 WINDOW = 128
 """Tokens of the text that the model reads at once."""
 

@@ -296,7 +296,6 @@ def _holds(value: ir.Value | None, number: int) -> bool:
 # For a pattern with several outputs its matcher lists all nodes for each node. It then tries all their combinations.
 # The first node of a combination is always the same. If that one does not match, none of them can.
 
-
 _MATCHER = "onnxscript.rewriter._matcher"
 
 

@@ -462,7 +462,6 @@ def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tup
 
 # Make tied names one parameter before the export, by our inspection and not by what the loader does.
 
-
 _SAME = (State.CANONICAL, State.ABSENT, State.ALIASED, State.IDENTICAL)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

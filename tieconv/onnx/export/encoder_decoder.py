@@ -73,7 +73,6 @@ def _sample(reference: Reference, reads: EncoderInput | None) -> tuple[dict[str,
 #
 # Their arguments and results have the names that the tensors of the graphs get.
 
-
 Layers = dict[str, dict[str, dict[str, torch.Tensor]]]
 """Keys and values by layer, by `decoder` (self-attention) or `encoder` (cross-attention), and by `key` or `value`."""
 
@@ -164,7 +163,6 @@ def cache_of(layers: Sequence[dict[str, dict[str, torch.Tensor]]] = ()) -> Any:
 #
 # The two differ only in the cross-attention's keys and values. The first pass computes them, and a step takes them
 # from the cache. One `If` chooses, by the input `use_cache_branch`. optimum and transformers.js feed that input.
-
 
 BRANCH = "use_cache_branch"
 HIDDEN = "encoder_hidden_states"

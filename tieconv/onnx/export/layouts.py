@@ -281,7 +281,6 @@ _MASKED = frozenset({
     "modernbert", "mpnet", "roberta", "roformer", "squeezebert", "xlm", "xlm-roberta",
 })  # fmt: skip
 
-
 _DTYPES: dict[tuple[str, Scheme | None], tuple[str, str]] = {
     ("fp32", None): ("fp32", ""),
     ("fp16", None): ("fp16", "_fp16"),
@@ -352,9 +351,7 @@ def _entry(model: Model, *names: str) -> int:
 
 # List the layouts by the words of `--layout`.
 
-
 LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Layout, Optimum, GenAI, TransformersJS)}
-
 
 _GENERATION = "generation_config.json"
 _LIMIT = 1_000_000
@@ -372,7 +369,6 @@ def read_model(checkpoint: Checkpoint, architecture: str, layout: type[Layout]) 
 
 
 # Give the exporter's files the names of a layout: cache tensors, the data file, and the graph in OUT.
-
 
 GRAPH = "model.onnx"
 """The name of the graph until it is in OUT."""

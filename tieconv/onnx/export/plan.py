@@ -263,7 +263,6 @@ def pair_inputs(name: str, directory: str) -> tuple[str, ...]:
 
 # Decide whether a model is exported as an embedding and a decoder of `inputs_embeds`.
 
-
 AXES = (
     "embed_tokens.onnx: input_ids [batch, sequence]",
     "model.onnx: inputs_embeds [batch, sequence, width]",

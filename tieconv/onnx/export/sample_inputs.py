@@ -155,9 +155,7 @@ def keeps_keys_and_values(layer: Any) -> bool:
 
 # Export a graph that takes embeddings, and the graph that looks them up.
 
-
 # Find the language model of a class by transformers' own accessors, and the parts that are not exported.
-
 
 EMBEDS = "inputs_embeds"
 _PARTS = 3
@@ -220,7 +218,6 @@ def refused(name: str, why: str) -> RefusedError:
 
 
 # Run a loaded model on a few tokens to see what its decoder reads besides `inputs_embeds`.
-
 
 _TYPES = (0, 1)
 """The values of `token_type_ids`."""

@@ -18,7 +18,6 @@ from tieconv.reference import Batch, EncoderInput, Features
 
 # Choose the shapes that a graph is measured on: nine with three seeds each, and some with one seed.
 
-
 SEEDS = (0, 1, 2)
 STEPS = 32
 PROMPT = 5
@@ -143,7 +142,6 @@ def _fits(cell: Cell, kind: Kind, longest: int) -> bool:
 
 # Define one batch that a graph is measured on.
 
-
 STAGGER = 2
 """By how many positions each row's padding is shorter than that of the row before."""
 _CYCLE = 6
@@ -218,7 +216,6 @@ class Cell:
 
 
 # Choose the ids that go through the whole graph, each as a sequence of one token.
-
 
 LEAST = 64
 """Ids that always go through the whole graph."""
@@ -343,7 +340,6 @@ def _blocks(batch: Batch, cell: Cell, causal: int) -> torch.Tensor:
 
 
 # Draw features of images or sound for an encoder that reads no token ids.
-
 
 _FEATURE_ROWS = 3
 """Most rows of different features. A batch with more rows repeats them, so that the encoder runs a few times."""

@@ -241,7 +241,6 @@ def unknown_input(graph: Graph, value: Value) -> UnreadableError:
 # `use_cache_branch` of optimum's `merge_decoders`; `num_logits_to_keep` and `cache_position` of the forward passes of
 # transformers, in which 0 logits mean all.
 
-
 BRANCH, PLACES = "use_cache_branch", "cache_position"
 KEEP = ("num_logits_to_keep", "logits_to_keep")
 _WHOLE = ("INT64", "INT32")
@@ -282,7 +281,6 @@ def switch_notes(names: Collection[str]) -> Iterator[str]:
 # tokens after a past need a batch of one row. A windowed cache has its full capacity from the start.
 #
 # Source: the operator's schema in ONNX Runtime, domain com.microsoft.
-
 
 _PASTS = (3, 4)
 """The operator's inputs past_key and past_value."""
@@ -373,7 +371,6 @@ def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:
 
 
 # Find the roles of the inputs and outputs of an encoder and of its decoders.
-
 
 _HIDDEN, _STATES, _ENCODER_MASK = "encoder_hidden_states", "last_hidden_state", "encoder_attention_mask"
 _PAIR_CACHE = re.compile(
@@ -524,7 +521,6 @@ def pair_faults(pair: Pair) -> Iterator[str]:
 
 
 # Find the graphs of an encoder-decoder in a directory, by the names that optimum and transformers.js use.
-
 
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
 """The graphs that `tieconv export` writes, without the extension."""

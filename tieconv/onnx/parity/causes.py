@@ -132,7 +132,6 @@ def _names(constant: Constant) -> str:
 
 # Choose which numbers of the model to try in place of constants of the graph, the likeliest first.
 
-
 _FAR = math.log(100)
 """Largest quotient of a constant and the factor that is tried in its place, as a logarithm."""
 _CLOSE = 2e-2
@@ -220,7 +219,6 @@ def _of_logits(constants: Iterable[Constant], scale: float) -> Iterator[Candidat
 
 
 # List the float constants of a graph by where nodes use them, and write the graph with another value there.
-
 
 EPSILON = "epsilon"
 _CONSTANT_PASSES = frozenset({"Cast", "CastLike", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand"})

@@ -20,7 +20,6 @@ _PURPOSE = "reading an ONNX graph"
 DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
 """ONNX element types that tieconv computes with, as torch names them."""
 
-
 QUANTISED = frozenset({
     "DequantizeLinear", "MatMulInteger", "QLinearMatMul", "ConvInteger", "QLinearConv", "MatMulNBits", "MatMulBnb4",
     "GatherBlockQuantized", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QAttention", "QMoE",
@@ -164,7 +163,6 @@ def _initializer(ir: Any, name: str, tensor: Any, path: str, files: FileSet) -> 
 
 
 # Read a decoder of `inputs_embeds` together with the graph of its embedding in the same directory.
-
 
 EMBEDDING = "embed_tokens.onnx"
 EMBEDS = "inputs_embeds"

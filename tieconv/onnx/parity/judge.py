@@ -163,7 +163,6 @@ def lookup_gates(seen: Vocabulary | None) -> Iterator[Gate]:
 #
 # Correct graphs measured 0.5 to 1.3 pooled and at most 3 in one case. Faulty graphs measured 9 or more.
 
-
 RMS_LIMIT = 2.0
 """Limit of the graph's RMS error divided by the floor's, pooled over all cases."""
 MAX_LIMIT = 4.0
@@ -171,9 +170,7 @@ MAX_LIMIT = 4.0
 CELL_LIMIT = 5.0
 """Limit of the graph's RMS error divided by the floor's in any one case."""
 
-
 # Measure errors of logits against the reference: figures of one case, pools of many, histograms.
-
 
 START, WIDTH, BINS = -12.0, 0.25, 56
 """Bins of histograms: |error| / RMS of the logits, from 1e-12 to 1e2 in quarters of a decade."""

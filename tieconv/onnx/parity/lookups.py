@@ -26,7 +26,6 @@ from tieconv.text import count
 
 # Compare the row that a graph looks up for every id with the row of the checkpoint.
 
-
 _VALUES = 1 << 22
 """Values of looked-up rows in memory at a time."""
 _LEAST = 0.5
@@ -182,7 +181,6 @@ def _differing_ids(before: torch.Tensor, after: torch.Tensor, rows: int) -> torc
 
 
 # Find the first nodes of a graph: those that read token ids, up to the first product, norm or attention.
-
 
 _INTERNAL = frozenset({"If", "Loop", "Scan", "EmbedLayerNormalization", "GatherBlockQuantized"})
 

@@ -314,7 +314,6 @@ def check_length(subject: Subject, length: int, longest: int) -> None:
 
 # Choose the precision of the torch reference by the free memory.
 
-
 WIDEST = 4096
 """The largest sliding window that is measured, in tokens."""
 _SHARE = 0.8

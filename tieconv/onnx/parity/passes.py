@@ -229,7 +229,6 @@ def prompt(work: Work, cell: Cell) -> Batch:
 
 # Run the graph in a session of ONNX Runtime: every batch, and free runs if it has a cache.
 
-
 _WHOLE = ("INT64", "INT32", "BOOL")
 
 
@@ -370,7 +369,6 @@ def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> 
 #
 # The result is reported but never judged, because one near-tie changes all later tokens.
 
-
 Generate = Callable[[Batch, int], torch.Tensor]
 
 
@@ -423,7 +421,6 @@ class LogitStore(ExitStack):
 
 
 # Collect the numbers that a torch model computes with: epsilons, scales, soft caps and rotary frequencies.
-
 
 _SCALE = re.compile("scal|multipl|cap")
 """Entries of a config that may be written as whole numbers and are multiplied all the same."""

@@ -22,7 +22,6 @@ from tieconv.reference import Reference
 
 # Dequantise the matrices of a graph, as its operators do.
 
-
 _MATRIX = 2
 _AT_ONCE = 1 << 22
 """Elements that are dequantised at a time."""
@@ -244,7 +243,6 @@ def _unpacked(packed: Any, bits: int) -> Any:
 
 # Write a copy of a quantised graph whose activations stay float, so that only faults and rounding remain.
 
-
 _LEVEL = "accuracy_level"
 _EXACT = (0, 1)
 """Levels at which MatMulNBits multiplies in float32."""
@@ -418,7 +416,6 @@ def _owners(model: Any) -> dict[str, list[Any]]:
 
 # Find the parameters of the torch model that the matrices of a graph quantise, by their values.
 
-
 Floats = npt.NDArray[np.float32]
 SIMILAR = 0.5
 """Largest relative RMS error of a matrix against its parameter. Other matrices of a model have about 1.4."""
@@ -473,7 +470,6 @@ def _sampled_error(weight: torch.Tensor, values: Floats) -> float:
 
 
 # Quantise a matrix as the simplest correct quantiser does: round to nearest, with the scheme of the graph.
-
 
 Doubles = npt.NDArray[np.float64]
 Elements = npt.NDArray[Any]

@@ -345,7 +345,6 @@ def _perplexity(lost: float | None) -> float | None:
 
 # Define the conditions of the verdict on a quantised graph.
 
-
 BLOCK_LIMIT = 2.5
 """Limit of a block's RMS error divided by that of round to nearest. A zero point that is off by one measures 3.5."""
 KL_LIMIT = 2.0
@@ -467,9 +466,7 @@ def float_identity(subject: Subject, model: Reference, compared: Compared) -> Id
 
 _SCALE_INPUTS = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "DequantizeLinear": 1}
 
-
 # Get the tokens on which perplexity is measured: of a file that the user gives, else sampled from the reference.
-
 
 WINDOW = 64
 """Most tokens that the model reads at once."""

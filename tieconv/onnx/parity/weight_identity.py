@@ -172,7 +172,6 @@ def _is_computed(weight: Initializer, tensor: torch.Tensor) -> bool:
 
 # Search for the bytes of a checkpoint tensor among the weights of a graph, in either orientation.
 
-
 BLOCK = 1 << 21
 """Elements compared at a time: at most about 40 MB, including casts."""
 BIT_TYPES = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
@@ -375,7 +374,6 @@ def _number(config: Any, name: str) -> float:
 # Hashes of sampled elements of each row and column narrow the search. So a wrong checkpoint is refuted after a few
 # reads per tensor.
 
-
 _BLOCK = 1 << 21
 """Elements compared at a time."""
 _TRIES = 64
@@ -568,7 +566,6 @@ def _equal(rows: Rows, wanted: Any) -> bool:
 
 
 # Find rows and columns of a graph's weights by a hash of sampled elements.
-
 
 _SAMPLES = 48
 _FACTORS = np.random.default_rng(0).integers(1, 1 << 63, _SAMPLES, dtype=np.uint64) | np.uint64(1)

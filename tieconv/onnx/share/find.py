@@ -145,7 +145,6 @@ def _exact_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
 
 # Find the nodes that read an initializer, also through Transpose and Identity nodes.
 
-
 _STANDARD = ("", "ai.onnx")
 MATRIX = 2
 SMALL = 8
@@ -238,10 +237,8 @@ def describe(node: ir.Node | None) -> str:
 
 # Find neighbours of a Gemm that a session may round differently: factors that stay nodes, and F16 on the CPU.
 
-
 _PLAIN = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast")
 """Operators without an F16 kernel in ONNX Runtime's CPU provider, which computes them in F32."""
-
 
 FUSED_F64 = " in F64 (fused by 1.31.1, not by 1.32.0)"
 """Which measured releases of ONNX Runtime fuse a factor into a MatMul of F64."""
@@ -444,7 +441,6 @@ def cast_to(cast: ir.Node | None) -> ir.DataType | None:
 # ONNX Runtime fuses a constant factor before or after a MatMul into it (`FusedMatMul(alpha)`,
 # matmul_scale_fusion.cc). It also removes two casts in a row. It does neither across the Reshapes around a Gemm. So the
 # factor becomes the Gemm's ``alpha``, and the casts swap with the Reshapes.
-
 
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The types whose factors an alpha, an F32 number, represents exactly."""

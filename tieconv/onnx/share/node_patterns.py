@@ -115,7 +115,6 @@ def constant(node: ir.Node, values: Sequence[int], names: Names, hint: str) -> i
 
 # Handle `MatMul(x, Wᵀ)`: the head of a language model, as ONNX exporters write it.
 
-
 MICROSOFT = "com.microsoft"
 _FLOATS = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")
 """The types of Gemm and FusedMatMul. The standard's Gemm of integers has no kernel in any runtime."""

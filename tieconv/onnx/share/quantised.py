@@ -176,7 +176,6 @@ def _left(file: GraphFile, table: Table, head: Table, why: str) -> SharedMatrix:
 
 # Find the matrices that GatherBlockQuantized and MatMulNBits read: codes, scales and zero points.
 
-
 LOOKUP, PRODUCT = "GatherBlockQuantized", "MatMulNBits"
 _CODES, _LOOKUP_SCALES, _PRODUCT_SCALES, _PERMUTED = 0, 2, 2, 4
 _STEPS = 8
@@ -399,7 +398,6 @@ def _unpacked(builder: _Builder, packed: ir.Value, bits: int) -> ir.Value:
 #
 # A session folds a Transpose of dequantised codes into a second matrix of codes. The pass lets the lookup and the
 # product read the codes. Then it can store them once, in the order of the product.
-
 
 _OLDEST_OPSET = 13
 FUSED = f"{RUNTIMES} fuses a MatMul with the DequantizeLinear of codes that no other node reads, and rounds differently"

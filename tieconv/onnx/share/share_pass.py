@@ -455,7 +455,6 @@ def _types(members: Sequence[Member], reads: Sequence[Read]) -> list[ir.DataType
 
 # Make every node read the copy that stays, and remove the other copies.
 
-
 LEFT = "a MatMul with the matrix as its left operand"
 """A use that no form of the head changes."""
 

@@ -30,7 +30,6 @@ from tieconv.text import shown, size
 
 # Count the copies that a session of a written graph holds, from the session's optimized model.
 
-
 _DUMP = "tieconv-proof.onnx"
 _HINT = "nothing was written; report this with the graph's exporter and its version"
 NOT_INSTALLED = f"onnxruntime is not installed: {install_command('onnx')}"
@@ -145,7 +144,6 @@ def _alike(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[
 #
 # One batch of each shape runs with the branches and trips that its inputs lead to. Then both graphs get inputs that
 # override conditions. They force each branch of each If, and 0, 1 and 3 trips of every Loop.
-
 
 BATCHES = (("one row", 1, (1, 576, 64, 512)), ("several rows", 2, (3, 576, 64, 512)), ("a longer input", 1, (5, 640)))
 EMPTY = ("an empty batch", 0, (2, 576, 64, 512))

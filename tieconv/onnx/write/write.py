@@ -372,7 +372,6 @@ def _differs(name: str, position: int) -> VerificationError:
 
 # Replace graphs in place: check the conditions, and change names in a safe order.
 
-
 _OF_OTHERS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)
 """Extensions of files that may hold more than a graph's data."""
 
@@ -452,7 +451,6 @@ def publish(staged: Path, final: Path, data: Iterable[str], old: Iterable[str]) 
 
 
 # Write a stored matrix transposed, tile by tile, and check that a file holds it.
-
 
 SIDE = 2048
 """Rows and columns of a tile: 16 MiB of float32, read and written in runs of 8 KiB."""
