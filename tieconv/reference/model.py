@@ -353,13 +353,10 @@ class Batch:
         if self.decoder_ids is not None:
             behind = None if self.decoder_mask is None else self.decoder_mask[:, :end]
             return replace(self, decoder_ids=self.decoder_ids[:, :end], decoder_mask=behind)
-        types = None if self.types is None else self.types[:, :end]
+        rows = {name: getattr(self, name) for name in ("ids", "mask", "types", "embeds", "blocks")}
+        cut = {name: values[:, :end] for name, values in rows.items() if values is not None}
         positions = None if self.given_positions is None else self.given_positions[..., :end]
-        embeds = None if self.embeds is None else self.embeds[:, :end]
-        blocks = None if self.blocks is None else self.blocks[:, :end]
-        ids, mask = self.ids[:, :end], self.mask[:, :end]
-        cut = replace(self, ids=ids, mask=mask, types=types, given_positions=positions)
-        return replace(cut, embeds=embeds, blocks=blocks)
+        return replace(self, **cut, given_positions=positions)
 
 
 @identity_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
@@ -31,27 +31,6 @@ class Fed:
     batch: Batch
     places: Any
     targets: Any
-
-
-class Reading(Protocol):
-    """How the model reads windows of ids, each one (length,) tensor."""
-
-    @property
-    def added(self) -> tuple[int, ...]:
-        """The ids that are added to those of the text."""
-        ...
-
-    def fed(self, window: Any) -> Fed:
-        """Return the window as a batch of one."""
-        ...
-
-    def predicted(self, length: int) -> int:
-        """Return how many tokens of a window of ``length`` are predicted."""
-        ...
-
-    def longest(self, places: int) -> int:
-        """Return the longest window of a model that has ``places`` positions."""
-        ...
 
 
 @record
@@ -122,6 +101,14 @@ class EncoderDecoder:
         return 2 * (places - len(self.suffix))
 
 
+Reading = Causal | Masked | EncoderDecoder
+"""How the model reads windows of ids, each one (length,) tensor.
+
+``added`` are the ids that are added to those of the text. `fed` returns a window as a batch of one. `predicted` is how
+many tokens of a window of a length are predicted. `longest` is the longest window of a model with so many positions.
+"""
+
+
 def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
     """Return how the class reads a text.
 
@@ -135,8 +122,10 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
                 f"the tokenizer of {shown(directory)} has no mask token, which --text needs for {shown(architecture)}"
             )
         return Masked(tokenizer.mask_token_id, _ids(tokenizer.cls_token_id), _ids(tokenizer.sep_token_id))
-    if architecture.endswith(("ForConditionalGeneration", "MTModel")) and _reads_ids(architecture):
-        config = load_whole_config(directory)
+    if architecture.endswith(("ForConditionalGeneration", "MTModel")):
+        cls = getattr(need("transformers", EXTRA, PURPOSE), architecture, None)
+        reads_ids = getattr(cls, "main_input_name", "input_ids") == "input_ids"  # and not sound or pictures
+        config = load_whole_config(directory) if reads_ids else None
         if getattr(config, "is_encoder_decoder", False):
             return _encoder_decoder(directory, config, tokenizer)
     raise _refusal(
@@ -169,12 +158,6 @@ def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDeco
     if start is None:
         raise _refusal(f"the config of {shown(directory)} has no decoder_start_token_id, which the decoder starts with")
     return EncoderDecoder(start, _ids(tokenizer.eos_token_id))
-
-
-def _reads_ids(architecture: str) -> bool:
-    """Return whether the class reads ids rather than sound or pictures."""
-    cls = getattr(need("transformers", EXTRA, PURPOSE), architecture, None)
-    return cls is None or getattr(cls, "main_input_name", "input_ids") == "input_ids"
 
 
 def _refusal(why: str) -> RefusedError:

@@ -294,7 +294,9 @@ def _holds(value: ir.Value | None, number: int) -> bool:
 # Keep the rewriter of onnxscript from work that cannot succeed, which grows with the square of a model's layers.
 #
 # For a pattern with several outputs its matcher lists all nodes for each node. It then tries all their combinations.
-# The first node of a combination is always the same. If that one does not match, none of them can.
+# The first node of a combination is always the same. If that one does not match, none of them can. onnxscript has no
+# public way to ask for a match (https://github.com/microsoft/onnxscript/issues/1909), so this uses the matcher's own
+# parts. They came with https://github.com/microsoft/onnxscript/pull/1734.
 
 _MATCHER = "onnxscript.rewriter._matcher"
 

@@ -136,6 +136,7 @@ def fixed(side: int | str | None) -> int:
 def as_tensor(value: Any) -> torch.Tensor:
     """Return a value in main memory as a torch tensor. bf16 uses DLPack, because numpy has no bf16."""
     if value.data_type() == "tensor(bfloat16)":
+        # Older releases have no public DLPack: https://github.com/microsoft/onnxruntime/issues/24071
         return torch.from_dlpack(value._ortvalue.to_dlpack()).clone()
     return torch.from_numpy(value.numpy())
 

@@ -20,8 +20,7 @@ from tieconv.errors import VerificationError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph_model import GraphFile, blamed_on_source, has_onnxruntime, read_sources
-from tieconv.onnx.share import SharePass
-from tieconv.onnx.share.share_pass import LEFT
+from tieconv.onnx.share.share_pass import LEFT, SharePass
 from tieconv.onnx.share.untie import untie
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
