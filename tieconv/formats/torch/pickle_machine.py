@@ -81,8 +81,9 @@ def _instance(machine: Machine) -> NoReturn:
 def _new_object(machine: Machine) -> None:
     """Treat NEWOBJ as a call if the allow-list permits it for the class."""
     function = machine.stack[-2]
-    if not isinstance(function, Global) or not function.instances:
+    if not isinstance(function, Global) or function.instances is None:
         refuse_opcode(0x81)
+    machine.stack[-2] = function._replace(make=function.instances)
     _reduce(machine)
 
 

@@ -119,15 +119,15 @@ Shortcut = Callable[[bytes, int, "list[object]", Persistent], "Step | None"]
 class Global(NamedTuple):
     """A name that a pickle imports, and the function of tieconv that replaces a call to it. Nothing is imported.
 
-    ``value`` replaces a global that is not a function, such as a dtype or a storage class. ``instances`` allows NEWOBJ
-    as the call. ``shortcut`` reads usual calls as a whole. ``weights_only`` is false if
+    ``value`` replaces a global that is not a function, such as a dtype or a storage class. ``instances`` replaces a
+    call by NEWOBJ. ``shortcut`` reads usual calls as a whole. ``weights_only`` is false if
     ``torch.load(weights_only=True)`` refuses the name.
     """
 
     name: str
     make: Callable[[tuple[object, ...]], object] | None = None
     value: object = None
-    instances: bool = False
+    instances: Callable[[tuple[object, ...]], object] | None = None
     shortcut: Shortcut | None = None
     weights_only: bool = True
 

