@@ -51,7 +51,7 @@ BESIDE = ("config.json", "modules.json", "config_sentence_transformers.json")
 
 
 def answer(path: Path) -> list[str]:
-    """Return what tieconv says: the first line, the roles, the findings, the exit codes, and the plan of `dedup`."""
+    """Return what `inspect` says first, the roles, findings, sizes and exit codes, and what `dedup` does."""
     inspected = run("inspect --depth full", path)
     lines = (inspected.stdout or inspected.stderr).splitlines()[:1]
     if inspected.exit_code == 0:
@@ -59,10 +59,17 @@ def answer(path: Path) -> list[str]:
         head = document["head"]
         named = (f"{role} {head[role]['name']}" for role in ("input_embedding", "output_head") if head[role])
         lines += [*named, *(f"{finding['level']} {finding['rule']}" for finding in document["findings"])]
+        model = document["model"]
+        lines.append(f"{model['tensors']} tensors, {model['bytes_unique']} of {model['bytes_stored']} B unique")
     checked, shared = run("check", path), run("dedup", path)
-    said = (shared.stdout + shared.stderr).splitlines()[0]
     lines.append(f"inspect {inspected.exit_code}, check {checked.exit_code}, dedup {shared.exit_code}")
-    return [line.replace(str(path), path.name) for line in (*lines, said)]
+    lines += (shared.stdout + shared.stderr).splitlines()[:1]
+    if shared.exit_code == 0 and "nothing to change" not in lines[-1]:
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch) / path.name
+            written = run("dedup -o", out, path)
+            lines += [line.replace(str(out), "OUT") for line in written.stderr.splitlines()[-1:]]
+    return [line.replace(str(path), path.name) for line in lines]
 
 
 def answers(registry: str, package: str, names: list[str], folder: Path) -> dict[str, list[str]]:

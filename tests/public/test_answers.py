@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import tieconv as api
 from fixtures.public import ANSWERS, PUBLIC
 from fixtures.public.__main__ import answer
 from fixtures.public.layouts import LAYOUTS, build
+from tests.public import real_files
 from tieconv.architectures import guess
 
 
@@ -52,6 +55,22 @@ def test_every_convention_is_held_by_a_layout() -> None:
     for pair in guess.pairs():
         assert pair.source.startswith("https://")
         assert any(pair.fits(embedding, head) for embedding, head in held), pair.project
+
+
+def test_real_files_are_pinned_and_judged(tmp_path: Path) -> None:
+    """The scheduled job knows at least 54 files of 29 packages by version, and a changed answer is a fault."""
+    known = [(package, answers) for packages in real_files.table().values() for package, answers in packages.items()]
+    assert len(known) >= 29 and sum(len(answers) for _, answers in known) >= 54
+    for package, answers in known:
+        assert re.fullmatch(r"[\w-]+==[\w.]+|(@\w+/)?[\w-]+@[\w.]+", package), package
+        assert all(lines and any("check " in line for line in lines) for lines in answers.values()), package
+    copy = tmp_path / "a+b@1" / "m.onnx"
+    copy.parent.mkdir()
+    shutil.copy(Path(__file__).parents[2] / "fixtures" / "exported" / "optimum-llama" / "model.onnx", copy)
+    found = real_files.answers("npm", "a/b@1", ["m.onnx"], tmp_path)
+    assert found["m.onnx"][0].startswith("Tied: ") and "inspect 0, check 0, dedup 0" in found["m.onnx"]
+    assert not real_files.faults("npm", "a/b@1", found, tmp_path)
+    assert len(real_files.faults("npm", "a/b@1", {"m.onnx": ["Untied"]}, tmp_path)) == 1
 
 
 def test_every_public_file_has_a_source() -> None:
