@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
+import tieconv  # noqa: E402
 from tests.live import planted  # noqa: E402
+from tieconv.integrations.pytest import assert_ties  # noqa: E402
 from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::tieconv.integrations.torch.BrokenTieWarning")
@@ -27,6 +29,43 @@ def test_a_healthy_training(tied: bool, tmp_path: Path) -> None:
     callback = TieCallback("raise")
     train(planted.llama(tied=tied), tmp_path, callback)
     assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
+
+
+def adapters(peft: Any) -> dict[str, Any]:
+    """Adapters that leave the tie of the base model as it is, by name."""
+    task, rows = {"task_type": "CAUSAL_LM"}, [3, 5]
+    lora = {"target_modules": ["q_proj"], **task}
+    return {
+        "rows of a LoRA": peft.LoraConfig(trainable_token_indices=rows, **lora),
+        "rows of both": peft.LoraConfig(trainable_token_indices={"embed_tokens": rows, "lm_head": rows}, **lora),
+        "rows alone": peft.TrainableTokensConfig(target_modules=["embed_tokens"], token_indices=rows, **task),
+        "prompt tuning": peft.PromptTuningConfig(num_virtual_tokens=2, **task),
+        "prefix tuning": peft.PrefixTuningConfig(num_virtual_tokens=2, **task),
+        "P-tuning": peft.PromptEncoderConfig(num_virtual_tokens=2, encoder_hidden_size=8, **task),
+        "modules_to_save": peft.LoraConfig(modules_to_save=["embed_tokens", "lm_head"], **lora),
+        "both kept tied": peft.LoraConfig(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True, **task),
+    }
+
+
+def test_adapters_that_keep_the_tie(tmp_path: Path) -> None:
+    """No finding above a note, no fault of the ties, and no training that ends early."""
+    peft = pytest.importorskip("peft")
+    from tests.live.trainers import TieCallback, train
+
+    for tied in (True, False):
+        for name, config in adapters(peft).items():
+            model = peft.get_peft_model(planted.llama(tied=tied), config)
+            inspected = tieconv.inspect(model)
+            assert {str(finding.level) for finding in inspected.findings} <= {"note"}, (tied, name, inspected.findings)
+            assert inspected.base and inspected.base.config.effective is tied, (tied, name)
+            assert bool(inspected.base.word_tie and inspected.base.word_tie.declared) is tied, (tied, name)
+            rows = [finding.message for finding in inspected.findings if finding.rule == "PEF005"]
+            assert all(f"base model is {'tied' if tied else 'untied'}" in message for message in rows), (tied, name)
+            assert bool(rows) is name.startswith("rows"), (tied, name)
+            assert_ties(model)
+            if tied and name in ("rows of a LoRA", "prompt tuning"):
+                trainer = train(model, tmp_path / name, TieCallback("raise"))
+                assert trainer.state.global_step == 2, name
 
 
 @pytest.mark.sampled(1)

@@ -266,24 +266,25 @@ def _flags(evidence: Inspection, value: str) -> Iterator[str]:
 # Separate a model of PEFT: the tensors of its base model, and those of its adapter.
 
 _REPLACED = ".modules_to_save."
-_LAYERS = (".base_layer.", ".original_module.")
-_DELTAS = (".trainable_tokens_", ".token_adapter.")
+_LAYERS = (".token_adapter.base_layer.", ".base_layer.", ".original_module.")
+_DELTAS = ".trainable_tokens_"
 
 
 def base_tensors(model: Any) -> tuple[LiveTensor, ...]:
     """Return the tensors of the base model under their names without PEFT's layers."""
-    state = model.state_dict(keep_vars=True)
-    tensors = capture_state(model, state)
-    return tuple(replace(tensor, name=name) for tensor in tensors if (name := _base_name(tensor.name)))
+    # prompt and prefix tuning leave the modules of the base model as they are
+    wrapper = "base_model." if model.get_base_model() is model.base_model else WRAPPER
+    tensors = capture_state(model, model.state_dict(keep_vars=True))
+    return tuple(replace(tensor, name=name) for tensor in tensors if (name := _base_name(tensor.name, wrapper)))
 
 
-def _base_name(name: str) -> str:
+def _base_name(name: str, wrapper: str) -> str:
     """Return a parameter's name in the base model; empty for a part of the adapter."""
-    if part_of(name) or _REPLACED in name or any(word in name for word in _DELTAS):
+    if part_of(name) or _REPLACED in name or _DELTAS in name or not name.startswith(wrapper):
         return ""
     for layer in _LAYERS:
         name = name.replace(layer, ".")
-    return name.removeprefix(WRAPPER)
+    return name.removeprefix(wrapper)
 
 
 def adapter_tensors(model: Any) -> tuple[LiveTensor, ...]:
@@ -291,7 +292,7 @@ def adapter_tensors(model: Any) -> tuple[LiveTensor, ...]:
     from peft import get_peft_model_state_dict
 
     base = model.get_base_model()
-    tables = (base.get_input_embeddings(), base.get_output_embeddings())
+    tables = () if adapter(model).token_rows else (base.get_input_embeddings(), base.get_output_embeddings())
     with warnings.catch_warnings():  # PEFT reports what it adds to the file; the names show it
         warnings.simplefilter("ignore")
         state = get_peft_model_state_dict(
