@@ -173,3 +173,29 @@ def test_an_honest_pickle_is_far_from_the_limit() -> None:
 
     number = sum(1 for _ in pickletools.genops(pickle_of({f"layer.{i}": torch.zeros(1) for i in range(2000)})))
     assert number < 2000 * pickle_stack.OPCODES_EACH // 1.5
+
+
+def test_a_line_is_a_float_where_pickle_says_so() -> None:
+    """The opcode FLOAT: `float()` of Python takes more than pickle does."""
+    for line in (
+        b"1e999",
+        b"-1e999",
+        b"inf",
+        b"-nan",
+        b" 1",
+        b"1_0",
+        b"1e5 ",
+        b"1.",
+        b".5",
+        b"2.5e-3",
+        b"+1",
+        b"",
+        b".",
+    ):
+        data = b"F" + line + b"\n."
+        try:
+            expected = repr(pickle.loads(data))
+        except (ValueError, OverflowError):
+            expected = "refused"
+        found = outcome(data, shortcuts=False)
+        assert ("refused" if found == ("pickle.malformed",) else repr(found[0])) == expected, line

@@ -153,6 +153,8 @@ def _tensors(metadata: Mapping[str, object], places: _Places) -> Iterator[Stored
             shape = _sides(name, fields.get("size"))
             chunks = tuple(_chunks(name, shape, fields.get("chunks"), places.get(name, {})))
             yield StoredChunks(name, _dtype(name, fields.get("properties")), shape, chunks, paths.get(name, ()))
+        elif not entry.name.endswith(".BytesStorageMetadata"):
+            _refuse(f"{shown(name)} is neither a tensor nor bytes")
 
 
 def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Offset, _Item]) -> Iterator[Chunk]:
@@ -177,7 +179,7 @@ def _paths(planned: object) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _sides(name: str, size: object) -> tuple[int, ...]:
-    if isinstance(size, Instance) and len(size.arguments) == 1:
+    if isinstance(size, Instance) and size.name == "torch.Size" and len(size.arguments) == 1:
         (shape,) = size.arguments
         if isinstance(shape, tuple) and len(shape) <= 64 and all(map(_natural, shape)):
             return shape
@@ -254,6 +256,7 @@ _LAYOUTS = frozenset(
 )
 _FORMATS = range(3)
 """The numbers of `_MEM_FORMAT_ENCODING`."""
+_COLLECTIONS = frozenset({"torch.Size", "builtins.set", "builtins.list", "builtins.frozenset"})
 _STATELESS = frozenset({"torch.Size", "torch.device", "torch.serialization._get_layout"})
 """What has no attributes that BUILD could set."""
 
@@ -268,6 +271,10 @@ class _Checked(Instance):
         first = arguments[0] if len(arguments) == 1 else None
         if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
             refuse("names an unknown layout of a tensor", "pickle.arguments")
+        if name in _COLLECTIONS and not (type(first) in (list, tuple) if arguments else name != "torch.Size"):
+            refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
+        if name in ("collections.OrderedDict", "builtins.dict") and arguments:
+            refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
         if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
             refuse("names an unknown memory format", "pickle.arguments")
 

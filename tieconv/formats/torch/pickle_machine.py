@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -358,6 +359,7 @@ def _long(size: int) -> Callable[[Machine], None]:
 
 
 _DECIMAL = re.compile(rb"-?[0-9]{1,320}")
+_FLOAT = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.I)
 
 
 def _decimal(machine: Machine) -> None:
@@ -372,10 +374,11 @@ def _decimal(machine: Machine) -> None:
 
 
 def _float_line(machine: Machine) -> None:
-    try:
-        machine.stack.append(float(machine.line()))
-    except ValueError:
+    line = machine.line()
+    # Python's float() takes spaces, underscores and 1e999; pickle refuses them
+    if not _FLOAT.fullmatch(line) or (float(line) in (math.inf, -math.inf) and b"n" not in line.lower()):
         refuse("holds a line that is not a number", "pickle.malformed")
+    machine.stack.append(float(line))
 
 
 def _float(machine: Machine) -> None:
