@@ -140,7 +140,12 @@ def _tensors(metadata: Mapping[str, object], places: _Places) -> Iterator[Stored
     """Yield each tensor. Skips what is stored as a pickle of another object, which tieconv never reads."""
     entries = metadata["state_dict_metadata"]
     assert isinstance(entries, Pairs)
-    paths = dict(_paths(metadata.get("planner_data")))
+    planned = metadata.get("planner_data")  # the keys of the dictionaries that lead to each tensor
+    paths = {
+        name: tuple(str(key) for key in path if isinstance(key, str | int))
+        for name, path in (planned.items if isinstance(planned, Pairs) else [])
+        if isinstance(name, str) and isinstance(path, tuple | list)
+    }
     seen: set[str] = set()
     for name, entry in entries.items:
         if not isinstance(name, str) or not isinstance(entry, Instance):
@@ -169,13 +174,6 @@ def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Off
         if item is None:
             _refuse(f"{shown(name)} has a chunk at {list(offsets)} that no file stores")
         yield Chunk(offsets, sides, item.range, archive=True)
-
-
-def _paths(planned: object) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the keys of the dictionaries that lead to each tensor, as the planner of torch stores them."""
-    for name, path in planned.items if isinstance(planned, Pairs) else []:
-        if isinstance(name, str) and isinstance(path, tuple | list):
-            yield name, tuple(str(key) for key in path if isinstance(key, str | int))
 
 
 def _sides(name: str, size: object) -> tuple[int, ...]:
@@ -213,7 +211,6 @@ OPCODES = 1_000_000
 """Opcodes that any metadata may have. They run in a fifth of a second."""
 BYTES_EACH = 8
 """Each 8 bytes of the checkpoint allow one more opcode. A chunk needs about 60 opcodes and at least 500 bytes."""
-
 MOST_OPCODES = 3_000_000
 """The most opcodes of any metadata: about 50,000 chunks and less than 300 MB of memory."""
 
@@ -271,9 +268,9 @@ class _Checked(Instance):
         first = arguments[0] if len(arguments) == 1 else None
         if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
             refuse("names an unknown layout of a tensor", "pickle.arguments")
-        if name in _COLLECTIONS and not (type(first) in (list, tuple) if arguments else name != "torch.Size"):
-            refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
-        if name in ("collections.OrderedDict", "builtins.dict") and arguments:
+        listed = type(first) in (list, tuple) if arguments else name != "torch.Size"
+        filled = bool(arguments) and name in ("collections.OrderedDict", "builtins.dict")
+        if filled or (name in _COLLECTIONS and not listed):
             refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
         if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
             refuse("names an unknown memory format", "pickle.arguments")
@@ -288,13 +285,11 @@ class _Checked(Instance):
         self.state = state
 
 
-def _allowed(name: str) -> Global:
-    make = partial(_Checked, name)
-    called = not name.startswith(_DCP) or name.endswith("._MEM_FORMAT_ENCODING")
-    return Global(name, make if called else None, instances=make)  # REDUCE would miss arguments of a dataclass
-
-
-ALLOWED: Globals = {name: _allowed(name) for name in _NAMES}
+ALLOWED: Globals = {  # REDUCE would miss the arguments of a dataclass, which torch makes with NEWOBJ
+    name: Global(name, None if name.startswith(_DCP) and "ENCODING" not in name else make, instances=make)
+    for name in _NAMES
+    for make in (partial(_Checked, name),)
+}
 """The globals that `torch.distributed.checkpoint.save` writes for models, optimizers and counters."""
 
 
@@ -314,20 +309,12 @@ def parse(data: bytes, name: str, size: int) -> object:
     except Truncated:
         raise UnreadableError(f"{shown(name)} is truncated", "save the checkpoint again", "dcp.malformed") from None
     except PickleProblem as problem:
-        raise _read_error(problem, name) from None
+        if problem.code == "pickle.global":
+            hint = "do not load this checkpoint with torch unless you trust it"
+            raise UnreadableError(f"{shown(name)} {problem}", hint, "dcp.global") from None
+        why = f"{shown(name)} is not the metadata of a distributed checkpoint: it {problem}"
+        raise UnreadableError(why, "save the checkpoint again", "dcp.malformed") from None
 
 
 def _persistent(_pid: object) -> NoReturn:
     refuse("refers to a tensor storage, which metadata never holds", "pickle.persistent")
-
-
-def _read_error(problem: PickleProblem, name: str) -> UnreadableError:
-    if problem.code == "pickle.global":
-        return UnreadableError(
-            f"{shown(name)} {problem}", "do not load this checkpoint with torch unless you trust it", "dcp.global"
-        )
-    return UnreadableError(
-        f"{shown(name)} is not the metadata of a distributed checkpoint: it {problem}",
-        "save the checkpoint again",
-        "dcp.malformed",
-    )

@@ -265,9 +265,8 @@ def _flags(evidence: Inspection, value: str) -> Iterator[str]:
 
 # Separate a model of PEFT: the tensors of its base model, and those of its adapter.
 
-_REPLACED = ".modules_to_save."
 _LAYERS = (".token_adapter.base_layer.", ".base_layer.", ".original_module.")
-_DELTAS = ".trainable_tokens_"
+_OF_ADAPTER = (".modules_to_save.", ".trainable_tokens_")
 
 
 def base_tensors(model: Any) -> tuple[LiveTensor, ...]:
@@ -280,7 +279,7 @@ def base_tensors(model: Any) -> tuple[LiveTensor, ...]:
 
 def _base_name(name: str, wrapper: str) -> str:
     """Return a parameter's name in the base model; empty for a part of the adapter."""
-    if part_of(name) or _REPLACED in name or _DELTAS in name or not name.startswith(wrapper):
+    if part_of(name) or any(word in name for word in _OF_ADAPTER) or not name.startswith(wrapper):
         return ""
     for layer in _LAYERS:
         name = name.replace(layer, ".")

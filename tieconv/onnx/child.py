@@ -147,6 +147,7 @@ def _serve(work: Callable[[], Any], status: int, result: int, folder: str, paren
 def _watch(child: int, status: int, result: int, limits: Limits, graph: str) -> bytes:
     """Return the child's answer. Raises `NotRunError` at a limit. A Ctrl-C raises here at once."""
     os.set_blocking(status, False)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     answer: list[bytes] = []
     call, started, computed = "", 0.0, 0.0
     while True:
@@ -168,7 +169,7 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str) -> 
                 "session.limit-memory",
             )
         waited = time.monotonic() - started
-        spent = max((_cpu(child) - computed) / _processors(), waited / _WAITS)
+        spent = max((_cpu(child) - computed) / processors, waited / _WAITS)
         if call and waited > limits.seconds and spent > limits.seconds:
             raise NotRunError(
                 f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s{_suspect(graph, _LOOPS)}",
@@ -226,10 +227,6 @@ def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
         yield node, index
         for inner in node.graphs.values():
             yield from _nodes(inner)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu(process: int) -> float:

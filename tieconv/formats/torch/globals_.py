@@ -360,8 +360,7 @@ _REBUILT = {
     "_rebuild_device_tensor_from_cpu_tensor": "a tensor of another device",
 }
 # The settings of fairseq and OpenNMT: pickled as an instance, whose attributes are dropped.
-_NAMESPACE = _training_value("argparse.Namespace")[1]
-_NAMESPACE = _NAMESPACE._replace(instances=_NAMESPACE.make)
+_NAMESPACE = (_value := _training_value("argparse.Namespace")[1])._replace(instances=_value.make)
 _HINT = "load it with torch, make the tensors dense (.to_dense(), .dequantize(), .cpu()) and save it again"
 
 ALLOWED: Globals = {

@@ -134,9 +134,8 @@ def _config(difference: ConfigDifference) -> tuple[str, ...]:
 def _value(value: object, present: bool) -> str:
     if not present:
         return "absent"
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f'"{shown(value, 60)}"' if isinstance(value, str) and not value.strip() else shown(value, 60)
+    text = str(value).lower() if isinstance(value, bool) or value is None else shown(value, 60)
+    return text if text.strip() else f'"{text}"'
 
 
 def _verdict(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
