@@ -140,8 +140,8 @@ def test_signals_and_limits() -> None:
 
 WORKERS = """
 import sys
-from tieconv import api
-from tieconv.onnx.session import child
+import tieconv as api
+from tieconv.onnx import child
 def endless(path):
     while True: pass
 child.refusal, child.limits_for = endless, lambda stored: child.Limits(0.2, 1 << 40)
