@@ -72,6 +72,30 @@ def test_results_and_report(fleet: Path) -> None:
     assert "wrote runs/report.html" in text.stderr
 
 
+def test_the_report_names_models_and_repairs(fleet: Path) -> None:
+    """On the screen and on the page: what fails, the worst first, why, and the command that repairs it."""
+    (fleet / "t5" / "model.safetensors").write_bytes(b"x")
+    run("fleet check fleet -o runs")
+    lines = run("fleet report --no-config runs").stdout.splitlines()
+    at = lines.index("models that fail, the worst first")
+    assert lines[at + 1].startswith("  fleet/t5                model.safetensors")
+    repair = "tieconv retie fleet/llama-duplicated -o OUT"
+    assert lines[at + 2 :] == [f"  fleet/llama-duplicated  TIE002; next: {repair}"]
+    assert f"<code>{repair}</code>" in Path("runs/report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_names_at_most_twenty_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report names the others."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(23):
+        (tmp_path / "fleet" / f"m{number:02}").mkdir(parents=True)
+        (tmp_path / "fleet" / f"m{number:02}" / "model.safetensors").write_bytes(b"x")
+    lines = run("fleet check fleet -o runs").stderr.splitlines()
+    assert lines[0].startswith("23 models: 0 read, 0 unchanged, 23 could not be read; ")
+    assert [line.split(":")[0] for line in lines[1:21]] == [f"  fleet/m{number:02}" for number in range(20)]
+    assert lines[21] == "  … and 3 more"
+
+
 def test_without_pyarrow_the_page_is_written(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the command says why there are no tables, and how to get them."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -188,7 +212,10 @@ def test_new_fixed_still(fleet: Path) -> None:
     shutil.copytree(fleet / "llama-duplicated", fleet / "added")
     (fleet / "t5" / "model.safetensors").write_bytes(b"x")
     checked = run("fleet check fleet -o today")
-    assert checked.exit_code == 2 and "1 could not be read" in checked.stderr
+    assert checked.exit_code == 2
+    counts, why, _ = checked.stderr.splitlines()
+    assert counts.startswith("5 models: 2 read, 2 unchanged, 1 could not be read; ")
+    assert why.startswith("  fleet/t5: model.safetensors")
     assert run("fleet report --no-config today --since yesterday").exit_code == 1
     document = report("today", "--since", "yesterday")
     changes = [(change["state"], change["source"], change["rule"]) for change in document["changes"]]  # type: ignore[attr-defined]

@@ -67,7 +67,6 @@ LISTED = 4
 """The number of names that a sentence lists. It only counts the rest."""
 
 
-# --- the config ------------------------------------------------------------------------------------------
 def levels_disagree(inspection: Inspection) -> bool:
     """Return whether two levels of the config declare different values."""
     return _flag_decides(inspection) and len(set(levels(inspection).values())) > 1
@@ -104,7 +103,6 @@ def _flag_decides(inspection: Inspection) -> bool:
     return family.knowledge is Knowledge.TABLE and family.tying is Tying.CAN
 
 
-# --- the tie groups --------------------------------------------------------------------------------------
 def head_member(inspection: Inspection, tie: Tie) -> Member | None:
     """Return the member of a group that is the output head."""
     head = inspection.head.output_head
@@ -186,7 +184,6 @@ def refused_formats(inspection: Inspection) -> dict[str, list[str]]:
     return files_by_format
 
 
-# --- phrases ---------------------------------------------------------------------------------------------
 def label(inspection: Inspection) -> str:
     """Return the class as the subject of a sentence."""
     return shown(inspection.family.architecture) if inspection.family.architecture else "the architecture"

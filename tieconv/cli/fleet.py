@@ -35,7 +35,7 @@ from tieconv.install import install_command
 from tieconv.text import count, shell_word, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.api import CommandRun, FleetProgress
+    from tieconv.api import FleetProgress
 
 
 # Options that every command over a fleet has, and its progress.
@@ -214,7 +214,13 @@ def _run(
     began = time.monotonic()
     with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress(verb) as tick:
         run = fleet_run(verb, options, run_command, models, runs, part=part, jobs=at_once, tick=tick, executor=executor)
-    _tell(run, os.path.join(runs, verb), time.monotonic() - began)
+    without = len(run.unsuccessful) - run.failed
+    ends = [f"{run.failed:,} with exit code 1"] if run.failed else []
+    ends += [f"{without:,} without an answer"] if without else []
+    _tell(run.progress, f"{run.progress.finished - run.progress.unchanged:,} run", ends, began)
+    why = [(each.source, each.failure.message if each.failure else "exit code 1") for each in run.unsuccessful]
+    _name(why, len(why))
+    say(f"results: {shown(os.path.join(runs, verb))}.jsonl")
     sys.exit(run.exit_code)
 
 
@@ -235,22 +241,18 @@ def _check(verb: str, options: tuple[str, ...]) -> None:
                 raise click.UsageError(f"{flag} cannot follow --: every model would write to the same place")
 
 
-def _tell(run: CommandRun, results: str, seconds: float) -> None:
-    progress, without = run.progress, len(run.unsuccessful) - run.failed
-    ends = [f"{run.failed:,} with exit code 1"] if run.failed else []
-    ends += [f"{without:,} without an answer"] if without else []
-    say(
-        f"{count(progress.total, 'model')}: {progress.finished - progress.unchanged:,} run, "
-        f"{progress.unchanged:,} unchanged{''.join(f', {end}' for end in ends)}; "
-        f"{seconds:.1f} s, {speed(progress, seconds)}"
-    )
-    for result in run.unsuccessful[:_LISTED]:
-        source = shown(result.source)
-        why = result.failure.message.removeprefix(f"{source}: ") if result.failure else "exit code 1"
-        say(f"  {source}: {shown(why, 1000)}")
-    if len(run.unsuccessful) > _LISTED:
-        say(f"  … and {len(run.unsuccessful) - _LISTED:,} more")
-    say(f"results: {shown(results)}.jsonl")
+def _tell(progress: FleetProgress, did: str, ends: list[str], began: float) -> None:
+    seconds = time.monotonic() - began
+    counts = ", ".join((did, f"{progress.unchanged:,} unchanged", *ends))
+    say(f"{count(progress.total, 'model')}: {counts}; {seconds:.1f} s, {speed(progress, seconds)}")
+
+
+def _name(failures: Sequence[tuple[str, str]], total: int) -> None:
+    """Print the first models without a result, each with its message."""
+    for source, message in failures[:_LISTED]:
+        say(f"  {shown(source)}: {shown(message.removeprefix(f'{shown(source)}: '), 1000)}")
+    if total > _LISTED:
+        say(f"  … and {total - _LISTED:,} more")
 
 
 # `tieconv fleet`: run a command on many models into a directory, and report on it.
@@ -295,12 +297,9 @@ def check(
         progress = fleet_check(
             models, runs, depth=depth, consumers=consumers, part=part, jobs=at_once, tick=tick, executor=executor
         )
-    unread = f", {progress.unread:,} could not be read" if progress.unread else ""
-    seconds = time.monotonic() - began
-    say(
-        f"{count(progress.total, 'model')}: {progress.finished - progress.unchanged:,} read, "
-        f"{progress.unchanged:,} unchanged{unread}; {seconds:.1f} s, {speed(progress, seconds)}"
-    )
+    unread = [f"{progress.unread:,} could not be read"] if progress.unread else []
+    _tell(progress, f"{progress.finished - progress.unchanged - progress.unread:,} read", unread, began)
+    _name(progress.failures, progress.unread)
     say(f"next: tieconv fleet report {shell_word(runs)}")
     sys.exit(2 if progress.unread else 0)
 

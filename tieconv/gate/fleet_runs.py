@@ -401,6 +401,8 @@ def exported_graphs(directory: str) -> dict[str, str]:
 
 
 _UNLISTED = ListedContent("", 0)
+_NAMED = 20
+"""Most models whose failure is named at the end of a run."""
 
 
 @record
@@ -446,12 +448,14 @@ def collect(
     for _, (result, content) in unordered(partial(_attempt, work), tasks, workers, missing):
         if result is not None:
             run.add(result, content, time.time())
+        failure = result.failure if result is not None else None
         progress = FleetProgress(
             progress.total,
             progress.finished + 1,
             progress.unchanged + (result is None),
-            progress.unread + (result is not None and result.failure is not None),
+            progress.unread + (failure is not None),
             progress.bytes + (content.bytes if result is not None else 0),
+            (*progress.failures, *([(result.source, failure.message)] if result and failure else []))[:_NAMED],
         )
         tick(progress)
     return progress

@@ -105,7 +105,6 @@ def _unknown(inspection: Inspection) -> str:
     return f"Not known: {why}."
 
 
-# --- ties ------------------------------------------------------------------------------------------------
 def _ties(
     graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth, config: ConfigView | None
 ) -> Iterator[Tie]:
@@ -187,7 +186,6 @@ def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> R
     return replace(relation, nan=True) if has_nan(reader, record) else relation
 
 
-# --- duplicates ------------------------------------------------------------------------------------------
 def _duplicates(
     checkpoint: Checkpoint, candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...], reader: ByteReader
 ) -> Iterator[Duplicate]:
@@ -214,7 +212,6 @@ def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, de
     return tuple(tensor for tensor in tensors.values() if tensor.shape in shapes)
 
 
-# --- the head --------------------------------------------------------------------------------------------
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
     """Return the head of the first graph with one, else the embedding of the first graph with one."""
     with_roles = [graph for graph in graphs if graph.head or quantised_pair(graph)]

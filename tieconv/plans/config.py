@@ -323,7 +323,6 @@ def listed(method: str) -> Editor | None:
     return _LISTED.get(method)
 
 
-# --- compressed-tensors ----------------------------------------------------------------------------------
 def _compressed_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
     """Remove the head's own targets. If another target still matches the head, add the head to ``ignore``."""
     entries: Entries = {}
@@ -364,7 +363,6 @@ def _targets(values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     return {str(name): texts(group.get("targets")) for name, group in pairs if isinstance(group, Mapping)}
 
 
-# --- a switch, or a list of modules to skip --------------------------------------------------------------
 def _gptq_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
     return {("lm_head",): False} if values.get("lm_head") is True else {}
 
@@ -416,7 +414,6 @@ def _unskip(key: str, values: Mapping[str, object], modules: Modules) -> Entries
     return {} if others == names else {(key,): others}
 
 
-# --- MLX -------------------------------------------------------------------------------------------------
 def _mlx_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
     return {(modules.head,): REMOVED} if modules.head in values else {}
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
 from tieconv.checkpoint.value_type import Listed, Printed, record
 from tieconv.text import count
 from tieconv.version import VERSION
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.finding import Finding
 
 FLEET_SCHEMA = "tieconv.fleet-report/1"
 UNREAD = "unread"
@@ -26,7 +30,7 @@ class Change(Listed):
 
 
 @record
-class RuleCount:
+class RuleCount(Listed):
     """How many models have a finding of a rule that counts, now and in the earlier run (None without one)."""
 
     rule: str
@@ -79,17 +83,19 @@ class FleetReport(Printed):
     @property
     def exit_code(self) -> int:
         """With an earlier run: 1 if a finding is new, else 2 if models are not finished. Otherwise 0."""
-        if self.since is None:
-            return 0
-        return 1 if self.since.of("new") else 2 if self.unfinished else 0
+        return 0 if self.since is None else 1 if self.since.of("new") else 2 if self.unfinished else 0
 
     @property
     def worst(self) -> tuple[CheckedModel, ...]:
         """The models that fail: the unread first, then those with the most errors, warnings and notes."""
         return tuple(sorted(filter(self.checked.fails, self.checked.models), key=self._badness))
 
+    def counting(self, model: CheckedModel) -> list[Finding]:
+        """Return the findings of a model that count, the worst first."""
+        return [entry.finding for entry in model.findings if self.checked.counts(entry)]
+
     def _badness(self, model: CheckedModel) -> tuple[object, ...]:
-        ranks = [RANK[entry.finding.level] for entry in model.findings if self.checked.counts(entry)]
+        ranks = [RANK[finding.level] for finding in self.counting(model)]
         return (model.failure is None, *(-ranks.count(rank) for rank in sorted(RANK.values())), model.source)
 
     def to_dict(self) -> dict[str, object]:
@@ -107,10 +113,7 @@ class FleetReport(Printed):
             "failed": self.checked.failed,
             "bytes": self.bytes,
             "finished": self.finished,
-            "rules": [
-                {"rule": rule.rule, "level": rule.level, "models": rule.models, "before": rule.before}
-                for rule in self.rules
-            ],
+            "rules": [rule.to_dict() for rule in self.rules],
             "worst": [self._model(model) for model in self.worst],
             "since": since
             and {
@@ -118,9 +121,7 @@ class FleetReport(Printed):
                 "failed": since.failed,
                 "added": since.added,
                 "removed": since.removed,
-                "new": len(since.of("new")),
-                "fixed": len(since.of("fixed")),
-                "still": len(since.of("still")),
+                **{state: len(since.of(state)) for state in ("new", "fixed", "still")},
             },
             "changes": [change.to_dict() for change in since.changes if change.state != "still"] if since else [],
             "settings": self.checked.settings or None,
@@ -129,11 +130,8 @@ class FleetReport(Printed):
         }
 
     def _model(self, model: CheckedModel) -> dict[str, object]:
-        return {
-            "source": model.source,
-            "failure": model.failure and model.failure.message,
-            "rules": [entry.finding.rule for entry in model.findings if self.checked.counts(entry)],
-        }
+        rules = [finding.rule for finding in self.counting(model)]
+        return {"source": model.source, "failure": model.failure and model.failure.message, "rules": rules}
 
     def _facts(self) -> tuple[str, ...]:
         return count(len(self.checked.models), "model"), f"{self.checked.failed:,} failed", f"{self.unread:,} unread"
@@ -145,8 +143,8 @@ class FleetReport(Printed):
 
 @record
 class FleetProgress:
-    """How far a run is. ``unchanged`` and ``unread`` models are finished too. ``bytes`` counts the models
-    that were read.
+    """How far a run is. ``unchanged`` and ``unread`` models are finished too. ``bytes`` counts the models that were
+    read. ``failures`` are the first unread models, each with its message.
     """
 
     total: int
@@ -154,6 +152,7 @@ class FleetProgress:
     unchanged: int = 0
     unread: int = 0
     bytes: int = 0
+    failures: tuple[tuple[str, str], ...] = ()
 
 
 @record

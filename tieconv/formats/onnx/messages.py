@@ -259,8 +259,6 @@ def _entry(wire: Wire, start: int, end: int) -> tuple[str, str]:
     return texts[1], texts[2]
 
 
-# --- messages that tieconv does not use. Their encoding is checked, as protobuf's parsers do.
-
 Message = dict[int, "Message"]
 _MAX_DEPTH = 64
 

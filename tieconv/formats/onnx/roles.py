@@ -97,7 +97,6 @@ def _of_tokens(lookups: list[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
     return [read for read in lookups if read[0].tokens > _FEW_ROWS or read[0].tokens * _LARGER > most]
 
 
-# --- lookups ---------------------------------------------------------------------------------------------
 def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:
     """Yield each matrix that a node looks up by rows or columns, and the class of its indices."""
     for scope in scopes(outer):
@@ -197,7 +196,6 @@ def _gathered_rows(outer: Scope, head: Role) -> Role | None:
     return replace(head, quantised=replace(head.quantised, operator="Gather"))
 
 
-# --- the head --------------------------------------------------------------------------------------------
 def _head(scope: Scope, lookups: list[Role]) -> tuple[Role | None, Tensor | None]:
     outputs = sorted(scope.graph.outputs, key=lambda name: name != LOGITS)
     for output in outputs:
@@ -296,8 +294,6 @@ def _vector(scope: Scope, names: list[str]) -> Tensor | None:
     stored = origin(scope, names[0]) if names else None
     return stored.tensor if stored is not None and len(stored.tensor.dims) in (1, 2) else None
 
-
-# --- indices of lookups ----------------------------------------------------------------------------------
 
 _SAME_IDS = frozenset({
     "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Where", "Clip", "Max", "Min",

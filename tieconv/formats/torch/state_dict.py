@@ -399,7 +399,6 @@ class SavedTensor:
     stride: tuple[int, ...]
 
 
-# --- the pickle ---------------------------------------------------------------------------------------------
 def pickle_state(tensors: Iterable[SavedTensor], metadata: Mapping[str, str] | None) -> bytes:
     """Return the pickle of an `OrderedDict` of tensors, in protocol 2. `torch.load(weights_only=True)` reads it."""
     pickler = _Pickler()

@@ -93,7 +93,6 @@ def _method(key: str, values: Values) -> str:
     return "mlx" if key == "quantization" and "bits" in values else ""
 
 
-# --- one reader for each method --------------------------------------------------------------------------
 def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
     left_out = matched_entry(texts(values.get("ignore")), module, role)
     groups = values.get("config_groups")
@@ -220,7 +219,6 @@ def _in_groups(values: Values, verdict: Verdict, entry: str, symmetric: bool | N
     return ConfigChoice(verdict, entry, bits, group, symmetric, layout)
 
 
-# --- values of the config --------------------------------------------------------------------------------
 def matched_entry(patterns: tuple[str, ...], module: str, role: str) -> tuple[str, bool] | None:
     """Return the first entry that names the module, and whether that is certain."""
     for pattern in patterns:

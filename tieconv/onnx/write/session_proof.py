@@ -254,9 +254,6 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(inner)
 
 
-# --- inputs ----------------------------------------------------------------------------------------------
-
-
 def _natural(model: onnx.ModelProto, path: Path) -> Iterator[_Case]:
     """Yield one case for each shape of inputs that a session of the graph accepts; else one without inputs."""
     session = _session(str(path), THREADS[0])
@@ -293,9 +290,6 @@ def _side(dim: Any, size_: int, length: int) -> int:
     terms = [term.strip() for term in dim.dim_param.split("+")]
     open_side = size_ if len(terms) == 1 else length
     return sum(int(term) if term.isdigit() else open_side for term in terms)
-
-
-# --- branches and trips ----------------------------------------------------------------------------------
 
 
 def _with_overrides(case: _Case, control: _Control) -> Iterator[_Case]:
@@ -375,9 +369,6 @@ def _force_trips(node: onnx.NodeProto, nodes: list[onnx.NodeProto], number: int)
     condition = body.output[0].name
     body.node.append(helper.make_node("Or", [condition, _FORCE], [f"{name}.again"]))
     body.output[0].name = f"{name}.again"
-
-
-# --- sessions --------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -130,7 +130,10 @@ def _model(report: FleetReport, model: CheckedModel) -> str:
     if model.failure is not None:
         rules, messages = f'<span class="error">{UNREAD}</span>', escape(model.failure.message)
     else:
-        counting = [entry.finding for entry in model.findings if report.checked.counts(entry)]
+        counting = report.counting(model)
         rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)
-        messages = "<br>".join(escape(entry.message) for entry in counting)
+        messages = "<br>".join(
+            escape(entry.message) + (f"<br><code>{escape(entry.remedy.command, 400)}</code>" if entry.remedy else "")
+            for entry in counting
+        )
     return f'<tr><td>{escape(model.source)}</td><td class="k">{rules}</td><td>{messages}</td></tr>'

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.results.fleet import FleetReport, Since
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain
 from tieconv.text import count, shown, size
 
 _MOST = 20
-"""The most changes of each kind. JSON has them all."""
+"""The most changes of each kind, and the most models. JSON has them all."""
 
 
 def render(report: FleetReport, paint: Paint = plain, width: int | None = None) -> str:
     """Return the report as lines."""
-    return "\n".join((*_head(report, paint), *_since(report.since, paint, width)))
+    return "\n".join((*_head(report, paint), *_since(report.since, paint, width), *_worst(report, paint, width)))
 
 
 def headline(report: FleetReport) -> str:
     """Return the first sentence: how many models there are, and how many fail."""
-    parts = [f"{count(len(report.checked.models), 'model')} ({size(report.bytes)}): {report.checked.failed:,} failed"]
-    if report.unread:
-        parts.append(f"{report.unread:,} of these could not be read")
+    failed = f"{report.checked.failed:,} failed"
+    failed += f" ({report.unread:,} could not be read)" if report.unread else ""
+    parts = [f"{count(len(report.checked.models), 'model')} ({size(report.bytes)}): {failed}"]
     if report.unfinished:
         parts.append(f"{report.unfinished:,} more not finished")
     if report.checked.not_checked:
@@ -42,6 +43,27 @@ def _head(report: FleetReport, paint: Paint) -> Iterator[str]:
         yield from columns(rows)
     if report.uncompared:
         yield f"{count(report.uncompared, 'model')} with tied names that were not compared; to compare: --depth full"
+
+
+def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str]:
+    """Yield the models that fail, each with its rules and the first command that repairs something."""
+    if not report.worst:
+        return
+    yield ""
+    yield paint("models that fail, the worst first", "heading")
+    rows = []
+    for model in report.worst[:_MOST]:
+        source, counting = shown(model.source), report.counting(model)
+        rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
+        remedy = next((finding.remedy for finding in counting if finding.remedy), None)
+        command = f"next: {shown(remedy.command, 400)}{'' if remedy.safe else f' {REVIEW_FIRST}'}" if remedy else ""
+        if model.failure:
+            rows.append((source, shown(model.failure.message.removeprefix(f"{source}: "), 400)))
+        else:
+            rows.append((source, "; ".join(filter(None, (shown(rules, 200), command)))))
+    yield from columns(rows, width=width)
+    if len(report.worst) > _MOST:
+        yield f"  and {len(report.worst) - _MOST:,} more (use --json for all)"
 
 
 def _since(since: Since | None, paint: Paint, width: int | None) -> Iterator[str]:
