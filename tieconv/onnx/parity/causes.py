@@ -122,12 +122,8 @@ def _sentence(candidate: Candidate) -> str:
         )
     shown_number = f"{float(candidate.values):.6g}"
     expected = f"{candidate.source} is {shown_number}" if candidate.source else f"the model has {shown_number}"
-    return f"the constant {_names(constant)} is {constant.number:.6g}, but {expected}; {effect}"
-
-
-def _names(constant: Constant) -> str:
-    more = len(constant.uses) - 1
-    return shown(constant.name) + (f" (used {len(constant.uses)} times)" if more else "")
+    times = f" (used {len(constant.uses)} times)" if len(constant.uses) > 1 else ""
+    return f"the constant {shown(constant.name)}{times} is {constant.number:.6g}, but {expected}; {effect}"
 
 
 # Choose which numbers of the model to try in place of constants of the graph, the likeliest first.
@@ -230,16 +226,8 @@ LONGEST_VECTOR = 4096
 Floats = npt.NDArray[np.float64]
 Use = tuple[int, int | str]
 """A node by its number in the graph, and the number of its input or the name of its attribute."""
-
-
-@identity_record
-class Value:
-    """A constant at one place of a node: an input by its number, or an attribute by its name."""
-
-    name: str
-    values: Floats
-    key: int | str
-    epsilon: bool
+Placed = tuple[str, Floats, int | str, bool]
+"""Name, values, the number of the input or the name of the attribute, and whether it is an epsilon."""
 
 
 @identity_record
@@ -267,21 +255,20 @@ def graph_constants(model: ir.Model) -> list[Constant]:
 
     A soft cap is read by operators of two types. Such a number is listed for all types and for each.
     """
-    groups: dict[tuple[object, ...], list[tuple[Value, str, Use]]] = defaultdict(list)
+    groups: dict[tuple[tuple[int, ...], bytes, bool], list[tuple[str, Floats, str, Use]]] = defaultdict(list)
     for index, node in enumerate(_nodes(model)):
-        for value in (*_inputs(node), *_attributes(node)):
-            if np.isfinite(value.values).all() and value.values.any():
-                group = (value.values.shape, value.values.tobytes(), value.epsilon)
-                groups[group].append((value, node.op_type, (index, value.key)))
-    return [constant for uses in groups.values() for constant in _by_operator(uses)]
-
-
-def _by_operator(uses: list[tuple[Value, str, Use]]) -> Iterator[Constant]:
-    operators = dict.fromkeys(operator for _, operator, _ in uses)
-    for chosen in ([tuple(operators)] if len(operators) > 1 else []) + [(operator,) for operator in operators]:
-        part = [(value, use) for value, operator, use in uses if operator in chosen]
-        first = part[0][0]
-        yield Constant(first.name, first.values, "/".join(chosen), first.epsilon, tuple(use for _, use in part))
+        for name, values, key, epsilon in (*_inputs(node), *_attributes(node)):
+            if np.isfinite(values).all() and values.any():
+                groups[values.shape, values.tobytes(), epsilon].append((name, values, node.op_type, (index, key)))
+    constants: list[Constant] = []
+    for (_, _, epsilon), uses in groups.items():
+        operators = tuple(dict.fromkeys(operator for _, _, operator, _ in uses))
+        for chosen in dict.fromkeys([operators, *((operator,) for operator in operators)]):
+            part = [use for use in uses if use[2] in chosen]
+            name, values, *_ = part[0]
+            places = tuple(place for *_, place in part)
+            constants.append(Constant(name, values, "/".join(chosen), epsilon, places))
+    return constants
 
 
 def replaced(path: str, constant: Constant, values: Floats) -> bytes:
@@ -310,24 +297,24 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from function.all_nodes()
 
 
-def _inputs(node: ir.Node) -> Iterator[Value]:
+def _inputs(node: ir.Node) -> Iterator[Placed]:
     for key, value in enumerate(node.inputs):
         tensor = _tensor(value)
         if value is None or tensor is None:
             continue
         array = np.asarray(tensor.numpy(), np.float64)
         numbers = array.reshape(()) if array.size == 1 else array.reshape(-1)
-        yield Value(str(value.name), numbers, key, array.size == 1 and _before_root(node))
+        yield str(value.name), numbers, key, array.size == 1 and _before_root(node)
 
 
-def _attributes(node: ir.Node) -> Iterator[Value]:
+def _attributes(node: ir.Node) -> Iterator[Placed]:
     if node.op_type == "Constant":
         return
     for name, attribute in node.attributes.items():
         if attribute.type is ir.AttributeType.FLOAT and attribute.value is not None:
-            yield Value(str(node.name), np.array(float(attribute.value)), name, name == EPSILON)
+            yield str(node.name), np.array(float(attribute.value)), name, name == EPSILON
     if node.op_type in _DEFAULT and EPSILON not in node.attributes:
-        yield Value(str(node.name), np.array(1e-5), EPSILON, True)
+        yield str(node.name), np.array(1e-5), EPSILON, True
 
 
 def _tensor(value: Any) -> Any:
