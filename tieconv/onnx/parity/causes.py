@@ -266,8 +266,8 @@ def graph_constants(model: ir.Model) -> list[Constant]:
         for chosen in dict.fromkeys([operators, *((operator,) for operator in operators)]):
             part = [use for use in uses if use[2] in chosen]
             name, values, *_ = part[0]
-            places = tuple(place for *_, place in part)
-            constants.append(Constant(name, values, "/".join(chosen), epsilon, places))
+            readers = tuple(use[3] for use in part)
+            constants.append(Constant(name, values, "/".join(chosen), epsilon, readers))
     return constants
 
 
