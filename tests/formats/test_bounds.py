@@ -118,14 +118,15 @@ def test_many_tiny_tensors_are_not_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(guards, "MANY", 3)
     monkeypatch.setattr(guards.guard_many, "__defaults__", (3,))
     monkeypatch.setattr(convert, "MANY_FOR_TORCH", 1)
-    for side, refused in ((1, True), (4096, False)):
-        folder = tmp_path / str(side)
+    for side, number, name, refused in ((1, 4, "t", True), (4096, 4, "t", False), (1, 1, "t" * 400, True)):
+        folder = tmp_path / f"{side}-{number}"
         folder.mkdir()
         entries = {
-            f"t{i}": {"dtype": "U8", "shape": [side], "data_offsets": [i * side, (i + 1) * side]} for i in range(4)
+            f"{name}{i}": {"dtype": "U8", "shape": [side], "data_offsets": [i * side, (i + 1) * side]}
+            for i in range(number)
         }
         header = json.dumps(entries).encode()
-        data = len(header).to_bytes(8, "little") + header + bytes(4 * side)
+        data = len(header).to_bytes(8, "little") + header + bytes(number * side)
         (folder / "model.safetensors").write_bytes(data)
         for name, plan in {
             "dedup": lambda path=folder: api.plan_dedup(path),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from fixtures.gguf_bytes import F32, gguf
 from tests.objects.conftest import Run
 from tests.objects.stub import LIST, Store
 from tieconv import SettingsError, UnreadableError
@@ -74,6 +76,21 @@ def test_models_that_changed_lately(store: Store) -> None:
 def test_the_age_of_a_model_that_cannot_be_read(store: Store) -> None:
     """Is unknown, so it is checked, and the check says why."""
     assert expand(["s3://bucket/none"], newer_than="1d") == ("s3://bucket/none",)
+
+
+def test_a_directory_of_several_gguf_files(store: Store, tieconv: Run) -> None:
+    """The error about a release in a store names each file by its address, and the hint's commands work."""
+    data = gguf([("token_embd.weight", (8, 32), F32, bytes(1024))])
+    for name in ("m-Q4_K_M", "m-Q8_0", "mmproj-m"):
+        store.objects[f"rel/{name}.gguf"] = data
+    paths = ["s3://bucket/rel/m-Q4_K_M.gguf", "s3://bucket/rel/m-Q8_0.gguf"]
+    result = tieconv("inspect", "s3://bucket/rel")
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    error, hint = result.stderr.splitlines()
+    assert error == "error: s3://bucket/rel holds 2 GGUF models: m-Q4_K_M.gguf, m-Q8_0.gguf"
+    assert hint.endswith(f"give the path of one of them: {paths[0]}; or check each: tieconv check {' '.join(paths)}")
+    answer = json.loads(tieconv("check", "--json", *paths).stdout)
+    assert [(model["source"], model["failure"]) for model in answer["models"]] == [(path, None) for path in paths]
 
 
 def test_a_list_on_stdin(tieconv: Run) -> None:

@@ -195,17 +195,19 @@ MANY = 200_000
 """The most tensors of a small model that a command writes. 500,000 tensors of one byte take 460 MB of memory."""
 MANY_FOR_TORCH = 60_000
 """The same for a torch file: 500,000 tensors of one byte take 1,500 MB."""
-_SMALL = 2048
-"""A model whose tensors have fewer bytes on average is small. Those of language models have a thousand times more."""
+_SMALL, _LONG = 2048, 128
+"""A model of fewer bytes a tensor is small; 128 characters of names count as one. Real models have a thousand times more
+bytes. 50,000 names of 1,500 characters took 500 MB."""
 
 
 def guard_many(checkpoint: Checkpoint, most: int = MANY) -> None:
     """Refuse to write a small model with more than ``most`` tensors, whose plan would take more than 300 MiB."""
-    number = len(checkpoint.tensors)
-    if number > most and sum(record.nbytes for record in checkpoint.tensors.values()) < _SMALL * number:
+    number, letters = len(checkpoint.tensors), sum(map(len, checkpoint.tensors))
+    weight = number + letters // _LONG
+    if weight > most and sum(record.nbytes for record in checkpoint.tensors.values()) < _SMALL * weight:
         refuse(
-            f"{shown(checkpoint.source)} has {number:,} tiny tensors, and to write more than {most:,} would take over "
-            "300 MiB of memory",
+            f"{shown(checkpoint.source)} has {number:,} tiny tensors with {letters:,} characters in their names: to "
+            "write them would take over 300 MiB of memory",
             "tieconv inspect and check read the model; join the tensors, or leave out what is not a weight",
             "plan.many-tensors",
         )
