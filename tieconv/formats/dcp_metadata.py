@@ -269,8 +269,9 @@ class _Checked(Instance):
         if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
             refuse("names an unknown layout of a tensor", "pickle.arguments")
         listed = type(first) in (list, tuple) if arguments else name != "torch.Size"
-        filled = bool(arguments) and name in ("collections.OrderedDict", "builtins.dict")
-        if filled or (name in _COLLECTIONS and not listed):
+        if (arguments and name in ("collections.OrderedDict", "builtins.dict")) or (
+            name in _COLLECTIONS and not listed
+        ):
             refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
         if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
             refuse("names an unknown memory format", "pickle.arguments")
