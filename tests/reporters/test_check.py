@@ -123,7 +123,9 @@ def test_sarif_is_valid_and_complete() -> None:
     """The OASIS schema holds; every rule is described; every finding points to a file by a stable fingerprint."""
     run = sarif(every_case())
     driver = run["tool"]["driver"]
-    assert [rule["id"] for rule in driver["rules"]] == [rule.code for rule in RULES]
+    assert [rule["id"] for rule in driver["rules"]] == sorted(
+        {result["ruleId"] for result in run["results"]}, key=[rule.code for rule in RULES].index
+    )
     for rule in driver["rules"]:
         assert "## How to fix" in rule["help"]["markdown"] and rule["helpUri"].startswith("https://")
         assert len(rule["fullDescription"]["text"]) <= 1000 and not re.search(r"\(C\d", rule["help"]["text"])
@@ -185,13 +187,14 @@ def test_a_tensor_is_one_location_however_often_it_is_named() -> None:
     assert [found["fullyQualifiedName"] for found in result["locations"][0]["logicalLocations"]] == ["a", "b"]
 
 
-def test_sarif_lists_the_rules_that_ran_and_where_they_are_documented() -> None:
-    """A viewer shows each listed rule: those that were not selected are left out. Each address is a heading."""
+def test_sarif_describes_the_rules_of_its_results() -> None:
+    """A viewer shows each described rule, so only those with a result are there. Each address is a heading."""
     report = CheckReport((CheckedModel("m", (entry("TIE002"),)),), Level.ERROR, (), ("TIE001", "TIE002"))
     driver = sarif(report)["tool"]["driver"]
-    assert [rule["id"] for rule in driver["rules"]] == ["TIE001", "TIE002"]
+    assert [rule["id"] for rule in driver["rules"]] == ["TIE002"]
     (result,) = sarif(report)["results"]
-    assert result["ruleIndex"] == 1
+    assert result["ruleIndex"] == 0
+    assert len(check.render("sarif", report)) <= 20_000
     page = (ROOT / "docs" / "rules.md").read_text()
     for rule in driver["rules"]:
         address, _, heading = rule["helpUri"].partition("#")

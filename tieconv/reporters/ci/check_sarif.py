@@ -1,7 +1,7 @@
 """The report of `tieconv check` as SARIF 2.1.0, for GitHub's code scanning and Jenkins' warnings plugin.
 
-Names are escaped as in text output; the JSON format has the exact names. The log lists only the rules that ran, each
-with the address of its documentation.
+Names are escaped as in text output; the JSON format has the exact names. The log describes only the rules of its
+results, each with the address of its documentation.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ def _run(report: CheckReport) -> dict[str, object]:
     waived = [(model, entry) for model in report.models for entry in view.waived(model)]
     pairs = [*view.open_findings(report), *waived]
     seen: Counter[tuple[str, str]] = Counter()
-    ran = [rule for rule in RULES if not report.rules or rule.code in report.rules]
-    index = {rule.code: number for number, rule in enumerate(ran)}
+    named = {entry.finding.rule for _, entry in pairs[:_RESULTS]}
+    described = [rule for rule in RULES if rule.code in named]
+    index = {rule.code: number for number, rule in enumerate(described)}
     return {
-        "tool": {"driver": _driver(ran)},
+        "tool": {"driver": _driver(described)},
         "originalUriBaseIds": {"%SRCROOT%": {"description": {"text": "The root of the repository."}}},
         "invocations": [_invocation(report, len(pairs) - _RESULTS)],
         "results": [_result(pair, seen, index) for pair in pairs[:_RESULTS]],
     }
 
 
-def _driver(ran: list[Rule]) -> dict[str, object]:
+def _driver(described: list[Rule]) -> dict[str, object]:
     return {
         "name": "tieconv",
         "version": VERSION,
         "semanticVersion": VERSION,
-        "rules": [_rule(rule) for rule in ran],
+        "rules": [_rule(rule) for rule in described],
         "notifications": [
             _notification(_UNREADABLE, "tieconv could not read a model, so it did not check it."),
             _notification(_LEFT_OUT, "GitHub accepts fewer findings. The log omits those with the lowest level."),
@@ -96,7 +97,7 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
     properties = {"next": view.command(remedy.command), "safe": remedy.safe} if remedy else {}
     text = view.line(finding.message)
     if remedy and len(text) + len(remedy.command) < view.LIMIT:
-        text += f"; next: {view.command(remedy.command)}"
+        text = f"{text.removesuffix('.')}. Next: {view.command(remedy.command)}"
     names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
     # GitHub requires a line, also for a file without lines.
