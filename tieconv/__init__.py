@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         plan_untie,
     )
     from tieconv.checkpoint.graph_plan import ExportOutcome, GraphOutcome
-    from tieconv.checkpoint.inspection import Inspection
+    from tieconv.checkpoint.inspection import Depth, Inspection
     from tieconv.checkpoint.results.analysis import Analysis, Evolution
     from tieconv.checkpoint.results.checked import CheckReport
     from tieconv.checkpoint.results.comparison import Comparison
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
         TieconvError,
         UnreadableError,
     )
+    from tieconv.loaders.registry import UnknownConsumerError
     from tieconv.planned import PlannedWrite
 
 __all__ = [
-    "Analysis", "CheckReport", "Comparison", "DestinationError", "Evolution", "ExportOutcome", "GraphOutcome",
+    "Analysis", "CheckReport", "Comparison", "Depth", "DestinationError", "Evolution", "ExportOutcome", "GraphOutcome",
     "Inspection", "MissingPackageError", "Outcome", "Parity", "PlannedWrite", "Push", "RefusedError", "SettingsError",
-    "TieconvError", "UnreadableError", "__version__", "analyze", "analyze_revisions", "check", "diff", "export",
-    "inspect", "parity", "plan_bias", "plan_convert", "plan_dedup", "plan_export", "plan_graph_dedup",
-    "plan_graph_untie", "plan_push", "plan_reindex", "plan_resize", "plan_retie", "plan_set_tie", "plan_untie",
-    "push",
+    "TieconvError", "UnknownConsumerError", "UnreadableError", "__version__", "analyze", "analyze_revisions", "check",
+    "diff", "export", "inspect", "parity", "plan_bias", "plan_convert", "plan_dedup", "plan_export", "plan_graph_dedup",
+    "plan_graph_untie", "plan_push", "plan_reindex", "plan_resize", "plan_retie", "plan_set_tie", "plan_untie", "push",
 ]  # fmt: skip
 
 
@@ -56,34 +56,21 @@ _HOMES = {
     "api.evidence": ("diff", "inspect"),
     "api.graphs": ("export", "parity", "plan_export", "plan_graph_dedup", "plan_graph_untie"),
     "api.hub": ("plan_push", "push"),
-    "api.plans": (
-        "plan_bias",
-        "plan_convert",
-        "plan_dedup",
-        "plan_reindex",
-        "plan_resize",
-        "plan_retie",
-        "plan_set_tie",
-        "plan_untie",
-    ),
+    "api.plans": ("plan_bias", "plan_convert", "plan_dedup", "plan_reindex", "plan_resize", "plan_retie", "plan_set_tie",
+                  "plan_untie"),
     "checkpoint.graph_plan": ("ExportOutcome", "GraphOutcome"),
-    "checkpoint.inspection": ("Inspection",),
+    "checkpoint.inspection": ("Depth", "Inspection"),
     "checkpoint.results.analysis": ("Analysis", "Evolution"),
     "checkpoint.results.checked": ("CheckReport",),
     "checkpoint.results.comparison": ("Comparison",),
     "checkpoint.results.parity": ("Parity",),
     "checkpoint.results.push": ("Push",),
     "checkpoint.write_plan": ("Outcome",),
-    "errors": (
-        "DestinationError",
-        "MissingPackageError",
-        "RefusedError",
-        "SettingsError",
-        "TieconvError",
-        "UnreadableError",
-    ),
+    "loaders.registry": ("UnknownConsumerError",),
+    "errors": ("DestinationError", "MissingPackageError", "RefusedError", "SettingsError", "TieconvError",
+               "UnreadableError"),
     "planned": ("PlannedWrite",),
-}
+}  # fmt: skip
 """The names of each module, which is relative to `tieconv`."""
 
 

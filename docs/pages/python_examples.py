@@ -121,6 +121,12 @@ tied []
 ...     print(difference.name, difference.contrast)
 lm_head.weight near
 """,
+    "Depth": """\
+>>> tieconv.inspect("model", depth=tieconv.Depth.HEADER).depth
+<Depth.HEADER: 'header'>
+>>> [str(depth) for depth in tieconv.Depth]
+['header', 'candidates', 'full']
+""",
     "DestinationError": """\
 >>> try:
 ...     tieconv.plan_retie("model").execute("tied")
@@ -200,6 +206,13 @@ did you mean TIE007 (version-decides)? List all rules with: tieconv rules
 ... except tieconv.TieconvError as error:
 ...     print(error.message, error.hint, error.code, sep="; ")
 no-such-model: no such file or directory; give a model directory, a weight file or an index; path.absent
+""",
+    "UnknownConsumerError": """\
+>>> try:
+...     tieconv.inspect("tied", consumers="vlm")
+... except tieconv.UnknownConsumerError as error:
+...     print(error.message)
+unknown loader "vlm"; did you mean vllm?
 """,
     "UnreadableError": """\
 >>> try:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.model_files import Adapter, Checkpoint
@@ -32,6 +32,10 @@ class Depth(StrEnum):
     HEADER = "header"  # headers and documents only
     CANDIDATES = "candidates"  # also the bytes of tied names and of tensors shaped like them
     FULL = "full"  # also all bytes needed to prove every duplicate
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"{value!r} is no depth: choose {', '.join(cls)}")
 
 
 @record

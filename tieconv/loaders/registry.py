@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from difflib import get_close_matches
 
 from tieconv.errors import TieconvError
 from tieconv.loaders import (
@@ -81,7 +82,9 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     name, sign, version = match.groups()
     named = [consumer for consumer in consumers if consumer.name == name.lower()]
     if not named:
-        raise _unknown(f'unknown loader "{shown(name)}"', consumers)
+        close = get_close_matches(name.lower(), {consumer.name for consumer in consumers}, 1)
+        suggestion = f"; did you mean {close[0]}?" if close else ""
+        raise _unknown(f'unknown loader "{shown(name)}"{suggestion}', consumers)
     if version is None:
         return named
     wanted = tuple(map(int, version.split(".")))
