@@ -115,6 +115,13 @@ def tally(nouns: Iterable[object]) -> list[str]:
     return [count(every.count(noun), noun) for noun in dict.fromkeys(every)]
 
 
+def close(word: str, words: Iterable[str]) -> list[str]:
+    """Return the ``words`` that are most similar to ``word``, at most three."""
+    from difflib import get_close_matches
+
+    return get_close_matches(word[:60], list(words), 3, 0.6)
+
+
 _UNITS = {"": 1, **{f"{unit}B": 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}}
 _UNITS |= {f"{unit}IB": 1024**power for power, unit in enumerate(("K", "M", "G", "T"), 1)}
 _AMOUNT = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"

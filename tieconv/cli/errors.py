@@ -14,7 +14,7 @@ import click
 
 from tieconv.cli.screen import echo, has_colour, reset
 from tieconv.errors import TieconvError, require_posix
-from tieconv.text import path_word, shown
+from tieconv.text import close, path_word, shown
 from tieconv.version import VERSION
 
 # Report wrong command lines like other errors: one sentence, and a hint with the next command.
@@ -106,9 +106,7 @@ def as_options(arguments: list[str], commands: Iterable[str]) -> list[str]:
 
 def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
     """Return the error for an unknown command. Its hint is a similar command, or one for a rule or a model."""
-    from difflib import get_close_matches
-
-    like = get_close_matches(word, list(commands), 1)
+    like = close(word, commands)
     if word.lower() in _SAME:
         like = [_SAME[word.lower()]]
     if like:

@@ -13,7 +13,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.formats.strict_json import parse_toml
-from tieconv.text import shown
+from tieconv.text import close, shown
 
 if TYPE_CHECKING:
     from tieconv.checks.evidence import Rule
@@ -93,13 +93,6 @@ def unknown(word: str, where: str = "") -> SettingsError:
     """Return the error for a word that is neither a rule's code nor its name."""
     prefix = f"{where}: " if where else ""
     return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
-
-
-def close(word: str, words: Iterable[str]) -> list[str]:
-    """Return the ``words`` that are most similar to ``word``, at most three."""
-    from difflib import get_close_matches
-
-    return get_close_matches(word[:60], list(words), 3, 0.6)
 
 
 def _meant(word: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from difflib import get_close_matches
 
 from tieconv.errors import TieconvError
 from tieconv.loaders import (
@@ -21,7 +20,7 @@ from tieconv.loaders import (
 )
 from tieconv.loaders import safetensors_load_model as safetensors
 from tieconv.loaders.interface import Consumer, Version
-from tieconv.text import shown
+from tieconv.text import close, shown
 
 CONSUMERS: tuple[Consumer, ...] = (
     *transformers.CONSUMERS,
@@ -82,8 +81,8 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     name, sign, version = match.groups()
     named = [consumer for consumer in consumers if consumer.name == name.lower()]
     if not named:
-        close = get_close_matches(name.lower(), {consumer.name for consumer in consumers}, 1)
-        suggestion = f"; did you mean {close[0]}?" if close else ""
+        similar = close(name.lower(), {consumer.name for consumer in consumers})
+        suggestion = f"; did you mean {similar[0]}?" if similar else ""
         raise _unknown(f'unknown loader "{shown(name)}"{suggestion}', consumers)
     if version is None:
         return named
