@@ -35,7 +35,7 @@ class Depth(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise ValueError(f"{value!r} is no depth: choose {', '.join(cls)}")
+        raise ValueError(f"{value!r} is not a depth: choose {', '.join(cls)}")
 
 
 @record
