@@ -80,11 +80,7 @@ def _fields(value: object) -> dict[str, object]:
         fields = value.fields()
         if isinstance(fields.get("state_dict_metadata"), Pairs) and isinstance(fields.get("storage_data"), Pairs):
             return fields
-    raise UnreadableError(
-        f"{DCP_METADATA} is not the metadata of a torch distributed checkpoint",
-        "save the checkpoint again",
-        "dcp.malformed",
-    )
+    return _refuse("this is not the metadata of a torch distributed checkpoint")
 
 
 _Offset = tuple[int, ...] | None
@@ -254,6 +250,7 @@ _LAYOUTS = frozenset(
 _FORMATS = range(3)
 """The numbers of `_MEM_FORMAT_ENCODING`."""
 _COLLECTIONS = frozenset({"torch.Size", "builtins.set", "builtins.list", "builtins.frozenset"})
+_UNFILLED = frozenset({"collections.OrderedDict", "builtins.dict"})
 _STATELESS = frozenset({"torch.Size", "torch.device", "torch.serialization._get_layout"})
 """What has no attributes that BUILD could set."""
 
@@ -268,10 +265,8 @@ class _Checked(Instance):
         first = arguments[0] if len(arguments) == 1 else None
         if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
             refuse("names an unknown layout of a tensor", "pickle.arguments")
-        listed = type(first) in (list, tuple) if arguments else name != "torch.Size"
-        if (arguments and name in ("collections.OrderedDict", "builtins.dict")) or (
-            name in _COLLECTIONS and not listed
-        ):
+        wrong = arguments if name in _UNFILLED else name in _COLLECTIONS and type(first) not in (list, tuple)
+        if wrong and (arguments or name == "torch.Size"):
             refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
         if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
             refuse("names an unknown memory format", "pickle.arguments")
