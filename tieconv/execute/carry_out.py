@@ -199,7 +199,7 @@ class _Job:
             replaces = self.swaps and (self.final / name).is_dir()
             like = first_like(self.final / name if replaces else None, self.root / name)
             if like is not None and (lost := inherit_directory(directory, like)):
-                record.add_lost(f"{name}/", lost)
+                record.lost[f"{name}/"] = lost
             tree.sync_directory(directory)
         tree.sync_directory(staging.held)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader
@@ -29,73 +28,46 @@ from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, check
 from tieconv.sources.strided import row_major
 
 
-class FileLayout(Protocol):
-    """A file to write; offsets count from its first byte."""
+@record
+class FileLayout:
+    """A file to write: its ``size`` in bytes, and its contents in the order of their offsets.
 
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        ...
+    ``literals`` returns the bytes between the contents. Call it after those are written to the descriptor that it gets.
+    """
 
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The contents, in the order of their offsets."""
-        ...
-
-    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        """Return the bytes between the contents; call it after those are written to ``descriptor``."""
-        ...
+    size: int
+    pieces: tuple[Piece, ...]
+    literals: Callable[[int], Iterable[tuple[int, bytes]]]
 
 
 def file_layout(output: OutputWeights) -> FileLayout:
     """Return the layout of the bytes of a file in its format."""
     if output.gguf is not None:
-        return gguf_layout(output, output.gguf)
-    return _torch(output) if output.format == "torch" else _safetensors(output)
-
-
-@record
-class _Safetensors:
-    head: bytes
-    pieces: tuple[Piece, ...]
-    size: int
-
-    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        yield 0, self.head
-
-
-def _safetensors(output: OutputWeights) -> _Safetensors:
+        return _gguf(output, output.gguf)
+    if output.format == "torch":
+        return _torch(output)[0]
     head = header(output)
     pieces = tuple(Piece(len(head) + piece.offset, piece.content) for piece in tensor_pieces(output.tensors))
-    return _Safetensors(head, pieces, len(head) + output.nbytes)
+    return FileLayout(len(head) + output.nbytes, pieces, lambda _: [(0, head)])
 
 
-@record
-class _Torch:
-    archive: Archive
-    pieces: tuple[Piece, ...]
-
-    @property
-    def size(self) -> int:
-        return self.archive.size
-
-    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        return self.archive.literals(lambda record: checksum(descriptor, record.start, record.size))
-
-
-def _torch(output: OutputWeights) -> _Torch:
+def _torch(output: OutputWeights) -> tuple[FileLayout, Archive]:
     keys = storages(output)
     contents = [_content(storage) for storage in keys]
     archive = lay_out(
         pickle_state((_saved(tensor, keys) for tensor in output.tensors), output.metadata),
         [_placed(storage, content) for storage, content in zip(keys, contents, strict=True)],
     )
-    pieces = [
+    pieces = tuple(
         piece
         for record, content in zip(archive.storages, contents, strict=True)
         for piece in _pieces(record.start, content)
-    ]
-    return _Torch(archive, tuple(pieces))
+    )
+
+    def literals(descriptor: int) -> Iterable[tuple[int, bytes]]:
+        return archive.literals(lambda record: checksum(descriptor, record.start, record.size))
+
+    return FileLayout(archive.size, pieces, literals), archive
 
 
 def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
@@ -118,7 +90,7 @@ def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTenso
         return
     if output.format == "torch":
         keys = storages(output)
-        starts = [record.start for record in _torch(output).archive.storages]
+        starts = [record.start for record in _torch(output)[1].storages]
         for tensor in output.tensors:
             yield tensor, starts[keys[tensor.storage or tensor]] + offset_in_storage(tensor)
         return
@@ -262,21 +234,7 @@ def padding(joined: Iterable[Piece], data_start: int) -> int:
 # Lay out a GGUF file: the source's metadata as it is, a new list of tensors, and their aligned bytes.
 
 
-@record
-class GgufLayout:
-    """Where each byte of the file lies; see `tieconv.execute.file_layout.FileLayout`."""
-
-    pieces: tuple[Piece, ...]
-    size: int
-    start: bytes
-    infos: tuple[int, bytes]
-
-    def literals(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        yield 0, self.start
-        yield self.infos
-
-
-def gguf_layout(output: OutputWeights, header: GgufHeader) -> GgufLayout:
+def _gguf(output: OutputWeights, header: GgufHeader) -> FileLayout:
     """Return the layout of ``output``, whose source has the header ``header``. Padding is zero."""
     starts = aligned_starts(output, header)
     listed = (
@@ -291,7 +249,7 @@ def gguf_layout(output: OutputWeights, header: GgufHeader) -> GgufLayout:
     end = starts[-1] + output.tensors[-1].nbytes if output.tensors else 0
     size = data_start + aligned(end, header.alignment)
     head = encode_start(header.version, len(output.tensors), header.keys)
-    return GgufLayout(tuple(pieces), size, head, (after_entries, infos))
+    return FileLayout(size, tuple(pieces), lambda _: [(0, head), (after_entries, infos)])
 
 
 def aligned_starts(output: OutputWeights, header: GgufHeader) -> list[int]:

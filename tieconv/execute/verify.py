@@ -34,10 +34,10 @@ from tieconv.checkpoint.write_plan import (
 )
 from tieconv.errors import RefusedError, StalePlanError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import tree, write
-from tieconv.execute.arithmetic import averaged_blocks, scaled
+from tieconv.execute.arithmetic import scaled
 from tieconv.execute.copy import BLOCK, Tick, read_full
 from tieconv.execute.file_layout import Piece, checksum, file_layout, places
-from tieconv.execute.write import SCALE_BLOCK, Record, Shared, assembled_blocks, blocks
+from tieconv.execute.write import SCALE_BLOCK, Record, Shared, computed_blocks
 from tieconv.formats.safetensors import read_weight_file
 from tieconv.formats.torch.state_dict import torch_metadata
 from tieconv.inspection.chunk_reader import ChunkReader
@@ -81,17 +81,8 @@ class Verifier:
                 offset = first_nonzero(descriptor, start, start + size, self.tick)
             case Scaled() as content:
                 offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
-            case Averaged() as content:
-                pair = sources.descriptor(content.range.file), sources.descriptor(content.second.file)
-                offset = first_unlike_blocks(averaged_blocks(pair, content), descriptor, start, self.tick)
-            case InlineBytes(data):
-                offset = first_unlike_blocks([(0, data)], descriptor, start, self.tick)
-            case Gathered() as view:
-                offset = first_unlike_blocks(
-                    blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick
-                )
-            case Assembled() as content:
-                offset = first_unlike_blocks(assembled_blocks(sources, content), descriptor, start, self.tick)
+            case Averaged() | InlineBytes() | Gathered() | Assembled() as content:
+                offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
             case _:
                 assert_never(piece.content)
         if offset is not None:

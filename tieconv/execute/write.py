@@ -79,21 +79,6 @@ class Record:
     lost: dict[str, tuple[str, ...]] = field(default_factory=dict)
     reused: set[str] = field(default_factory=set)
 
-    def add_shared(self, name: str, extents: list[Shared]) -> None:
-        self.shared[name] = extents
-
-    def add_companion(self, name: str) -> None:
-        self.companions.append(name)
-
-    def add_source(self, name: str, state: FileState) -> None:
-        self.sources[name] = state
-
-    def add_reused(self, name: str) -> None:
-        self.reused.add(name)
-
-    def add_lost(self, name: str, attributes: tuple[str, ...]) -> None:
-        self.lost[name] = attributes
-
     def resumed(self, files: int) -> Iterator[str]:
         """Yield a note if some of all the weight ``files`` are those of an earlier run."""
         if self.reused:
@@ -126,7 +111,7 @@ class Writer:
             open_files(self.root) as files,
             self._created(name, self.like(output.name)) as descriptor,
         ):
-            self.record.add_shared(name, self._fill(output, files, descriptor))
+            self.record.shared[name] = self._fill(output, files, descriptor)
 
     def keep(self, output: OutputWeights, name: str) -> None:
         """Take over the weight file ``name`` of a killed run, which is compared later like a written one."""
@@ -138,7 +123,7 @@ class Writer:
                 _finish(descriptor, name, like, self.syncer, self.record)
             finally:
                 os.close(descriptor)
-        self.record.add_reused(name)
+        self.record.reused.add(name)
         self.tick(output.nbytes)
 
     def replace(self, output: OutputWeights, name: str) -> None:
@@ -160,19 +145,12 @@ class Writer:
                     shared += self._copy(files, span, descriptor, offset, tick)
                 case Zeros(size):
                     write_zeros(descriptor, offset, size, self.tick)
-                case Scaled() as content:
-                    self._scale(files, content, descriptor, offset)
-                case Averaged() as content:
-                    self._average(files, content, descriptor, offset)
-                case InlineBytes(data):
-                    write_full(descriptor, data, offset)
-                    self.tick(len(data))
-                case Gathered() as view:
-                    write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
-                case Assembled() as content:
-                    for name in {chunk.range.file for chunk in content.chunks}:
+                case Scaled() | Averaged() | InlineBytes() | Gathered() | Assembled() as content:
+                    for name in _source_files(content):
                         self._open(files, name)
-                    write_assembled(files, descriptor, offset, content, self.tick)
+                    for done, block in computed_blocks(files, content):
+                        write_full(descriptor, memoryview(block), offset + done)
+                        self.tick(len(block))
                 case _:
                     assert_never(piece.content)
         for offset, literal in whole.literals(descriptor):
@@ -181,7 +159,7 @@ class Writer:
 
     def _open(self, files: FileSet, name: str) -> int:
         if name not in self.record.sources:
-            self.record.add_source(name, files.state(name))
+            self.record.sources[name] = files.state(name)
         return files.descriptor(name)
 
     def _nudging(self, descriptor: int) -> Tick:
@@ -203,20 +181,6 @@ class Writer:
         extents = copy_range(source, span.start, descriptor, offset, span.size, tick)
         return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
 
-    def _scale(self, files: FileSet, content: Scaled, descriptor: int, offset: int) -> None:
-        source = self._open(files, content.range.file)
-        for done in range(0, content.range.size, SCALE_BLOCK):
-            block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
-            read_full(source, block, content.range.start + done)
-            write_full(descriptor, scaled(block, content.dtype, content.exponent), offset + done)
-            self.tick(len(block))
-
-    def _average(self, files: FileSet, content: Averaged, descriptor: int, offset: int) -> None:
-        sources = self._open(files, content.range.file), self._open(files, content.second.file)
-        for done, block in averaged_blocks(sources, content):
-            write_full(descriptor, block, offset + done)
-            self.tick(len(block))
-
     def text(self, output: OutputText) -> None:
         """Write a document."""
         data = output.text.encode()
@@ -230,12 +194,12 @@ class Writer:
         source = open_regular(self.root / name, self.root)
         try:
             status = os.fstat(source)
-            self.record.add_source(name, file_state(source))
+            self.record.sources[name] = file_state(source)
             with writing(name, self.new, status.st_size):
                 self._bring(name, source, status)
         finally:
             os.close(source)
-        self.record.add_companion(name)
+        self.record.companions.append(name)
 
     def _bring(self, name: str, source: int, status: os.stat_result) -> None:
         with self._created(name, self.like(name) or Like(self.root / name, False)) as descriptor:
@@ -244,7 +208,7 @@ class Writer:
                 self.tick(status.st_size)
             else:
                 extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
-            self.record.add_shared(name, [Shared(start, end, name, 0) for start, end in extents])
+            self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def hardlink(self, name: str) -> None:
@@ -256,13 +220,13 @@ class Writer:
                 os.link(os.path.realpath(self.root / name), self.new / name)
             if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
                 raise RefusedError(f"{shown(name)} was replaced while tieconv linked it", "run the command again")
-            self.record.add_source(name, file_state(source))
+            self.record.sources[name] = file_state(source)
             self.syncer.add(source)
         except TieconvError as error:
             raise not_linkable(name, error) from error
         finally:
             os.close(source)
-        self.record.add_companion(name)
+        self.record.companions.append(name)
 
     def share(self, name: str) -> None:
         """Hard-link an unchanged file, or copy it if the file system has no hard links."""
@@ -292,7 +256,7 @@ def created(directory: Path, name: str, like: Like | None, syncer: Syncer, writt
 
 def _finish(descriptor: int, name: str, like: Like | None, syncer: Syncer, written: Record) -> None:
     if like is not None and (lost := inherit(descriptor, like)):
-        written.add_lost(name, lost)
+        written.lost[name] = lost
     syncer.add(descriptor)
 
 
@@ -325,42 +289,55 @@ def _has_literals(descriptor: int, layout: FileLayout) -> bool:
     return True
 
 
-# Read a tensor that is stored in chunks, block by block.
+# The values that are computed: what is written, and what a written file must then hold.
 
 
 BLOCK = 4 * 1024 * 1024
 """Bytes that are put together in one step."""
 
-
-def write_assembled(files: FileSet, descriptor: int, offset: int, content: Assembled, tick: Tick) -> None:
-    """Write the dense bytes of a tensor from ``offset`` on."""
-    for done, block in assembled_blocks(files, content):
-        write_full(descriptor, memoryview(block), offset + done)
-        tick(len(block))
+Computed = Scaled | Averaged | InlineBytes | Gathered | Assembled
 
 
-def assembled_blocks(files: FileSet, content: Assembled) -> Iterator[tuple[int, bytearray]]:
-    """Yield (dense offset, bytes) of a tensor. The next block overwrites the bytes."""
-    name = content.tensor.name
-    table = ChunkTable({name: content.chunks}, frozenset({name} if content.overlapping else ()))
-    offset = 0
-    for block in stream(ChunkReader(files, (content.tensor,), table), content.range, length=BLOCK):
-        yield offset, block
-        offset += len(block)
+def _source_files(content: Computed) -> set[str]:
+    """Return the names of the files that a content is made from."""
+    match content:
+        case Averaged():
+            return {content.range.file, content.second.file}
+        case Assembled():
+            return {chunk.range.file for chunk in content.chunks}
+        case Scaled() | Gathered():
+            return {content.range.file}
+    return set()
 
 
-# Write strided views densely, and read the blocks that a written file must then hold.
-
-
-def write_gathered(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
-    """Write the elements of a view of ``source`` from ``offset`` on, in row-major order."""
-    for done, block in blocks(source, content):
-        write_full(descriptor, bytes(block), offset + done)
-        tick(len(block))
+def computed_blocks(files: FileSet, content: Computed) -> Iterator[tuple[int, bytes | bytearray]]:
+    """Yield (offset, bytes) of a content, block by block. The next block may overwrite the bytes."""
+    match content:
+        case Scaled():
+            source = files.descriptor(content.range.file)
+            for done in range(0, content.range.size, SCALE_BLOCK):
+                block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
+                read_full(source, block, content.range.start + done)
+                yield done, scaled(block, content.dtype, content.exponent)
+        case Averaged():
+            pair = files.descriptor(content.range.file), files.descriptor(content.second.file)
+            yield from averaged_blocks(pair, content)
+        case InlineBytes(data):
+            yield 0, data
+        case Gathered():
+            yield from blocks(files.descriptor(content.range.file), content)
+        case Assembled():  # its chunks come from several files
+            name, offset = content.tensor.name, 0
+            table = ChunkTable({name: content.chunks}, frozenset({name} if content.overlapping else ()))
+            for chunk in stream(ChunkReader(files, (content.tensor,), table), content.range, length=BLOCK):
+                yield offset, chunk
+                offset += len(chunk)
+        case _:
+            assert_never(content)
 
 
 def blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
-    """Yield (dense offset, bytes) of a view of ``source``, block by block."""
+    """Yield (dense offset, bytes) of a strided view of ``source``, block by block."""
     span = dense(TensorRecord("", content.dtype, content.shape, content.range, content.stride)).range
     assert isinstance(span, StridedRange)  # a dense tensor is a byte range
 

@@ -116,7 +116,7 @@ class _Job:
             if self._replaces and not self.target.is_file and (self.final / name).is_dir():
                 lost = inherit_directory(directory, Like(self.final / name, True))
                 if lost:
-                    self.record.add_lost(f"{name}/", lost)
+                    self.record.lost[f"{name}/"] = lost
             tree.sync_directory(directory)
         self._look_again(writer)
         with signals.shielded(), writing(self.final.name, self.staging.held, 0):
