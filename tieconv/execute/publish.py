@@ -91,42 +91,37 @@ def publish_file(staged: Path, final: Path) -> None:
     _check_published(own, final)
 
 
-def publish_directory(staged: Path, final: Path, aside: Path, old: os.stat_result) -> Path:
-    """Replace ``old`` with a directory and return the path that ``old`` then has.
+def publish_directory(staged: Path, final: Path, aside: Path | None, old: os.stat_result) -> Path:
+    """Replace the directory ``old`` with ``staged``, and return the path that ``old`` then has.
 
-    If the file system cannot exchange them, the old one moves away first.
+    If the file system cannot exchange them, the old one moves to ``aside`` first. Without ``aside``, ``final`` always
+    exists: raises `RefusedError` then.
     """
     own = os.lstat(staged)
+    displaced = staged
     try:
         exchange(staged, final)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in (*_UNSUPPORTED, *(() if aside else (errno.EBUSY,))):
             raise
+        if aside is None:
+            raise cannot_exchange(final) from error
         _step_aside(staged, final, aside)
-        _check_displaced(aside, old, final, lambda: _step_aside(aside, final, staged))
-        _settle(staged, final, lambda: _step_aside(aside, final, staged))
         displaced = aside
-    else:
-        _check_displaced(staged, old, final, lambda: exchange(staged, final))
-        _settle(staged, final, lambda: exchange(staged, final))
-        displaced = staged
+
+    def undo() -> None:
+        if displaced is staged:
+            exchange(staged, final)
+        else:
+            _step_aside(displaced, final, staged)
+
+    # The names go back if ``final`` was not the directory that was checked.
+    if not os.path.samestat(os.lstat(displaced), old):
+        undo()
+        raise _replaced(final)
+    _settle(staged, final, undo)
     _check_published(own, final)
     return displaced
-
-
-def exchange_directory(staged: Path, final: Path, old: os.stat_result) -> Path:
-    """Replace a directory as `publish_directory` does, but so that ``final`` always exists. Raises `RefusedError`."""
-    own = os.lstat(staged)
-    try:
-        exchange(staged, final)
-    except OSError as error:
-        if error.errno in _UNSUPPORTED or error.errno == errno.EBUSY:
-            raise cannot_exchange(final) from error
-        raise
-    _check_displaced(staged, old, final, lambda: exchange(staged, final))
-    _settle(staged, final, lambda: exchange(staged, final))
-    _check_published(own, final)
-    return staged
 
 
 def cannot_exchange(final: Path) -> RefusedError:
@@ -153,13 +148,6 @@ def _taken(final: Path) -> DestinationError:
         "give another -o, or --overwrite",
         "out.exists",
     )
-
-
-def _check_displaced(displaced: Path, old: os.stat_result, final: Path, undo: Callable[[], None]) -> None:
-    """Restore the names if ``final`` was not the directory that was checked."""
-    if not os.path.samestat(os.lstat(displaced), old):
-        undo()
-        raise _replaced(final)
 
 
 def _check_published(own: os.stat_result, final: Path) -> None:
@@ -208,7 +196,7 @@ def check_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
 
 def exchange_in_place(new: Path, final: Path, old: os.stat_result, before: Mapping[str, FileState]) -> None:
     """Swap the directories; files that appeared in ``old`` after ``before`` move to the new directory."""
-    displaced = exchange_directory(new, final, old)
+    displaced = publish_directory(new, final, None, old)
     with suppress(OSError):
         tree.rescue(displaced, final, before)
 

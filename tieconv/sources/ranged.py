@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock, RLock
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from tieconv.checkpoint.model_files import FileState, Listing, check_git_file
 from tieconv.checkpoint.weight_file import ByteRange
@@ -104,8 +104,35 @@ class ListingBounds:
             raise UnreadableError(problem, self._hint, f"{self._code}.{code}")
 
 
-class Traffic:
-    """``requests`` counts requests; ``bytes`` counts received bytes of files. Several threads may count."""
+class Stream(ABC):
+    """An open range of a file, read in order from ``position`` to ``end``. A subclass asks the server."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.position, self.end = start, end
+        self._left = memoryview(b"")
+
+    @abstractmethod
+    def _next(self) -> memoryview:
+        """Return the next bytes, or none to be called again. Requests them on first use."""
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill ``buffer``. Raises `UnreadableError` if the server does not send what it listed."""
+        done = 0
+        while done < len(buffer):
+            self._left = self._left or self._next()
+            piece = self._left[: len(buffer) - done]
+            buffer[done : done + len(piece)] = piece
+            self._left = self._left[len(piece) :]
+            self.position += len(piece)
+            done += len(piece)
+
+    def close(self) -> None:
+        """Close the connection without reading the rest."""
+        self._left = memoryview(b"")
+
+
+class Traffic(ABC):
+    """A client of one server. ``requests`` and ``bytes`` count what it asks for and receives, also in threads."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -117,30 +144,19 @@ class Traffic:
             self.requests += requests
             self.bytes += bytes
 
+    @abstractmethod
+    def open(self, file: Any, start: int, end: int) -> Stream:
+        """Return a stream of the bytes ``start`` to ``end`` of a file, as `RangedFiles.remote` describes it."""
 
-class Stream(Protocol):
-    """An open range of a file, read in order from ``position`` to ``end``."""
-
-    position: int
-    end: int
-
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``. Raises `UnreadableError` if the server does not send what it listed."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection without reading the rest."""
-        ...
-
-
-def read_range(stream: Stream) -> bytes:
-    """Return the bytes of a stream that was not read yet, and close it. Raises `UnreadableError`."""
-    data = bytearray(stream.end - stream.position)
-    try:
-        stream.read_into(memoryview(data))
-    finally:
-        stream.close()
-    return bytes(data)
+    def read(self, file: Any, start: int, end: int) -> bytes:
+        """Return the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`."""
+        stream = self.open(file, start, end)
+        data = bytearray(end - start)
+        try:
+            stream.read_into(memoryview(data))
+        finally:
+            stream.close()
+        return bytes(data)
 
 
 # Read files of a remote model by ranges: headers ahead, tensors as streams, small files once.
@@ -198,12 +214,16 @@ class RangedFiles(ABC):
         """Return whether a read of a file fetches the whole file."""
 
     @abstractmethod
-    def fetch(self, name: str, start: int, end: int) -> bytes:
-        """Fetch the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`."""
+    def remote(self, name: str) -> Any:
+        """Return what the client needs to request a file."""
 
-    @abstractmethod
+    def fetch(self, name: str, start: int, end: int) -> bytes:
+        """Fetch the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`, also if it was replaced."""
+        return self.client.read(self.remote(name), start, end)
+
     def open(self, name: str, start: int, end: int) -> Stream:
         """Open a stream of the bytes ``start`` to ``end`` of a file."""
+        return self.client.open(self.remote(name), start, end)
 
     def is_local(self, name: str) -> bool:
         """Return whether a file needs no request, because a cache holds it."""

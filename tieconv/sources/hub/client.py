@@ -31,7 +31,7 @@ from tieconv.sources.hub.session import (
     translate,
 )
 from tieconv.sources.local import MAX_FILES
-from tieconv.sources.ranged import Traffic, read_range
+from tieconv.sources.ranged import Stream, Traffic
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -92,10 +92,6 @@ class Client(Traffic):
         """Return a stream of the bytes ``start`` to ``end`` of a file."""
         return Body(self, file, start, end)
 
-    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Return the bytes ``start`` to ``end`` of a file. Raises `UnreadableError`."""
-        return read_range(self.open(file, start, end))
-
 
 def again(error: Exception, attempt: int, label: str) -> None:
     """Wait before the next attempt, as long as the server asks. Raises the error if no attempt is left."""
@@ -106,37 +102,27 @@ def again(error: Exception, attempt: int, label: str) -> None:
     time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads the load, not for security
 
 
-class Body:
-    """Streams the bytes ``start`` to ``end`` of a file. Requests them on first use, and again after a failure."""
+class Body(Stream):
+    """A range of a file. Requests it again after a failure, from where it stopped."""
 
     def __init__(self, client: Client, file: RemoteFile, start: int, end: int) -> None:
-        self.position, self.end = start, end
+        super().__init__(start, end)
         self._start, self._failures = start, 0
         self._client, self._file, self._label = client, file, file.label
         self._answer: AbstractContextManager[Any] | None = None
         self._chunks: Iterator[bytes] = iter(())
-        self._left = memoryview(b"")
 
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``. Raises `UnreadableError` if the server does not send what it listed."""
-        done = 0
-        while done < len(buffer):
-            if not self._left:
-                try:
-                    self._next()
-                except Transport as error:
-                    self.close()
-                    self._failures += 1
-                    again(error, self._failures - (self.position - self._start) // FORGIVEN, self._label)
-                    continue
-            piece = self._left[: len(buffer) - done]
-            buffer[done : done + len(piece)] = piece
-            self._left = self._left[len(piece) :]
-            self.position += len(piece)
-            done += len(piece)
+    def _next(self) -> memoryview:
+        try:
+            return self._chunk()
+        except Transport as error:
+            self.close()
+            self._failures += 1
+            again(error, self._failures - (self.position - self._start) // FORGIVEN, self._label)
+        return memoryview(b"")
 
-    def _next(self) -> None:
-        """Read the next chunk, from a new response if none is open."""
+    def _chunk(self) -> memoryview:
+        """Return the next chunk, from a new response if none is open."""
         if self._answer is None:
             self._open()
         chunk = next(self._chunks, b"")
@@ -147,7 +133,7 @@ class Body:
             raise UnreadableError(
                 f"{self._label}: the server sent more bytes than tieconv requested", _DISTRUST, "hub.too-many-bytes"
             )
-        self._left = memoryview(chunk)
+        return memoryview(chunk)
 
     def _open(self) -> None:
         headers = build_hf_headers(library_name="tieconv", library_version=VERSION)
@@ -205,8 +191,8 @@ class Body:
         return UnreadableError(f"{self._label}: the server contradicts itself: {reason}", _DISTRUST, "hub.size")
 
     def close(self) -> None:
-        """Close the connection without reading the rest."""
-        answer, self._answer, self._chunks, self._left = self._answer, None, iter(()), memoryview(b"")
+        super().close()
+        answer, self._answer, self._chunks = self._answer, None, iter(())
         if answer is not None:
             answer.__exit__(None, None, None)
 

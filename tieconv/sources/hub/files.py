@@ -20,7 +20,7 @@ from tieconv.errors import UnreadableError
 from tieconv.sources import is_hub
 from tieconv.sources.digest import Kind, hash_bytes, hash_file, kind_of
 from tieconv.sources.hub import RepoPath, parse
-from tieconv.sources.hub.client import Body, Client, RemoteFile, Snapshot, Stored, url_of
+from tieconv.sources.hub.client import Client, RemoteFile, Snapshot, Stored, url_of
 from tieconv.sources.hub.session import (
     MALFORMED,
     AnswerError,
@@ -294,8 +294,7 @@ class HubFiles(RangedFiles):
 
     def fetch(self, name: str, start: int, end: int) -> bytes:
         """Fetch bytes, and compare the hash of a whole file with the listing. Raises `UnreadableError`."""
-        file = self._remote(name)
-        data = self.client.read(file, start, end)
+        file, data = self.remote(name), super().fetch(name, start, end)
         if start == 0 and end == file.size and hash_bytes(data, kind_of(file.digest)) != file.digest:
             raise UnreadableError(
                 f"{file.label}: the server sent bytes that do not match the hash of the listing",
@@ -304,10 +303,7 @@ class HubFiles(RangedFiles):
             )
         return data
 
-    def open(self, name: str, start: int, end: int) -> Body:
-        return self.client.open(self._remote(name), start, end)
-
-    def _remote(self, name: str) -> RemoteFile:
+    def remote(self, name: str) -> RemoteFile:
         stored = self.snapshot.file(name)
         commit = self.snapshot.commit
         url = url_of(self.snapshot.repo, self.snapshot.below + name, commit)

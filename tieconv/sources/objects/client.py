@@ -34,10 +34,10 @@ from tieconv.sources.ranged import (
     SECTION,
     ListingBounds,
     RangedFiles,
+    Stream,
     Tick,
     Traffic,
     interruptible,
-    read_range,
     workers,
 )
 from tieconv.sources.temporary import make_temporary
@@ -144,10 +144,6 @@ class ObjectClient(Traffic):
         """Return a stream of the bytes ``start`` to ``end`` of an object."""
         return ObjectStream(self, file, start, end)
 
-    def read(self, file: RemoteObject, start: int, end: int) -> bytes:
-        """Return the bytes ``start`` to ``end`` of an object. Raises `UnreadableError`."""
-        return read_range(self.open(file, start, end))
-
 
 def _check_etags(entries: Any, label: str) -> None:
     """Refuse etags that no If-Match header can hold: object_store 0.14 panics when it signs such a request."""
@@ -219,29 +215,15 @@ def check_response(file: RemoteObject, sent: tuple[int, int], meta: Any, start: 
         )
 
 
-class ObjectStream:
-    """Streams the bytes ``start`` to ``end`` of an object. Requests them on first use."""
+class ObjectStream(Stream):
+    """A range of an object. obstore continues an interrupted response itself."""
 
     def __init__(self, client: ObjectClient, file: RemoteObject, start: int, end: int) -> None:
-        self.position, self.end = start, end
+        super().__init__(start, end)
         self._client, self._file = client, file
         self._chunks: Iterator[Any] | None = None
-        self._left = memoryview(b"")
 
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``. Raises `UnreadableError` if the server does not send what it listed."""
-        done = 0
-        while done < len(buffer):
-            if not self._left:
-                self._next()
-            piece = self._left[: len(buffer) - done]
-            buffer[done : done + len(piece)] = piece
-            self._left = self._left[len(piece) :]
-            self.position += len(piece)
-            done += len(piece)
-
-    def _next(self) -> None:
-        """Read the next chunk. obstore continues an interrupted response itself."""
+    def _next(self) -> memoryview:
         if self._chunks is None:
             self._chunks = iter(self._client.get(self._file, self.position, self.end).stream(min_chunk_size=CHUNK))
         chunks = self._chunks
@@ -253,11 +235,11 @@ class ObjectStream:
                 "check the endpoint variables and proxies",
                 "objects.length",
             )
-        self._left = chunk
+        return chunk
 
     def close(self) -> None:
-        """Close the connection without reading the rest."""
-        self._chunks, self._left = None, memoryview(b"")
+        super().close()
+        self._chunks = None
 
 
 OBSTORE = (exceptions.BaseError, OSError, ValueError, AssertionError)
@@ -398,13 +380,6 @@ class ObjectFiles(RangedFiles):
     def is_document(self, name: str) -> bool:
         """Return whether a file is a text beside the weights, by its name."""
         return _is_text(name) and self.size(name) <= DOCUMENT
-
-    def fetch(self, name: str, start: int, end: int) -> bytes:
-        """Fetch bytes of the listed ETag. Raises `UnreadableError` if the file was replaced."""
-        return self.client.read(self.remote(name), start, end)
-
-    def open(self, name: str, start: int, end: int) -> ObjectStream:
-        return self.client.open(self.remote(name), start, end)
 
     def remote(self, name: str) -> RemoteObject:
         """Return the listed object of a file."""
