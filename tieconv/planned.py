@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checkpoint.value_type import Printed, record
@@ -186,11 +186,16 @@ class ObjectPrefix:
         check_free(self._writer())
 
     def _writer(self) -> ObjectWriter:
-        from tieconv.execute.new_prefix import check_remote_target, writer_of
+        from tieconv.execute.new_prefix import check_remote_target
+        from tieconv.sources.objects import parse
+        from tieconv.sources.objects.source import require
 
-        asked: dict[str, Any] = {name: value for name, value in self.options.items() if name != "verify"}
-        check_remote_target(self.planned.plan, self.out, **asked)
-        return writer_of(self.out)
+        check_remote_target(self.planned.plan, self.out, self.options)
+        path = parse(self.out)
+        require()
+        from tieconv.sources.objects.writer import ObjectWriter
+
+        return ObjectWriter(path)
 
     def clear(self) -> None:
         return None

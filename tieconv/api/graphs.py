@@ -207,45 +207,31 @@ def parity(
         raise ValueError("inputs, length and batch need quantised=False")
     from tieconv.onnx.child import limited, limits_for
 
-    words = None if text is None else str(text)
-    wanted = str(inputs) if inputs else "", length, batch
-    return limited(
-        lambda: _measured(str(onnx), model, provider, reference, reference_device, quantised, words, wanted),
-        lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory),
-        str(onnx),
-    )
+    def measured() -> Parity:
+        from tieconv.reference.packages import require
 
+        require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+        from tieconv.onnx.parity.measured_pair import Wishes, graph_file
+        from tieconv.onnx.parity.validate import run_parity, run_quantised_parity
 
-def _measured(
-    onnx: str,
-    model: str | Path,
-    provider: str,
-    reference: str,
-    reference_device: str,
-    quantised: bool,
-    text: str | None,
-    wanted: tuple[str, int, int],
-) -> Parity:
-    from tieconv.reference.packages import require
+        _check_graph(str(onnx))  # first, because the user may have left out MODEL
+        refuse_graphs(model)
+        evidence = inspect(on_disk(model), depth=Depth.HEADER)
+        if quantised and os.path.isdir(graph_file(str(onnx))):
+            again = command("parity", str(onnx), path_word(str(model)))
+            one_graph = command("export", str(model), "-o", "OUT", "--quantise", "int8")
+            raise RefusedError(
+                f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder",
+                f"measure the float pair: {again}; quantise the model as one graph: {one_graph}",
+                "parity.quantised",
+            )
+        if quantised:
+            words = None if text is None else str(text)
+            return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device)
+        wishes = Wishes(str(inputs) if inputs else "", length, batch)
+        return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
 
-    require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
-    from tieconv.onnx.parity.measured_pair import Wishes, graph_file
-    from tieconv.onnx.parity.validate import run_parity, run_quantised_parity
-
-    _check_graph(onnx)  # first, because the user may have left out MODEL
-    refuse_graphs(model)
-    evidence = inspect(on_disk(model), depth=Depth.HEADER)
-    if quantised and os.path.isdir(graph_file(onnx)):
-        again = command("parity", onnx, path_word(str(model)))
-        one_graph = command("export", str(model), "-o", "OUT", "--quantise", "int8")
-        raise RefusedError(
-            f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder",
-            f"measure the float pair: {again}; quantise the model as one graph: {one_graph}",
-            "parity.quantised",
-        )
-    if quantised:
-        return run_quantised_parity(onnx, evidence, provider, reference, text, reference_device)
-    return run_parity(onnx, evidence, provider, reference, Wishes(*wanted), reference_device)
+    return limited(measured, lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory), str(onnx))
 
 
 def _stored(path: str | Path) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import OutputWeights, Plan
 from tieconv.errors import VerificationError
 from tieconv.execute import publish, tree
@@ -59,64 +59,66 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
         if target.in_place and plan.changes_nothing:
             sweep(final)
             return ()
-        job = _Job(plan, target, final, reinspect, ByteMeter.of(plan, target, progress))
+        swaps = replaces_directory(plan, target)
+        meter = ByteMeter.of(plan, target, progress)
+        job = _Job(plan, target, final, reinspect, meter, source_root(plan), swaps)
         return owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
 
 
-@dataclass
+@record
 class _Job:
-    """One execution. ``final`` is OUT as `destination` returns it."""
+    """One execution. ``final`` is OUT as `destination` returns it; ``swaps`` says that a new directory replaces it."""
 
     plan: Plan
     target: Target
     final: Path
     reinspect: Reinspect
     meter: ByteMeter
-
-    def __post_init__(self) -> None:
-        self.root = source_root(self.plan)
-        self.swaps = replaces_directory(self.plan, self.target)
-        self.before: dict[str, FileState] = {}
-        self.replaced: os.stat_result | None = None
+    root: Path
+    swaps: bool
 
     def run(self, staging: Staging, signals: Interrupts) -> tuple[str, ...]:
         check_place(self.plan, self.target)
         with writing(self.final.name, self.final.parent, 0):
-            self.replaced = os.lstat(self.final) if self.swaps else None
+            replaced = os.lstat(self.final) if self.swaps else None
             if self.swaps and self.target.in_place and not publish.can_exchange(staging.held):
                 raise publish.cannot_exchange(self.final)
             finished = self._make_new(staging)
         syncer = Syncer()
         try:
             writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
-            record = self._write(staging, writer, finished)
-            self._prove(staging, writer)
+            before = self._write(staging, writer, finished)
+            self._prove(staging, writer, before)
             with writing(self.final.name, staging.held, self.plan.bytes_written):
                 syncer.finish()
         finally:
             syncer.stop()
         with writing(self.final.name, staging.held, 0):
-            self._finish_directories(staging, record)
-        self._look_again(staging, record)
+            self._finish_directories(staging, writer.record)
+        self._look_again(staging, writer.record, before)
         with signals.shielded(), writing(self.final.name, staging.held, 0):
             staging.check()
-            self._publish(staging)
-        return (*notes(record.lost), *record.resumed(len(self.plan.weights)))
+            self._publish(staging, replaced, before)
+        return (*notes(writer.record.lost), *writer.record.resumed(len(self.plan.weights)))
 
     def _make_new(self, staging: Staging) -> Collection[str]:
         """Make the new directory, with the weight files that a killed run finished; return their names."""
         files = {self._staged_name(weights): weights for weights in self.plan.weights}
         return staging.make_new(files, lambda name, path: is_finished(path, file_layout(files[name])))
 
-    def _write(self, staging: Staging, writer: Writer, finished: Collection[str]) -> Record:
+    def _write(self, staging: Staging, writer: Writer, finished: Collection[str]) -> Mapping[str, FileState]:
+        """Write all files. Return the states of the directory that a new one replaces in place, else nothing."""
         for weights in self.plan.weights:
             name = self._staged_name(weights)
             (writer.keep if name in finished else writer.weights)(weights, name)
         for text in self.plan.texts:
             writer.text(text)
         if self.target.in_place and self.swaps:
-            self._link_everything_else(staging)
-            return writer.record
+            # The whole directory, ``.git`` included, without the files that change or go.
+            before = tree.states(self.final)
+            with writing(self.final.name, staging.held, 0):
+                tree.link(self.final, staging.new, {*changed_names(self.plan), *self.plan.removed})
+            return before
         bring = writer.companion
         if self.target.in_place:
             bring = writer.share
@@ -124,17 +126,10 @@ class _Job:
             bring = writer.hardlink
         for name in linked_names(self.plan):
             bring(name)
-        return writer.record
+        return {}
 
     def _staged_name(self, weights: OutputWeights) -> str:
         return self.final.name if is_file(self.plan) else weights.name
-
-    def _link_everything_else(self, staging: Staging) -> None:
-        """Link the whole directory, ``.git`` included, without the files that change or go."""
-        changed = {*changed_names(self.plan), *self.plan.removed}
-        self.before = tree.states(self.final)
-        with writing(self.final.name, staging.held, 0):
-            tree.link(self.final, staging.new, changed)
 
     def _like(self, name: str) -> Like | None:
         """Return the file that an output replaces, or else the file that it is made from."""
@@ -143,10 +138,10 @@ class _Job:
         replaces = self.target.overwrite or self.target.in_place
         return first_like(replaced if replaces else None, self.root / name if whole else source_path(self.plan))
 
-    def _prove(self, staging: Staging, writer: Writer) -> None:
+    def _prove(self, staging: Staging, writer: Writer, before: Mapping[str, FileState]) -> None:
         full, record = self.target.verify == "full", writer.record
         verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
-        verifier.names(self._expected())
+        verifier.names(self._expected(before))
         check_source_sums(self.plan, self.root, full=full)
         try:
             for weights in self.plan.weights:
@@ -168,11 +163,11 @@ class _Job:
             writer.replace(weights, name)
         return verifier.weights(weights, name)
 
-    def _expected(self) -> set[str]:
+    def _expected(self, before: Mapping[str, FileState]) -> set[str]:
         if is_file(self.plan):
             return {self._file_name()}
-        if self.before:
-            existing = {name for name, state in self.before.items() if not tree.is_directory(state)}
+        if before:
+            existing = {name for name, state in before.items() if not tree.is_directory(state)}
             return (existing - set(self.plan.removed)) | set(changed_names(self.plan))
         return {*changed_names(self.plan), *linked_names(self.plan)}
 
@@ -203,7 +198,7 @@ class _Job:
             tree.sync_directory(directory)
         tree.sync_directory(staging.held)
 
-    def _look_again(self, staging: Staging, record: Record) -> None:
+    def _look_again(self, staging: Staging, record: Record, before: Mapping[str, FileState]) -> None:
         """Check that no source file and no replaced file changed during the write."""
         relinked = tree.relinked(staging.new)
         check_fresh(self.plan, relinked)
@@ -212,33 +207,27 @@ class _Job:
                 raise stale(name)
         staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
         check_dropped(self.plan, self.root, staging.new, staged)
-        if self.before:
-            check_unchanged(self.final, self.before)
+        if before:
+            check_unchanged(self.final, before)
         check_place(self.plan, self.target)
 
-    def _publish(self, staging: Staging) -> None:
-        if self.swaps:
-            self._publish_directory(staging)
+    def _publish(self, staging: Staging, replaced: os.stat_result | None, before: Mapping[str, FileState]) -> None:
+        if replaced is not None:
+            with standing(self.final):
+                if self.target.in_place:
+                    exchange(staging.new, self.final, replaced, before)
+                else:
+                    staging.set_aside(replaced)
+                    publish.publish_directory(staging.new, self.final, staging.old, replaced)
         elif is_file(self.plan):
+            replaces = self.target.in_place or (self.target.overwrite and self.final.exists())
             staged = staging.new / self._file_name()
-            (publish.publish_file if self._replaces_file() else publish.publish_new)(staged, self.final)
+            (publish.publish_file if replaces else publish.publish_new)(staged, self.final)
         elif self.target.in_place:
             for name in changed_names(self.plan):
                 publish.publish_file(staging.new / name, self.final / name)
         else:
             publish.publish_new(staging.new, self.final)
-
-    def _replaces_file(self) -> bool:
-        return self.target.in_place or (self.target.overwrite and self.final.exists())
-
-    def _publish_directory(self, staging: Staging) -> None:
-        assert self.replaced is not None
-        with standing(self.final):
-            if self.target.in_place:
-                exchange(staging.new, self.final, self.replaced, self.before)
-            else:
-                staging.set_aside(self.replaced)
-                publish.publish_directory(staging.new, self.final, staging.old, self.replaced)
 
 
 def _no_tick(_count: int) -> None:

@@ -22,7 +22,6 @@ from tieconv.execute.publish import interrupts
 from tieconv.execute.remote_files import Part, RemoteFile, published, remote_file, split_parts
 from tieconv.execute.target import check_contents, is_file, linked_names, stale
 from tieconv.execute.verify import check_promises
-from tieconv.sources.objects import ObjectPath
 from tieconv.sources.objects.source import CopyUnsupportedError, open_model, require_copier
 from tieconv.text import count, shown
 from tieconv.version import VERSION
@@ -43,28 +42,21 @@ _DOCUMENT = 1 << 20
 _HINT = "tieconv removed what it wrote; run the command again, and report this if it repeats"
 
 
-def check_remote_target(
-    plan: Plan,
-    out: str,
-    *,
-    in_place: bool = False,
-    overwrite: bool = False,
-    hardlink: bool = False,
-    resume: bool = False,
-) -> None:
+def check_remote_target(plan: Plan, out: str, options: Mapping[str, object]) -> None:
     """Raise what stops a write to an object store before any request.
 
     Raises `RefusedError` or `DestinationError`.
     """
     check_contents(plan)
-    if in_place or overwrite or hardlink:
-        option = "--in-place" if in_place else "--overwrite" if overwrite else "--hardlink"
+    local = next((name for name in ("in_place", "overwrite", "hardlink") if options.get(name)), None)
+    if local is not None:
+        option = f"--{local.replace('_', '-')}"
         raise DestinationError(
             f"{shown(out)}: an object store gets a model only below a new prefix, so {option} cannot be used",
             "give a new prefix with -o",
             "out.new-prefix",
         )
-    if resume:
+    if options.get("resume"):
         raise DestinationError(
             f"{shown(out)}: tieconv resumes only a write to a local path",
             "give a local path with -o",
@@ -220,18 +212,6 @@ def documents(plan: Plan, read: Callable[[str], bytes]) -> dict[str, bytes]:
     return {name: texts[name] if name in texts else read(name) for name in published(plan)}
 
 
-def writer_of(out: str) -> ObjectWriter:
-    """Return the writer of a prefix. Raises `MissingPackageError` without the packages of object stores."""
-    from tieconv.sources.objects import parse
-    from tieconv.sources.objects.source import require
-
-    path: ObjectPath = parse(out)
-    require()
-    from tieconv.sources.objects.writer import ObjectWriter
-
-    return ObjectWriter(path)
-
-
 def differs(label: str) -> VerificationError:
     """Return the error for bytes that the store does not return as they were sent."""
     return VerificationError(f"{label} differs from what tieconv wrote", _HINT, "verify.bytes")
@@ -273,9 +253,9 @@ def server_copy(
         try:
             prefix.claim()
             job.write()
-            stored = job.verify(reinspect, full=full)
+            stored, closing = job.verify(reinspect, full=full)
             with signals.shielded():
-                job.publish(stored)
+                prefix.publish(stored, closing, job.create)
         except BaseException:
             with signals.shielded():
                 job.abort()
@@ -321,7 +301,7 @@ class _Copy:
             self._multipart(RemoteFile(name, (whole,), parts), self._attributes(name))
         waiting(partial(self._link, name) for name in self.links if name not in big)
         for name, data in self.texts.items():
-            waiting([partial(self.prefix.create, name, data, self._create)])
+            waiting([partial(self.prefix.create, name, data, self.create)])
             self.digests[name, 0, len(data)] = hashlib.sha256(data).digest()
 
     def _like(self, name: str) -> dict[str, Any]:
@@ -332,7 +312,8 @@ class _Copy:
     def _attributes(self, name: str) -> dict[str, Any]:
         return self.copier.attributes(self.bucket, self.files.remote(name))
 
-    def _create(self, name: str, data: bytes) -> None:
+    def create(self, name: str, data: bytes) -> None:
+        """Write a new object with the attributes of the file that it replaces."""
         attributes = self._attributes(name) if name in self.files.listed.stored else {}
         self.copier.create(self.writer.key(name), self.writer.label(name), data, attributes)
         self.last_bytes += len(data)
@@ -383,8 +364,13 @@ class _Copy:
             if self.progress is not None:
                 self.progress(self.uploaded + self.copied, self.total)
 
-    def verify(self, reinspect: Callable[[Path], Inspection], *, full: bool) -> dict[str, StoredObject]:
-        """Read back every uploaded byte, and inspect the headers; with ``full`` compare the copied bytes too."""
+    def verify(
+        self, reinspect: Callable[[Path], Inspection], *, full: bool
+    ) -> tuple[dict[str, StoredObject], dict[str, bytes]]:
+        """Read back every uploaded byte, and inspect the headers; with ``full`` compare the copied bytes too.
+
+        Returns what is stored, and the documents that are to be written last.
+        """
         sizes = [
             *((file.name, file.size) for file in self.made),
             *((name, self.files.size(name)) for name in self.links),
@@ -403,9 +389,9 @@ class _Copy:
             spans += [(name, 0, ByteRange(name, 0, self.files.size(name))) for name in self.links]
             for name, start, span in spans:
                 self._compare(stored, name, start, span)
-        self.closing = documents(self.plan, lambda name: self.files.fetch(name, 0, self.files.size(name)))
-        self.prefix.inspect(stored, self.closing, reinspect)
-        return stored
+        closing = documents(self.plan, lambda name: self.files.fetch(name, 0, self.files.size(name)))
+        self.prefix.inspect(stored, closing, reinspect)
+        return stored, closing
 
     def _read_back(self, stored: dict[str, StoredObject], name: str, start: int, end: int) -> None:
         data = self.writer.fetch(name, stored[name], start, end) if end > start else b""
@@ -418,10 +404,6 @@ class _Copy:
             copy = self.writer.fetch(name, stored[name], start + done, start + end)
             if copy != self.files.fetch(span.file, span.start + done, span.start + end):
                 raise differs(self.writer.label(name))
-
-    def publish(self, stored: dict[str, StoredObject]) -> None:
-        """Make the model visible."""
-        self.prefix.publish(stored, self.closing, self._create)
 
     def abort(self) -> None:
         """Discard the parts of unfinished uploads."""
