@@ -263,24 +263,24 @@ _REFRESH = 0.1
 @contextmanager
 def byte_progress(label: str) -> Iterator[Tick]:
     """Yield ``tick(bytes done, total bytes)``."""
-    with _bar(label, _byte_columns) as bar:
+    with _bar(label, "BarColumn", "DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn") as bar:
         yield bar.update
 
 
 @contextmanager
 def count_progress(label: str) -> Iterator[Tick]:
     """Yield ``tick(items done, total items)``."""
-    with _bar(label, _count_columns) as bar:
+    with _bar(label, *_COUNTED) as bar:
         yield bar.update
 
 
 @contextmanager
 def rate_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yield ``tick(rates, items done, total items)``, which shows the rates before the bar."""
-    with _bar(label, _count_columns) as bar:
+    with _bar(label, *_COUNTED) as bar:
 
         def tick(rates: str, done: int, total: int) -> None:
-            bar.rename(f"{label}: {rates}")
+            bar.label = f"{label}: {rates}"
             bar.update(done, total)
 
         yield tick
@@ -288,52 +288,42 @@ def rate_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield ``stage(name, done, total)``, which shows the name of the current step."""
-    with _bar(label, _stage_columns) as bar:
+    """Yield ``stage(name, done, total)``, which shows the name of the current step at once."""
+    with _bar(label, "BarColumn", "TimeElapsedColumn") as bar:
 
         def stage(name: str, done: int, total: int) -> None:
-            bar.show(f"{label}: {name}")
+            bar.label = f"{label}: {name}"
+            bar.started, bar.drawn = float("-inf"), 0.0
             bar.update(done, total)
 
         yield stage
 
 
-class _Bar:
-    """A bar that appears after `PATIENCE` seconds, or at once if it names a stage."""
+_COUNTED = ("BarColumn", "MofNCompleteColumn", "TimeRemainingColumn")
+"""Columns of rich, after the label. "left" follows the remaining time."""
 
-    def __init__(self, label: str, columns: Callable[[], list[ProgressColumn]]) -> None:
-        self._label = label
-        self._columns = columns
-        self._started = time.monotonic()
-        self._drawn = 0.0
+
+class _Bar:
+    """A bar that appears after `PATIENCE` seconds. It draws nothing unless it ``shows``."""
+
+    def __init__(self, label: str, columns: tuple[str, ...], shows: bool) -> None:
+        self.label, self._columns, self._shows = label, columns, shows
+        self.started, self.drawn = time.monotonic(), 0.0
         self._progress: Progress | None = None
 
     def update(self, done: int, total: int) -> None:
         """Draw ``done`` of ``total``, at most ten times a second."""
         now = time.monotonic()
-        finished = done >= total
-        if now - self._started < PATIENCE or (now - self._drawn < _REFRESH and not finished):
+        early = now - self.started < PATIENCE or (now - self.drawn < _REFRESH and done < total)
+        if early or not self._shows:
             return
-        self._drawn = now
-        self._draw(done, max(total, 1))
-
-    def show(self, label: str) -> None:
-        """Change the label and draw at once."""
-        self._label = label
-        self._started = float("-inf")
-        self._drawn = 0.0
-
-    def rename(self, label: str) -> None:
-        """Change the label for the next time that the bar is drawn."""
-        self._label = label
-
-    def _draw(self, done: int, total: int) -> None:
+        self.drawn = now
         if self._progress is None:
-            self._progress = _rich_progress(self._columns())
+            self._progress = _rich_progress(self._columns)
             self._progress.start()
-            self._progress.add_task(self._label, total=total)
+            self._progress.add_task(self.label, total=max(total, 1))
         task = self._progress.task_ids[0]
-        self._progress.update(task, description=self._label, completed=done, total=total)
+        self._progress.update(task, description=self.label, completed=done, total=max(total, 1))
         self._progress.refresh()
 
     def stop(self) -> None:
@@ -342,59 +332,26 @@ class _Bar:
             self._progress.stop()
 
 
-class _Hidden(_Bar):
-    """A bar that draws nothing, because stderr is not a terminal or `-q` is given."""
-
-    def _draw(self, done: int, total: int) -> None:
-        return
-
-
 @contextmanager
-def _bar(label: str, columns: Callable[[], list[ProgressColumn]]) -> Iterator[_Bar]:
-    shows = sys.stderr.isatty() and not is_quiet()
-    bar = (_Bar if shows else _Hidden)(label, columns)
+def _bar(label: str, *columns: str) -> Iterator[_Bar]:
+    bar = _Bar(label, columns, sys.stderr.isatty() and not is_quiet())
     try:
         yield bar
     finally:
         bar.stop()
 
 
-def _rich_progress(columns: list[ProgressColumn]) -> Progress:
+def _rich_progress(names: tuple[str, ...]) -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import Progress
 
+    columns: list[ProgressColumn] = [progress.TextColumn("{task.description}", markup=False)]
+    columns += [getattr(progress, name)() for name in names]
+    if "TimeRemainingColumn" in names:
+        columns.append(progress.TextColumn("left", markup=False))
     # No refresh thread: a fork or a signal during a draw would leave its lock held.
-    return Progress(*columns, console=Console(file=own(err=True)), auto_refresh=False, transient=True)
-
-
-def _text_column() -> ProgressColumn:
-    from rich.progress import TextColumn
-
-    return TextColumn("{task.description}", markup=False)
-
-
-def _byte_columns() -> list[ProgressColumn]:
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    return [_text_column(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), _left()]
-
-
-def _count_columns() -> list[ProgressColumn]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-
-    return [_text_column(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), _left()]
-
-
-def _stage_columns() -> list[ProgressColumn]:
-    from rich.progress import BarColumn, TimeElapsedColumn
-
-    return [_text_column(), BarColumn(), TimeElapsedColumn()]
-
-
-def _left() -> ProgressColumn:
-    from rich.progress import TextColumn
-
-    return TextColumn("left", markup=False)
+    console = Console(file=own(err=True))
+    return progress.Progress(*columns, console=console, auto_refresh=False, transient=True)
 
 
 def fetched_line(fetched: Fetched) -> str:

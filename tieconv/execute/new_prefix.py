@@ -290,7 +290,7 @@ class _Copy:
 
     def write(self) -> None:
         """Write everything but the documents that make the model visible."""
-        for key, upload in self.copier.unfinished(self.writer.key(""), self.writer.label("")):
+        for key, upload in self.copier.unfinished(self.writer.path.key(""), self.writer.label("")):
             self.copier.abort(key, upload)  # of a killed write: this one owns the prefix
         for file in self.made:
             self._multipart(file, self._like(file.name))
@@ -315,17 +315,17 @@ class _Copy:
     def create(self, name: str, data: bytes) -> None:
         """Write a new object with the attributes of the file that it replaces."""
         attributes = self._attributes(name) if name in self.files.listed.stored else {}
-        self.copier.create(self.writer.key(name), self.writer.label(name), data, attributes)
+        self.copier.create(self.writer.path.key(name), self.writer.label(name), data, attributes)
         self.last_bytes += len(data)
 
     def _link(self, name: str) -> None:
         source = self.files.remote(name)
         self.prefix.written.add(name)
-        self.copier.copy(self.writer.key(name), self.bucket, source, self._attributes(name))
+        self.copier.copy(self.writer.path.key(name), self.bucket, source, self._attributes(name))
         self._tick(copied=source.size)
 
     def _multipart(self, file: RemoteFile, attributes: dict[str, Any]) -> None:
-        key, label = self.writer.key(file.name), self.writer.label(file.name)
+        key, label = self.writer.path.key(file.name), self.writer.label(file.name)
 
         def start() -> str:
             upload = self.uploads[key] = self.copier.start(key, label, attributes)
@@ -338,7 +338,7 @@ class _Copy:
         del self.uploads[key]
 
     def _part(self, file: RemoteFile, upload: str, number: int, part: Part) -> str:
-        key = self.writer.key(file.name)
+        key = self.writer.path.key(file.name)
         if part.piece is not None:
             (span,) = file.spans(part.start, part.end)
             assert isinstance(span, ByteRange)

@@ -23,6 +23,10 @@ class ObjectPath:
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}{f'/{self.path}' if self.path else ''}"
 
+    def key(self, name: str) -> str:
+        """Return the key of the file ``name`` below the prefix."""
+        return f"{self.path}/{name}" if self.path else name
+
 
 def parse(source: str) -> ObjectPath:
     """Parse an address. One slash at its end is ignored. Raises `UnreadableError` for other text."""

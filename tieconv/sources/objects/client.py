@@ -384,7 +384,7 @@ class ObjectFiles(RangedFiles):
     def remote(self, name: str) -> RemoteObject:
         """Return the listed object of a file."""
         stored = self.listed.file(name)
-        return RemoteObject(self.listed.key(name), self.listed.label(name), stored.size, stored.etag)
+        return RemoteObject(self.listed.path.key(name), self.listed.label(name), stored.size, stored.etag)
 
 
 def _is_text(name: str) -> bool:
@@ -417,10 +417,6 @@ class ObjectListing:
     def label(self, name: str) -> str:
         """Return the file's name for messages."""
         return f"{shown(self.listing.source)}: {shown(name)}"
-
-    def key(self, name: str) -> str:
-        """Return the key of a file."""
-        return f"{self.path.path}/{name}" if self.path.path else name
 
     def file(self, name: str) -> StoredObject:
         """Return the stored object of a file. Raises `UnreadableError` if the model has no such file."""

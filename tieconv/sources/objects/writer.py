@@ -29,13 +29,9 @@ class ObjectWriter(ObjectClient):
         """Return the name of a file in messages."""
         return f"{shown(str(self.path))}: {shown(name)}"
 
-    def key(self, name: str) -> str:
-        """Return the key of a file."""
-        return f"{self.path.path}/{name}" if self.path.path else name
-
     def listed(self) -> dict[str, StoredObject]:
         """Return the objects below the prefix by their names."""
-        below = self.key("")
+        below = self.path.key("")
         return {
             str(entry["path"]).removeprefix(below): StoredObject(
                 int(entry["size"]), entry["e_tag"], entry["last_modified"].timestamp()
@@ -47,7 +43,7 @@ class ObjectWriter(ObjectClient):
     def create(self, name: str, data: bytes) -> None:
         """Write a new object. Raises `DestinationError` if there is one."""
         try:
-            self._send(name, partial(self._store.put, self.key(name), data, mode="create", use_multipart=False))
+            self._send(name, partial(self._store.put, self.path.key(name), data, mode="create", use_multipart=False))
         except exceptions.AlreadyExistsError:
             raise DestinationError(f"{self.label(name)} exists", "give another -o", "out.exists") from None
 
@@ -64,17 +60,17 @@ class ObjectWriter(ObjectClient):
 
     def upload(self, name: str, path: Path) -> None:
         """Write a local file, in parts."""
-        self._send(name, partial(self._store.put, self.key(name), path, chunk_size=UPLOAD, max_concurrency=4))
+        self._send(name, partial(self._store.put, self.path.key(name), path, chunk_size=UPLOAD, max_concurrency=4))
 
     def fetch(self, name: str, stored: StoredObject, start: int, end: int) -> bytes:
         """Return bytes of a listed object. Raises `UnreadableError` if it was replaced."""
-        return self.read(RemoteObject(self.key(name), self.label(name), stored.size, stored.etag), start, end)
+        return self.read(RemoteObject(self.path.key(name), self.label(name), stored.size, stored.etag), start, end)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects of this write; a missing one is fine."""
         for name in names:
             try:
-                call(self.label(name), partial(self._store.delete, self.key(name)))
+                call(self.label(name), partial(self._store.delete, self.path.key(name)))
             except UnreadableError as error:
                 if error.code != "objects.absent":
                     raise
