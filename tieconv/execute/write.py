@@ -326,7 +326,7 @@ def computed_blocks(files: FileSet, content: Computed) -> Iterator[tuple[int, by
             yield 0, data
         case Gathered():
             yield from blocks(files.descriptor(content.range.file), content)
-        case Assembled():  # its chunks come from several files
+        case Assembled():  # its chunks are in several files
             name, offset = content.tensor.name, 0
             table = ChunkTable({name: content.chunks}, frozenset({name} if content.overlapping else ()))
             for chunk in stream(ChunkReader(files, (content.tensor,), table), content.range, length=BLOCK):
