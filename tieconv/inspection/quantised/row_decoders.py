@@ -361,16 +361,13 @@ class QuantisedRows:
     def __init__(self, matrix: QuantisedMatrix, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> None:
         self._decoder = _GGML if matrix.scheme.startswith("ggml ") else _DECODERS[matrix.scheme]
         self._parts = PartReader(matrix, tensors, reader, self._decoder.turned)
-        self._check_types()
-        self.divisor = self._decoder.divisor(self._parts)
-        self.roundoff = self._parts.roundoff(SCALES)
-
-    def _check_types(self) -> None:
-        """Raise `ValueError` for a part of a type that the scheme does not have."""
+        # Raise `ValueError` for a part of a type that the scheme does not have.
         for part in self._parts.matrix.parts:
             usable = part.dtype in self._decoder.codes if part.role == CODES else readable_type(part.dtype)
             if not usable:
                 raise ValueError(f"{shown(part.name)} is of type {shown(part.dtype)}, which the scheme does not have")
+        self.divisor = self._decoder.divisor(self._parts)
+        self.roundoff = self._parts.roundoff(SCALES)
 
     def block(self, start: int, stop: int) -> Decoded:
         """Return rows ``start`` to ``stop``. Raises `ValueError` if a part has impossible numbers."""
