@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.finding import REVIEW_FIRST, Level
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, finding_lines, plain, wrapped
 from tieconv.text import count, shown
 
 # The report of `tieconv check` as text for people.
@@ -45,17 +45,8 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
     yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
     findings = [*model.open]
     for entry in findings[:_SHOWN_FINDINGS]:
-        finding = entry.finding
-        level = str(finding.level)
-        lead = f"  {level.ljust(7)}  {view.line(finding.rule)}  "
         where = f"{view.line(entry.file)}: " if entry.file else ""
-        first, *rest = wrapped(where + view.line(finding.message), lead, width)
-        yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
-        yield from rest
-        if finding.remedy:
-            yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
-            if not finding.remedy.safe:
-                yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
+        yield from finding_lines(entry.finding, where + view.line(entry.finding.message), paint, width)
     left = len(findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--format json lists them)"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
+from tieconv.text import shown
 
 # Wrap lines and align columns for a terminal or a pipe.
 
@@ -54,11 +57,34 @@ def wrapped(text: str, lead: str, width: int | None) -> list[str]:
     room = width - _seen(lead)
     longest = max(map(len, text.split()), default=0)
     if text and (room < _ROOM or (longest > room and _seen(lead.strip()) > _ROOM)):
-        shown = lead.rstrip()
-        below = " " * (len(lead) - len(lead.lstrip()) + 4 if shown else 6)
-        return [*filter(None, [shown]), *(below + line for line in _filled(text, width - len(below)))]
+        above = lead.rstrip()
+        below = " " * (len(lead) - len(lead.lstrip()) + 4 if above else 6)
+        return [*filter(None, [above]), *(below + line for line in _filled(text, width - len(below)))]
     first, *rest = _filled(text, room) or [""]  # the lead is wider than the terminal, and the text is empty
     return [lead + first, *(" " * _seen(lead) + line for line in rest)]
+
+
+def marked(text: str, lead: str, width: int | None, paint: Paint, word: str, style: str) -> list[str]:
+    """Return `wrapped` lines with the first ``word`` in a style."""
+    first, *rest = wrapped(text, lead, width)
+    return [first.replace(word, paint(word, style), 1), *rest]
+
+
+def notes(sentences: Iterable[str], paint: Paint, width: int | None) -> Iterator[str]:
+    """Yield the notes of a plan."""
+    for sentence in sentences:
+        yield from marked(shown(sentence, 400), "  note: ", width, paint, "note", "warning")
+
+
+def finding_lines(finding: Finding, text: str, paint: Paint, width: int | None) -> Iterator[str]:
+    """Yield a finding with ``text`` as its message, and its remedy. The text is safe to print."""
+    level = str(finding.level)
+    lead = f"  {level.ljust(7)}  {shown(finding.rule)}  "
+    yield from marked(text, lead, width, paint, level, LEVEL_STYLES[level])
+    if finding.remedy:
+        yield f"{' ' * len(lead)}next: {shown(finding.remedy.command, len(finding.remedy.command))}"
+        if not finding.remedy.safe:
+            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
 
 
 def _filled(text: str, room: int) -> list[str]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.results.analysis import Analysis, Evolution, Measure, Section
-from tieconv.reporters.text import Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, marked, plain, wrapped
 from tieconv.text import count, shown
 
 
 def render_analysis(analysis: Analysis, paint: Paint = plain, width: int | None = None) -> str:
     """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     source = shown(analysis.source)
-    first, *rest = wrapped(f"{source}: {shown(analysis.headline, 2000)}", "", width)
-    relation = f"Relation of the two tables: {shown(analysis.relation)}"
-    headline = "\n".join((first.replace(source, paint(source, "heading"), 1), *rest, relation))
+    lines = marked(f"{source}: {shown(analysis.headline, 2000)}", "", width, paint, source, "heading")
+    headline = "\n".join((*lines, f"Relation of the two tables: {shown(analysis.relation)}"))
     return "\n\n".join([headline, *("\n".join(_section(section, paint, width)) for section in analysis.sections)])
 
 
@@ -58,9 +57,8 @@ _AGREEMENT = {
 def render_evolution(evolution: Evolution, paint: Paint = plain, width: int | None = None) -> str:
     """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     source = shown(evolution.source)
-    first, *rest = wrapped(f"{source}: {shown(evolution.headline, 2000)}", "", width)
     reused = sum(revision.reused for revision in evolution.revisions)
-    lines = [first.replace(source, paint(source, "heading"), 1), *rest]
+    lines = marked(f"{source}: {shown(evolution.headline, 2000)}", "", width, paint, source, "heading")
     if reused:
         lines.append(f"An earlier run measured {reused} of these {count(len(evolution.revisions), 'revision')}.")
     return "\n\n".join(["\n".join(lines), *("\n".join(block) for block in _blocks(evolution, paint))])

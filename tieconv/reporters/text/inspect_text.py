@@ -10,7 +10,7 @@ from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
-from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
 from tieconv.text import count, listed, shown, size
 
 if TYPE_CHECKING:
@@ -228,15 +228,7 @@ def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterat
     if not inspection.findings:
         yield f"  {paint('none', 'good')}"
     for finding in inspection.findings[:_SHOWN_FINDINGS]:
-        level = str(finding.level)
-        lead = f"  {level.ljust(7)}  {finding.rule}  "
-        first, *rest = wrapped(finding.message, lead, width)
-        yield first.replace(level, paint(level, LEVEL_STYLES[level]), 1)
-        yield from rest
-        if finding.remedy:
-            yield f"{' ' * len(lead)}next: {finding.remedy.command}"
-            if not finding.remedy.safe:
-                yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
+        yield from finding_lines(finding, finding.message, paint, width)
     left = len(inspection.findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--json lists them)"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from tieconv.checkpoint.graph_plan import ExportOutcome, ExportPlan, SessionProof
 from tieconv.checkpoint.results import parity
-from tieconv.reporters.text import Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, notes, plain, wrapped
 from tieconv.text import count, shown, size
 
 _SHOWN = 12
@@ -180,7 +180,7 @@ def render_export(outcome: ExportOutcome, paint: Paint = plain, width: int | Non
     plan = outcome.plan
     lines = wrapped(f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}", "", width)
     lines += columns([*_rows(plan), *_estimate(plan)], width=width)
-    return "\n".join([*lines, *_notes(plan.notes, paint, width)])
+    return "\n".join([*lines, *notes(plan.notes, paint, width)])
 
 
 def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = plain, width: int | None = None) -> str:
@@ -198,14 +198,7 @@ def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = pl
             text = f"the error is {ratio:.2f} times torch's in the same precision, {outcome.parity.provider.active}"
         lines.append(f"  parity {paint(str(outcome.parity.verdict), style)}: {text}")
     new = tuple(note for note in outcome.plan.notes if note not in before.notes)
-    return "\n".join([*lines, *_notes(new, paint, width)])
-
-
-def _notes(notes: tuple[str, ...], paint: Paint, width: int | None) -> Iterator[str]:
-    for note in notes:
-        first, *rest = wrapped(shown(note, 400), "  note: ", width)
-        yield first.replace("note", paint("note", "warning"), 1)
-        yield from rest
+    return "\n".join([*lines, *notes(new, paint, width)])
 
 
 def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:

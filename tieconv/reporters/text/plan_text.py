@@ -10,7 +10,7 @@ from tieconv.checkpoint import weight_file, write_plan
 from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.push import Effect, FileChange, Push
-from tieconv.reporters.text import Paint, columns, plain, wrapped
+from tieconv.reporters.text import Paint, columns, marked, notes, plain, wrapped
 from tieconv.text import count, shown, size
 from tieconv.version import VERSION
 
@@ -37,10 +37,7 @@ def render(
         source, rows = outcome.plan.checkpoint.source, _rows(outcome, hardlink, in_place)
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(source)}: {plan.summary}", "", width)
     lines += columns(rows, width=width)
-    for note in plan.notes:
-        first, *rest = wrapped(shown(note, 400), "  note: ", width)
-        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
-    return "\n".join(lines)
+    return "\n".join([*lines, *notes(plan.notes, paint, width)])
 
 
 def _rows(outcome: write_plan.Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
@@ -182,8 +179,8 @@ def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None
             ]
             lines += _runs(proof, paint, width)
         else:
-            first, *rest = wrapped(shown(f"{proof.graph}: {proof.why_not}", 400), "  not proved: ", width)
-            lines += [first.replace("not proved", paint("not proved", "warning"), 1), *rest]
+            text = shown(f"{proof.graph}: {proof.why_not}", 400)
+            lines += marked(text, "  not proved: ", width, paint, "not proved", "warning")
     return "\n".join(lines)
 
 
@@ -195,15 +192,13 @@ def _runs(proof: SessionProof, paint: Paint, width: int | None) -> list[str]:
     lines: list[str] = []
     if runs.equal:
         sentence = f"{count(runs.equal, 'run')} gave the same bits as the source, on 1 and 2 threads"
-        first, *rest = wrapped(f"{proof.graph}: {sentence}: {', '.join(runs.cases)}", "  proved: ", width)
-        lines += [first.replace("proved", paint("proved", "good"), 1), *rest]
+        text = f"{proof.graph}: {sentence}: {', '.join(runs.cases)}"
+        lines += marked(text, "  proved: ", width, paint, "proved", "good")
     for word, cases in (("other bits", runs.differing), ("not run", runs.not_run)):
         if cases:
             more = f"; and {len(cases) - _SHOWN:,} more" if len(cases) > _SHOWN else ""
-            first, *rest = wrapped(
-                f"{proof.graph}: {'; '.join(map(shown, cases[:_SHOWN]))}{more}", f"  {word}: ", width
-            )
-            lines += [first.replace(word, paint(word, "warning"), 1), *rest]
+            text = f"{proof.graph}: {'; '.join(map(shown, cases[:_SHOWN]))}{more}"
+            lines += marked(text, f"  {word}: ", width, paint, word, "warning")
     return lines
 
 
