@@ -140,7 +140,7 @@ def test_the_grid_has_every_axis() -> None:
 
 
 def judged(predicted: Outcome, seen: str, dropped: bool = False, lost: tuple[str, ...] = ()) -> Judged:
-    prediction = Prediction("x", "1", predicted, "why", True, "source", "ran 1", dropped=lost)
+    prediction = Prediction("x", "1", predicted, "why", True, "ran 1", "source", dropped=lost)
     return Judged(Cell("Llama", (True,), "equal").name, prediction, {"outcome": seen, "dropped": dropped, "why": ""})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Listed, record
 from tieconv.text import command, shell_word
 
 REVIEW_FIRST = "(review first: changes the model's outputs)"
@@ -86,7 +86,7 @@ class Outcome(StrEnum):
 
 
 @record
-class Prediction:
+class Prediction(Listed):
     """One loader's outcome for one model.
 
     ``measured`` is true if tests compare the prediction's module with the loader itself. ``basis`` names the releases
@@ -100,21 +100,7 @@ class Prediction:
     outcome: Outcome
     detail: str
     measured: bool
-    cited: str
     basis: str
+    cited: str
     tensors: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return its entry in `tieconv.inspect/1`."""
-        return {
-            "name": self.name,
-            "version": self.version,
-            "outcome": str(self.outcome),
-            "detail": self.detail,
-            "measured": self.measured,
-            "basis": self.basis,
-            "cited": self.cited,
-            "tensors": list(self.tensors),
-            "dropped": list(self.dropped),
-        }

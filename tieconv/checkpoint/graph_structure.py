@@ -110,7 +110,7 @@ class QuantisedRead(Listed):
 
 
 @record
-class GraphRecord:
+class GraphRecord(Listed):
     """One graph; ``names`` are the names of its tensors in the checkpoint.
 
     ``session_bytes`` are the bytes of initializers in a session: every form that a node reads, once. Token ids index
@@ -118,6 +118,8 @@ class GraphRecord:
     three that are quantised. ``uses`` are the nodes that read initializers of `MIN_ELEMENTS` and more. ``overridable``
     are the initializers that a caller may replace.
     """
+
+    KEYS: ClassVar = dict.fromkeys(("sparse", "names", "embedding", "head", "bias", "uses", "overridable"))
 
     file: str
     ir_version: int
@@ -131,23 +133,8 @@ class GraphRecord:
     embedding: MatrixRead | None
     head: MatrixRead | None
     bias: str | None
-    latent: tuple[Latent, ...]
     session_bytes: int
+    latent: tuple[Latent, ...]
     quantised: tuple[QuantisedRead, ...] = ()
     uses: tuple[MatrixUse, ...] = ()
     overridable: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``graphs``."""
-        return {
-            "file": self.file,
-            "ir_version": self.ir_version,
-            "opset": self.opset,
-            "producer": self.producer,
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "nodes": self.nodes,
-            "session_bytes": self.session_bytes,
-            "latent": [entry.to_dict() for entry in self.latent],
-            "quantised": [entry.to_dict() for entry in self.quantised],
-        }

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from math import prod
+from typing import ClassVar
 
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Listed, plain, record
 
 _set = object.__setattr__
 
@@ -215,7 +216,7 @@ def fits(tensor: TensorRecord, reference: TensorRecord) -> bool:
 
 # How tensors use storages that several of them can share, as in torch files.
 @record
-class Overlap:
+class Overlap(Listed):
     """Tensors of one storage that share bytes.
 
     ``kind`` is the last of these kinds that a pair has: `aliased` (the same elements), `transposed`, `view`, `slice`,
@@ -228,18 +229,15 @@ class Overlap:
 
 
 @record
-class Slack:
+class Slack(Listed):
     """A storage with bytes that no tensor uses: at least ``unused`` of its ``stored`` bytes."""
+
+    KEYS: ClassVar = {"stored": "bytes", "unused": "bytes_unused"}
 
     file: str
     tensors: tuple[str, ...]
     stored: int
     unused: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``slack``."""
-        names = list(self.tensors)
-        return {"file": self.file, "tensors": names, "bytes": self.stored, "bytes_unused": self.unused}
 
 
 @record
@@ -262,8 +260,8 @@ class StorageUse:
             "storages": self.storages,
             "bytes": self.stored,
             "bytes_unused": self.unused,
-            "overlaps": [{"kind": entry.kind, "tensors": list(entry.tensors)} for entry in self.overlaps],
-            "slack": [entry.to_dict() for entry in self.slack],
+            "overlaps": plain(self.overlaps),
+            "slack": plain(self.slack),
         }
 
 

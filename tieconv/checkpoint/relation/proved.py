@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.relation import Absent, Aliased, Canonical, Evidence, State
-from tieconv.checkpoint.value_type import plain, record
+from tieconv.checkpoint.value_type import Listed, plain, record
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges, in ascending order: (first, last + 1)."""
@@ -89,7 +89,7 @@ class Scaled(Evidence):
 
 
 @record
-class RowFigures:
+class RowFigures(Listed):
     """By how much two float tensors of one shape differ, row by row of the first dimension.
 
     ``max_ulp`` is in representable values of their type, ``max_abs`` in the tensors' own unit. ``relative_rms`` =
@@ -106,10 +106,6 @@ class RowFigures:
     relative_rms: float | None
     sign_of_zero_only: bool
     nan_rows: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the figures, as a state prints them among its own."""
-        return {name: plain(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
 @record

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
-from tieconv.checkpoint.value_type import Listed, Printed, record
+from tieconv.checkpoint.value_type import Listed, Printed, plain, record
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -113,7 +113,7 @@ class FleetReport(Printed):
             "failed": self.checked.failed,
             "bytes": self.bytes,
             "finished": self.finished,
-            "rules": [rule.to_dict() for rule in self.rules],
+            "rules": plain(self.rules),
             "worst": [self._model(model) for model in self.worst],
             "since": since
             and {
