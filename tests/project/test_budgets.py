@@ -11,9 +11,9 @@ from tests.docs.test_walks import walked
 
 PACKAGE = Path(__file__).parents[2] / "tieconv"
 
-LINES = 77_429
+LINES = 77_283
 FILES = 293
-IMPORT_SHARE = 0.060
+IMPORT_SHARE = 0.0598
 """Lines of import statements among all lines."""
 SINGLE_IMPORTERS = 57
 """Modules that exactly one other module imports."""
