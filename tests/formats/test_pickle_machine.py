@@ -197,5 +197,5 @@ def test_a_line_is_a_float_where_pickle_says_so() -> None:
             expected = repr(pickle.loads(data))
         except (ValueError, OverflowError, pickle.UnpicklingError):
             expected = "refused"
-        found = outcome(data, shortcuts=False)
-        assert ("refused" if found == ("pickle.malformed",) else repr(found[0])) == expected, line
+        read = outcome(data, shortcuts=False)
+        assert ("refused" if read == ("pickle.malformed",) else repr(read[0])) == expected, line

@@ -74,40 +74,40 @@ def answer(path: Path) -> list[str]:
 
 def answers(registry: str, package: str, names: list[str], folder: Path) -> dict[str, list[str]]:
     """Return the answers about the files of one package, which is fetched if ``folder`` lacks it."""
-    place = folder / package.replace("/", "+")
-    if not all((place / name).exists() for name in names):
-        fetch(registry, package, names, place)
-    return {name: answer(place / name) for name in names}
+    package_folder = folder / package.replace("/", "+")
+    if not all((package_folder / name).exists() for name in names):
+        fetch(registry, package, names, package_folder)
+    return {name: answer(package_folder / name) for name in names}
 
 
 def faults(registry: str, package: str, expected: dict[str, list[str]], folder: Path) -> list[str]:
     """Return a line for each file whose answer is another one than the committed."""
-    found = answers(registry, package, [*expected], folder)
+    new_answers = answers(registry, package, [*expected], folder)
     return [
-        f"{package} {name}: expected {lines}, and tieconv says {found[name]}"
+        f"{package} {name}: expected {lines}, and tieconv says {new_answers[name]}"
         for name, lines in expected.items()
-        if found[name] != lines
+        if new_answers[name] != lines
     ]
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["check", "record"]))
+@click.argument("action", type=click.Choice(["check", "record"]))
 @click.option("--folder", type=click.Path(path_type=Path), default=FOLDER, help="Where the files are kept.")
-def main(what: str, folder: Path) -> None:
+def main(action: str, folder: Path) -> None:
     """Compare the answers about each file with the table, or write the table anew."""
     wrong, files, packages = [], 0, 0
     written: dict[str, Answers] = {}
     for registry, by_package in table().items():
         for package, expected in by_package.items():
             packages, files = packages + 1, files + len(expected)
-            if what == "record":
+            if action == "record":
                 made = answers(registry, package, [*expected], folder)
                 written.setdefault(registry, {})[package] = made
                 continue
             new = faults(registry, package, expected, folder)
             click.echo("\n".join([f"{package}: {len(expected)} files, {len(new)} faults", *new]))
             wrong += new
-    if what == "record":
+    if action == "record":
         TABLE.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     click.echo(f"{files} files of {packages} packages, {len(wrong)} faults")
     raise SystemExit(bool(wrong))

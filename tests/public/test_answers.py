@@ -67,9 +67,9 @@ def test_real_files_are_pinned_and_judged(tmp_path: Path) -> None:
     copy = tmp_path / "a+b@1" / "m.onnx"
     copy.parent.mkdir()
     shutil.copy(Path(__file__).parents[2] / "fixtures" / "exported" / "optimum-llama" / "model.onnx", copy)
-    found = real_files.answers("npm", "a/b@1", ["m.onnx"], tmp_path)
-    assert found["m.onnx"][0].startswith("Tied: ") and "inspect 0, check 0, dedup 0" in found["m.onnx"]
-    assert not real_files.faults("npm", "a/b@1", found, tmp_path)
+    new_answers = real_files.answers("npm", "a/b@1", ["m.onnx"], tmp_path)
+    assert new_answers["m.onnx"][0].startswith("Tied: ") and "inspect 0, check 0, dedup 0" in new_answers["m.onnx"]
+    assert not real_files.faults("npm", "a/b@1", new_answers, tmp_path)
     assert len(real_files.faults("npm", "a/b@1", {"m.onnx": ["Untied"]}, tmp_path)) == 1
 
 
