@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tieconv.api import is_remote
 from tieconv.text import count, shown, size
 
 if TYPE_CHECKING:
