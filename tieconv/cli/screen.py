@@ -361,6 +361,7 @@ def fetched_line(fetched: Fetched) -> str:
 @contextmanager
 def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show a progress bar of the headers that are fetched, for a remote model and on a terminal."""
+    from tieconv.api import is_remote  # not needed to list the commands
 
     if not is_remote(model) or not sys.stderr.isatty():
         yield None
