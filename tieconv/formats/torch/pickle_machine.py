@@ -226,10 +226,13 @@ def _setitems(machine: Machine) -> None:
     _mapped(machine.stack[-1]).items.extend(_paired(values))
 
 
+_MAPPINGS = ("OrderedDict", "defaultdict", "Counter", "builtins.dict")
+
+
 def _mapped(value: object) -> Pairs | Instance:
-    if not isinstance(value, Pairs | Instance):
-        refuse(f"sets a key of {describe(value)}", "pickle.setitem")
-    return value
+    if isinstance(value, Pairs) or (isinstance(value, Instance) and value.name.endswith(_MAPPINGS)):
+        return value
+    return refuse(f"sets a key of {describe(value)}", "pickle.setitem")
 
 
 def _additems(machine: Machine) -> None:
