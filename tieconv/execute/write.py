@@ -307,7 +307,9 @@ def _source_files(content: Computed) -> set[str]:
             return {chunk.range.file for chunk in content.chunks}
         case Scaled() | Gathered():
             return {content.range.file}
-    return set()
+        case InlineBytes():
+            return set()
+    assert_never(content)
 
 
 def computed_blocks(files: FileSet, content: Computed) -> Iterator[tuple[int, bytes | bytearray]]:
