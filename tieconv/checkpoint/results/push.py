@@ -31,9 +31,6 @@ class Effect:
     note: str
 
 
-_PLAIN = ("directory", "repo", "revision", "commit", "pull_request", "title", "description")
-
-
 @record
 class Push(Printed):
     """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one.
@@ -67,9 +64,10 @@ class Push(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.push/1`."""
+        names = ("directory", "repo", "revision", "commit", "pull_request", "title", "description")
         return {
             "schema": PUSH_SCHEMA,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in names},
             "effects": [asdict(effect) for effect in self.effects],
             "changes": [asdict(change) for change in self.changes],
             "left_out": list(self.left_out),
