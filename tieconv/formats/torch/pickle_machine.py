@@ -226,11 +226,9 @@ def _setitems(machine: Machine) -> None:
     _mapped(machine.stack[-1]).items.extend(_paired(values))
 
 
-_MAPPINGS = ("OrderedDict", "defaultdict", "Counter", "builtins.dict")
-
-
 def _mapped(value: object) -> Pairs | Instance:
-    if isinstance(value, Pairs) or (isinstance(value, Instance) and value.name.endswith(_MAPPINGS)):
+    mappings = ("OrderedDict", "defaultdict", "Counter", "builtins.dict")
+    if isinstance(value, Pairs) or (isinstance(value, Instance) and value.name.endswith(mappings)):
         return value
     return refuse(f"sets a key of {describe(value)}", "pickle.setitem")
 
@@ -377,8 +375,7 @@ def _decimal(machine: Machine) -> None:
 
 
 def _float_line(machine: Machine) -> None:
-    line = machine.line()
-    # Python's float() takes spaces, underscores and 1e999; pickle refuses them
+    line = machine.line()  # Python's float() takes spaces, underscores and 1e999; pickle refuses them
     if not _FLOAT.fullmatch(line) or (float(line) in (math.inf, -math.inf) and b"n" not in line.lower()):
         refuse("holds a line that is not a number", "pickle.malformed")
     machine.stack.append(float(line))
