@@ -52,6 +52,15 @@ def test_no_dataclass_is_a_bag_of_fields_that_others_change() -> None:
             assert node.name in FILLED.get(path, ()), f"{path}: {node.name} has no method: make it a @record"
 
 
+def test_an_object_of_arguments_has_less_than_ten() -> None:
+    """A command line is one object with all its options; what is passed further down is split by subject."""
+    for module, classes in _classes().items():
+        for node in classes:
+            if node.name.endswith("Arguments") and not module.startswith("cli/"):
+                fields = [entry for entry in node.body if isinstance(entry, ast.AnnAssign)]
+                assert len(fields) < 10, f"{module}: split {node.name} by subject"
+
+
 def test_the_exceptions_exist() -> None:
     seen = {(path, node.name, frozen) for path, node, frozen in _all()}
     assert {(path, name, True) for path, names in COMPILED.items() for name in names} <= seen
