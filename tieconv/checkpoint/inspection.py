@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn
@@ -112,10 +112,11 @@ class NotCompared:
     bytes: int
 
     @classmethod
-    def among(cls, left: Iterable[TensorRecord]) -> NotCompared | None:
+    def among(cls, left: Sequence[TensorRecord]) -> NotCompared | None:
         """Return how many of the tensors that were not compared share a type and a shape; ``None`` without any."""
-        forms = Counter((record.dtype, record.shape, record.nbytes) for record in left)
-        groups = [(count, size) for (_, _, size), count in forms.items() if count > 1 and size]
+        one_of = {(record.dtype, record.shape): record for record in left}  # few of half a million sizes are computed
+        forms = Counter((record.dtype, record.shape) for record in left)
+        groups = [(count, size) for form, count in forms.items() if count > 1 and (size := one_of[form].nbytes)]
         wasted = sum((count - 1) * size for count, size in groups)
         return cls(sum(count for count, _ in groups), wasted) if groups else None
 
