@@ -202,7 +202,6 @@ _SMALL, _LONG = 2048, 128
 def guard_many(checkpoint: Checkpoint, most: int = MANY) -> None:
     """Refuse to write a small model with more than ``most`` tensors, whose plan would take more than 300 MiB."""
     number, letters = len(checkpoint.tensors), sum(map(len, checkpoint.tensors))
-    number, letters = len(checkpoint.tensors), sum(map(len, checkpoint.tensors))
     weight = number + letters // _LONG
     if weight > most and sum(record.nbytes for record in checkpoint.tensors.values()) < _SMALL * weight:
         refuse(
