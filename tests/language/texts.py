@@ -7,6 +7,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +31,13 @@ class Text:
     words: str
 
 
-def all_texts() -> Iterator[Text]:
-    """Yield every text of the project."""
+@cache
+def all_texts() -> tuple[Text, ...]:
+    """Return every text of the project. They are read once."""
+    return tuple(_all_texts())
+
+
+def _all_texts() -> Iterator[Text]:
     for path in sorted((ROOT / "tieconv").rglob("*.py")):
         yield from code_texts(path.read_text(), path.relative_to(ROOT).as_posix())
     for pattern in PAGES:

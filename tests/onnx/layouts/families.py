@@ -50,9 +50,9 @@ _VIT: dict[str, Any] = {
 _ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 2}
 
 
-def _of_images(decoder: Any) -> Any:
-    """A `VisionEncoderDecoderModel` of ViT and this config. The encoder's width is projected to the decoder's."""
-    config = tr.VisionEncoderDecoderConfig(encoder=tr.ViTConfig(**_VIT).to_dict(), decoder=decoder.to_dict(), **_ENDS)
+def _of_images(encoder: Any, decoder: Any) -> Any:
+    """A `VisionEncoderDecoderModel` of these two configs. The encoder's width is projected to the decoder's."""
+    config = tr.VisionEncoderDecoderConfig(encoder=encoder.to_dict(), decoder=decoder.to_dict(), **_ENDS)
     return tr.VisionEncoderDecoderModel(config)
 
 
@@ -65,12 +65,14 @@ OF_FEATURES: dict[str, Callable[[], Any]] = {
         )
     ),
     "trocr": lambda: _of_images(
+        tr.ViTConfig(**_VIT),
         tr.TrOCRConfig(
             vocab_size=ROWS, d_model=WIDTH, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
             max_position_embeddings=128, init_std=STD, cross_attention_hidden_size=24, **_ENDS,
         ),
     ),
     "vit-gpt2": lambda: _of_images(
+        tr.ViTConfig(**_VIT),
         tr.GPT2Config(
             vocab_size=ROWS, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=128, initializer_range=STD,
             add_cross_attention=True, is_decoder=True, **_ENDS,
@@ -80,7 +82,7 @@ OF_FEATURES: dict[str, Callable[[], Any]] = {
         tr.DonutSwinConfig(
             image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4,
             initializer_range=STD,
-        ).to_dict(),
+        ),
         tr.MBartConfig(**_HALVES, is_decoder=True, add_cross_attention=True),
     ),
 }  # fmt: skip
