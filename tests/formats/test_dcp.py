@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import shutil
@@ -208,6 +209,24 @@ def test_layouts_and_memory_formats(folder: Path) -> None:
         assert code(folder) == "dcp.malformed", case
     (folder / ".metadata").write_bytes(whole)
     api.inspect(folder)
+
+
+def test_a_chunk_without_an_offset(folder: Path) -> None:
+    """torch looks a chunk up by its name and offset, so it does not find this one."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    metadata = folder / ".metadata"
+    whole = pickle.loads(metadata.read_bytes())
+    whole.storage_data = {
+        dataclasses.replace(index, offset=None) if index.fqn == HEAD else index: place
+        for index, place in whole.storage_data.items()
+    }
+    metadata.write_bytes(pickle.dumps(whole, 4))
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load({HEAD: torch.zeros(8, 4, dtype=torch.bfloat16)}, checkpoint_id=folder, no_dist=True)
+    assert isinstance(caught.value.failures[0][0], KeyError)
+    assert code(folder) == "dcp.malformed"
 
 
 def test_below_the_model_directory(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def _fields(value: object) -> dict[str, object]:
 
 _Offset = tuple[int, ...] | None
 _Places = dict[str, dict[_Offset, _Item]]
-"""Tensor name → offset of each chunk → its item. Old releases of torch write no offset for a whole tensor."""
+"""Tensor name → offset of each chunk → its item. Only bytes, which tieconv never reads, have no offset."""
 
 
 def _places(metadata: Mapping[str, object], listing: Listing) -> _Places:
@@ -166,7 +166,7 @@ def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Off
         offsets, sides = _sides(name, fields.get("offsets")), _sides(name, fields.get("sizes"))
         if not len(shape) == len(offsets) == len(sides):
             _refuse(f"{shown(name)} has a chunk of another rank")
-        item = places.get(offsets) or (places.get(None) if len(listed) == 1 else None)
+        item = places.get(offsets)  # as torch: it does not find a chunk that is stored without an offset
         if item is None:
             _refuse(f"{shown(name)} has a chunk at {list(offsets)} that no file stores")
         yield Chunk(offsets, sides, item.range, archive=True)
