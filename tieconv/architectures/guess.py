@@ -66,7 +66,7 @@ def _conventional(names: Shapes, tables: Shapes) -> Iterator[tuple[str, str]]:
         embeddings, heads = (
             [name for name in matrices.get(end.tail, ()) if end.matches(name)] for end in (pair.embedding, pair.head)
         )
-        if not (embeddings and heads and all(any(mark in marked_name for marked_name in names) for mark in pair.marks)):
+        if not (embeddings and heads and all(any(mark in name for name in names) for mark in pair.marks)):
             continue
         fits = [(e, h) for e in embeddings for h in heads if e != h and _is_head(names[h], names[e], None)]
         yield from sorted(fits, key=lambda names: (len(names[0]) + len(names[1]), names))[:1]

@@ -149,8 +149,8 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
         # A copy that `dedup` keeps is still a finding afterwards, so each finding has one answer.
         # The copies grouped by what `dedup` does with them.
         parts: dict[Answer, list[Duplicate]] = {}
-        for answer_duplicate in copies:
-            parts.setdefault(answer_of(inspection, group(inspection, answer_duplicate)), []).append(answer_duplicate)
+        for duplicate in copies:
+            parts.setdefault(answer_of(inspection, group(inspection, duplicate)), []).append(duplicate)
         for why, some in parts.items():
             yield _others(inspection, some, why)
 

@@ -127,11 +127,9 @@ def overlaps(name: str, shape: Sequence[int], chunks: Sequence[Chunk], source: s
 
     The borders of all chunks cut the tensor into cells. Each chunk then is a box of whole cells.
     """
-    for inside_chunk in chunks:
-        ends = [
-            start + inside_side for start, inside_side in zip(inside_chunk.offsets, inside_chunk.shape, strict=True)
-        ]
-        if any(end > inside_side for end, inside_side in zip(ends, shape, strict=True)):
+    for chunk in chunks:
+        ends = [start + side for start, side in zip(chunk.offsets, chunk.shape, strict=True)]
+        if any(end > side for end, side in zip(ends, shape, strict=True)):
             where = f"a chunk of {shown(name)} that reaches to {_index(ends)}"
             raise _malformed(source, f"has {where}, outside the shape {_index(shape)}", "dcp.outside")
     if not prod(shape):
@@ -148,14 +146,11 @@ def overlaps(name: str, shape: Sequence[int], chunks: Sequence[Chunk], source: s
             shared |= bool(covered[cell])
             covered[cell] = 1
     if not all(covered):
-        number = covered.index(0)
-        unravel_index = []
-        for unravel_side in reversed(sides):
-            number, position = divmod(number, unravel_side)
-            unravel_index.append(position)
-        missing = tuple(reversed(unravel_index))
-        corner = tuple(border[index] for border, index in zip(borders, missing, strict=True))
-        raise _malformed(source, f"has no chunk of {shown(name)} for the element {_index(corner)}", "dcp.hole")
+        number, corner = covered.index(0), []
+        for border in reversed(borders):
+            number, position = divmod(number, len(border) - 1)
+            corner.append(border[position])
+        raise _malformed(source, f"has no chunk of {shown(name)} for the element {_index(corner[::-1])}", "dcp.hole")
     return shared
 
 

@@ -517,17 +517,17 @@ def edit_index(
     ``total_parameters`` if the index has it. That count excludes buffers, which a header does not mark, so tieconv
     cannot compute it anew.
     """
-    from tieconv.formats import json_text as json_edit  # reading an index needs no editor
+    from tieconv.formats import json_text  # reading an index needs no editor
 
     value = json.loads(text)
     if drop:
-        text = json_edit.remove_keys(text, ("weight_map",), drop)
+        text = json_text.remove_keys(text, ("weight_map",), drop)
     for name, shard in add.items():
-        text = json_edit.set_value(text, ("weight_map", name), shard)
+        text = json_text.set_value(text, ("weight_map", name), shard)
     metadata = value.get("metadata")
     if isinstance(metadata, dict):
-        text = json_edit.set_value(text, ("metadata", "total_size"), total_size)
+        text = json_text.set_value(text, ("metadata", "total_size"), total_size)
         parameters = metadata.get("total_parameters")
         if isinstance(parameters, int):
-            text = json_edit.set_value(text, ("metadata", "total_parameters"), parameters + parameters_added)
+            text = json_text.set_value(text, ("metadata", "total_parameters"), parameters + parameters_added)
     return text

@@ -150,10 +150,9 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     infos = [_counted(_info(cursor), names, cursor) for _ in range(tensors)]
     # The alignment of tensors in bytes. Refuses a number that is not a power of two.
     text = metadata.get("general.alignment", "32")
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not number or number & (number - 1):
+    alignment = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not alignment or alignment & (alignment - 1):
         cursor.refuse(f"declares the alignment {shown(text)}, which is not a power of two", "alignment")
-    alignment = number
     data_start = -(-cursor.position // alignment) * alignment
     # Popping each info frees memory for its record.
     infos.reverse()

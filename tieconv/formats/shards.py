@@ -297,7 +297,7 @@ def others(chosen: Format, listing: Listing, files: Files) -> tuple[dict[str, Fi
     whole = replace(listing, named=None)
     if listing.named and not listing.named.endswith(INDEX_SUFFIX):
         # A caution if the directory of the file ``listing.named`` may hold another model.
-        again = any(alone_kind is not chosen and holds_model(alone_kind, whole) for alone_kind in _WHOLE_MODELS)
+        again = any(kind is not chosen and holds_model(kind, whole) for kind in _WHOLE_MODELS)
         return {}, ((not_alone(listing.named),) if again else ())
     present = [kind for kind in _WHOLE_MODELS if kind is chosen or holds_model(kind, whole)]
     taken = preferred(present, whole)

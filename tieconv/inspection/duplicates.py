@@ -103,7 +103,7 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
     """
     for bucket in _buckets(classes, _transposable_form):
         first = bucket[0][0]
-        if not any(transposable(first, partners_group[0]) for partners_group in bucket[1:]):
+        if not any(transposable(first, group[0]) for group in bucket[1:]):
             continue
         _announce_ends(reader, bucket, 1)
         for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):

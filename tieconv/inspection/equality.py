@@ -390,11 +390,7 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     )
     if largest >= layout.infinity:
         return BiasState.NONZERO, None
-    # The value of a finite magnitude.
-    magnitude = largest
-    dtype = record.dtype
-    if dtype == "BF16":
-        magnitude, dtype = magnitude << 16, "F32"
+    magnitude, dtype = (largest << 16, "F32") if record.dtype == "BF16" else (largest, record.dtype)
     packing, value_code = {"F16": ("<H", "<e"), "F32": ("<I", "<f"), "F64": ("<Q", "<d")}[dtype]
     value: float = struct.unpack(value_code, struct.pack(packing, magnitude))[0]
     return (BiasState.NONZERO if largest else BiasState.ZERO), value

@@ -39,11 +39,10 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
             and users[record.storage] == 1
             and record.range == ranges[record.storage]
         }
-        storage_held: dict[str, list[TensorRecord]] = defaultdict(list)
+        held: dict[str, list[TensorRecord]] = defaultdict(list)
         for tensor in file.tensors:
             if tensor.storage is not None and tensor.storage not in alone:
-                storage_held[tensor.storage].append(tensor)
-        held = storage_held
+                held[tensor.storage].append(tensor)
         for storage in file.storages:
             if storage.key in alone:
                 continue

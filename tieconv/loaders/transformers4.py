@@ -27,7 +27,7 @@ def load(inspection: Inspection, version: str) -> Loaded:
     # The tensors in shards that the index does not list. transformers 4 does not read them.
     cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
     unknown_names = unread(family, stored, version) | frozenset(
-        unindexed_name for caution in cautions for unindexed_name in caution.tensors
+        name for caution in cautions for name in caution.tensors
     )
     read = evidence.without_tensors(inspection, unknown_names)
     parameters = evidence.before_ties(read, f"transformers-{version}")
@@ -149,8 +149,8 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
     for file in inspection.checkpoint.files if inspection.checkpoint.format == evidence.SAFETENSORS else ():
         if file.refused_format is not None:
             entry = f"the format {shown(file.refused_format)}" if file.refused_format else 'no "format" entry'
-            metadata_sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
-            yield Refusal(Cause.METADATA, metadata_sentence)
+            sentence = f"transformers 4 cannot load {shown(file.name)}: its metadata has {entry}"
+            yield Refusal(Cause.METADATA, sentence)
     yield from unclear_model(read, version)
     family = inspection.family
     name = corrupt(family, inspection.checkpoint.tensors, version)

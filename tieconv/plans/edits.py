@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from tieconv.checkpoint import value_type, weight_file, write_plan
 from tieconv.checkpoint.model_files import Checkpoint, Layout
@@ -290,10 +291,7 @@ def index_text(
                 after[record.name] = (file.name, record.nbytes, record.elements)
     for output in written.values():
         for tensor in output.tensors:
-            product = 1
-            for side in tensor.shape:
-                product *= side
-            after[tensor.name] = (output.name, tensor.nbytes, product)
+            after[tensor.name] = (output.name, tensor.nbytes, prod(tensor.shape))
     before = {record.name: record.range.file for record in edits.checkpoint.tensors.values()}
     drop = {name: shard for name, shard in before.items() if name not in after}
     add = {name: home for name, (home, _, _) in after.items() if before.get(name) != home}

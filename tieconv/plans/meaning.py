@@ -205,20 +205,18 @@ def changes(
     # Its values must stay stored, under any name.
     stored, known = result.checkpoint.tensors, set(before.names.values())
     left: set[object] | None = None
-    for table_name, tensor in values.tensors.items():
-        if table_name in known:
+    for name, tensor in values.tensors.items():
+        if name in known:
             continue
-        own = Parameter(table_name, table_name)
-        if table_name in before.unread:
-            if table_name in stored and table_name not in after.unread:
-                yield Change(table_name, replace(own, stored=None, absence=Absence.RANDOM), own, table_name)
-        elif stored.get(table_name) is not tensor:
+        own = Parameter(name, name)
+        if name in before.unread:
+            if name in stored and name not in after.unread:
+                yield Change(name, replace(own, stored=None, absence=Absence.RANDOM), own, name)
+        elif stored.get(name) is not tensor:
             if left is None:
                 left = {values.after(Parameter(each, each)) for each in stored}
             if values.before(own) not in left and values.before(own) != ZEROS:
-                yield Change(
-                    table_name, own, own if table_name in stored else Parameter(None, table_name, Absence.RANDOM)
-                )
+                yield Change(name, own, own if name in stored else Parameter(None, name, Absence.RANDOM))
 
 
 def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) -> Iterator[Change]:

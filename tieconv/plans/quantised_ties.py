@@ -41,8 +41,7 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     _guard_matrices(inspection, tables)
     _guard_flag(inspection, verb)
     # Refuse a class that ties more than the embedding and the head.
-    groups_tables = inspection.quantised
-    names = {matrix.name for matrix in groups_tables.matrices} if groups_tables else set()
+    names = {matrix.name for matrix in tables.matrices}
     names |= {inspection.family.input_embedding or "", inspection.family.output_head or ""}
     for group in inspection.family.groups:
         others = [name for name in (group.canonical, *group.members) if name not in names]

@@ -409,9 +409,9 @@ def _of_graph(graph: Graph, outer: list[set[str]], imports: _Imports) -> Iterato
             yield SESSION, f"the input or output {shown(name) or '(empty)'} has the undefined element type {element}"
     yield from _of_nodes(graph, [*outer, made], imports)
     scopes = [*outer, made]
-    for outputs_name in graph.outputs:
-        if not any(outputs_name in scope for scope in scopes):
-            yield SESSION, f"no node computes its output {shown(outputs_name)}"
+    for name in graph.outputs:
+        if not any(name in scope for scope in scopes):
+            yield SESSION, f"no node computes its output {shown(name)}"
 
 
 def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:

@@ -227,27 +227,24 @@ def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, 
     Raises `PickleProblem` for an archive that is not exactly what `torch.save` writes.
     """
     start, length, count, end = directory_place(pread, size)
-    # The ``count`` entries of the directory ``data``. Refuses compressed entries.
     data = pread(length, start)
-    # Refuse an archive of another tool, recognised by the names of its entries.
-    names = _names(data)
+    names = _names(data)  # they show an archive of another tool
     kind = by_entries(names)
     if kind is not None:
         refuse(kind.sentence_end, f"torch.{kind.code}", kind.hint)
     if 0 < len(names) < _NAMES and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
         refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
-    entries_listed: list[Listed] = []
+    listed: list[Listed] = []
     position, last_start = 0, len(data) - _CENTRAL.size
     for _ in range(count):
         if position > last_start:
             malformed("ends inside its directory", "zip.directory")
         entry, position = _listed(data, position)
-        entries_listed.append(entry)
+        listed.append(entry)
     if position != len(data):
         malformed("has bytes after the last entry of its directory", "zip.junk")
-    if any(entry.method for entry in entries_listed):
+    if any(entry.method for entry in listed):
         refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
-    listed = entries_listed
     listed.sort()
     entries = _entries(_Window(pread, start), listed, start, sparse)
     if start + length != end:

@@ -257,13 +257,13 @@ def transpose_equal(reader: ByteReader, a: TensorRecord, b: TensorRecord, width:
         right = _read_tile(reader, b, (column, row), (wide, tall), width)
         elements = _STRIP_BYTES // left.itemsize
         # Taller if there are few columns, wider if there are few rows: calls for short strips would cost the most.
-        equal_tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
-        equal_wide = elements // equal_tall
+        strip_tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
+        strip_wide = elements // strip_tall
         if not all(
             np.array_equal(
-                left[i : i + equal_tall, j : j + equal_wide], right[j : j + equal_wide, i : i + equal_tall].T
+                left[i : i + strip_tall, j : j + strip_wide], right[j : j + strip_wide, i : i + strip_tall].T
             )
-            for i, j in product(range(0, left.shape[0], equal_tall), range(0, left.shape[1], equal_wide))
+            for i, j in product(range(0, left.shape[0], strip_tall), range(0, left.shape[1], strip_wide))
         ):
             return False
     return True

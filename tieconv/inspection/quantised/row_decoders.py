@@ -245,25 +245,25 @@ def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     groups = np.arange(columns) // block
     codes = _codes(_unsigned(parts, CODES, parts.raw(CODES, start, stop)), bits)[:, :columns]
     # One scale for each block of the rows; the initializer may be flat.
-    raw = _of_rows(parts, SCALES, start, stop)
-    numbers = to_float64(bytearray(raw.tobytes()), parts.dtype(SCALES)).reshape(stop - start, -1)
-    if numbers.shape[1] != blocks:
+    scales = _floats(parts, SCALES, _of_rows(parts, SCALES, start, stop))
+    if scales.shape[1] != blocks:
         raise ValueError("its scales do not fit the codes")
-    scales = numbers[:, groups]
     zero_points: Array | int = 0 if parts.dtype(CODES) == "U4" else 1 << (bits - 1)
     if ZERO_POINTS in parts:
         # One zero point for each block: packed as the codes are, or numbers of the scales' type.
-        points_raw = _of_rows(parts, ZERO_POINTS, start, stop)
+        raw = _of_rows(parts, ZERO_POINTS, start, stop)
         if parts.dtype(ZERO_POINTS) in ("U8", "U4", "I4"):
-            points_numbers = _codes(_unsigned(parts, ZERO_POINTS, points_raw), bits)[:, :blocks]
+            points = _codes(_unsigned(parts, ZERO_POINTS, raw), bits)[:, :blocks]
         else:
-            points_numbers = to_float64(bytearray(points_raw.tobytes()), parts.dtype(ZERO_POINTS)).reshape(
-                stop - start, -1
-            )
-        if points_numbers.shape[1] != blocks:
+            points = _floats(parts, ZERO_POINTS, raw)
+        if points.shape[1] != blocks:
             raise ValueError("its zero points do not fit the codes")
-        zero_points = points_numbers[:, groups]
-    return uniform(codes, scales, zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
+        zero_points = points[:, groups]
+    return uniform(codes, scales[:, groups], zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
+
+
+def _floats(parts: PartReader, role: str, raw: Array) -> Array:
+    return to_float64(bytearray(raw.tobytes()), parts.dtype(role)).reshape(len(raw), -1)
 
 
 def _unsigned(parts: PartReader, role: str, raw: Array) -> Array:

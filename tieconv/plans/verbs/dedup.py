@@ -57,18 +57,16 @@ def plan_dedup(inspection: Inspection) -> Plan:
                 edits.trim(views[0], output, storage.range.size - output.range.size)
     for group in shared_groups(inspection):
         notes += settle(edits, group)
-    # Drop empty tensors under tied names; return a note for each empty tensor that stays.
-    left_notes = []
-    for placeholders_tie in inspection.ties:
-        for member in placeholders_tie.stored_members:
-            if not (member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements):
+    # Drop empty tensors under tied names; note each empty tensor that stays.
+    for tie in inspection.ties:
+        for member in tie.stored_members:
+            if member.state is State.CANONICAL or inspection.checkpoint.tensors[member.name].elements:
                 continue
-            why = _not_restored(inspection, placeholders_tie, {member.name})
+            why = _not_restored(inspection, tie, {member.name})
             if why:
-                left_notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
+                notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
             else:
                 edits.drop(member.name, "it is empty")
-    notes += left_notes
     promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
     return build(
         "dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes), spared=edits.drops
