@@ -56,11 +56,9 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     Raises `UnreadableError` if there is no checkpoint.
     """
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
-    # Whether the file that the user gave is a zip archive or a pickle, whatever its suffix.
-    if not claims and (
-        listing.named is not None and files.pread(listing.named, WINDOW, 0).startswith((b"PK", b"\x80"))
-    ):
-        claims = [TORCH]
+    if not claims and listing.named is not None:
+        start = files.pread(listing.named, WINDOW, 0)
+        claims = [TORCH] if start.startswith((b"PK", b"\x80")) else []  # a zip archive or a pickle of any suffix
     if not listing.named and not shards.holds_model(TORCH, listing) and set(claims) <= {TORCH}:
         # Raise the error of a directory in which a trainer keeps the model in parts, or below another directory.
         kind = by_directory(listing.entries)

@@ -26,7 +26,6 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats import directory
-from tieconv.formats import strict_json as spelled_json
 from tieconv.formats.directory import CONFIG_LIMIT, Format, Model, Naming, not_alone, read_bytes
 from tieconv.formats.gguf import GGUF
 from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
@@ -356,7 +355,7 @@ def _named(naming: Naming, listing: Listing, files: Files) -> set[str]:
 def _entries(name: str, files: Files) -> set[str]:
     """Return the shards that an index lists. Empty if the index cannot be read."""
     try:
-        value = spelled_json.read(read_bytes(files, name, directory.LIMIT), name, limit=directory.LIMIT)
+        value = read(read_bytes(files, name, directory.LIMIT), name, limit=directory.LIMIT)
     except UnreadableError:
         return set()
     entries = value.get("weight_map")

@@ -127,13 +127,13 @@ def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> Storag
 
 def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> Tie:
     """Mark bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
-    if not any(member.state is State.IDENTICAL for member in tie.members):
+    if not tie.declared or not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
     from tieconv.checkpoint.relation.proved import Identical
     from tieconv.inspection.equality import has_nan
 
     canonical = next(member.name for member in tie.members if member.state is State.CANONICAL)
-    if not tie.declared or not has_nan(reader, tensors[canonical]):
+    if not has_nan(reader, tensors[canonical]):
         return tie
     marked = {
         member.name: replace(member, relation=replace(member.relation, nan=True))

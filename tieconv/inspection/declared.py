@@ -244,6 +244,10 @@ def effect(inspection: Inspection) -> str:
     if head is not None and head.state is State.UNREAD:
         return f"Unknown: {shown(head.name)} is stored, and tieconv did not compare it with the embedding."
     if head is not None and head.state in _DIFFERENT:
+        shape = inspection.checkpoint.tensors[head.name].shape
+        turned = head.state is State.TRANSPOSED and shape != shape[::-1]
+        if (turned or head.relation.shape_differs or head.relation.is_empty) and not family.misfit:
+            return f"Not loaded: {shown(head.name)} has another shape than the embedding, which transformers refuses."
         reason = f"{shown(head.name)} is stored and differs from the embedding."
         in_4 = " Tied in transformers 4, which discards the stored head." if transformers4_verdict else ""
         return f"Untied{' in transformers 5' if in_4 else ''}: {reason}{in_4}"

@@ -12,7 +12,7 @@ from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile, 
 from tieconv.formats.directory import edit_index
 
 
-# Collect a planner's edits of names and bytes. `tieconv.plans.edits` turns them into files.
+# Collect a planner's edits of names and bytes.
 @dataclass
 class Edits:
     """The tensor edits of a planner. All other tensors stay as they are."""

@@ -7,7 +7,7 @@ from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
-from tieconv.loaders import release_tables
+from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.load import TRANSFORMERS_4, load, releases
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, refuse
@@ -72,11 +72,15 @@ def apart_note(inspection: Inspection, tie: Tie, member: Member, *, keep_flag: b
     """
     if not tie.declared and not (tie.gated and reading_v4(inspection)):
         return ()
+    fact = f"the stored {shown(member.name)} differs from the embedding ({difference_clause(member)})"
+    if evidence.misshapen(inspection) == member.name:
+        return (
+            Note(f"{fact}. It stays as stored, and transformers refuses its shape", (member.name,), (TRANSFORMERS_4,)),
+        )
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     ignored = keep_flag or inspection.family.text_type in release_tables.names("transformers-4.57", "always tied")
     old = ". transformers 4 ignores it" if ignored else ". With the new config, transformers 4 uses it too"
-    fact = f"the stored {shown(member.name)} differs from the embedding ({difference_clause(member)})"
     text = f"{fact}. It stays as stored, and transformers 5 uses it{old * discarded}"
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 
