@@ -219,8 +219,8 @@ def test_a_chunk_without_an_offset(folder: Path) -> None:
     metadata = folder / ".metadata"
     whole = pickle.loads(metadata.read_bytes())
     whole.storage_data = {
-        dataclasses.replace(index, offset=None) if index.fqn == HEAD else index: place
-        for index, place in whole.storage_data.items()
+        dataclasses.replace(index, offset=None) if index.fqn == HEAD else index: stored
+        for index, stored in whole.storage_data.items()
     }
     metadata.write_bytes(pickle.dumps(whole, 4))
     with pytest.raises(CheckpointException) as caught:
