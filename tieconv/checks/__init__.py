@@ -1,4 +1,4 @@
-"""The rules of `inspect` and `check`. Each rule is a pure function over an inspection, in a separate file."""
+"""The rules of `inspect` and `check`. Each rule is a pure function over an inspection, in the file of its topic."""
 
 from __future__ import annotations
 

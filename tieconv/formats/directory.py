@@ -27,7 +27,7 @@ ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
 
 @record
 class Model:
-    """A format: its file names and the reader of one file. See `tieconv.formats.directory.Format`."""
+    """A format: its file names and the reader of one file. See `Format`."""
 
     naming: Naming
     read_one: ReadOne

@@ -240,7 +240,7 @@ class Number:
 def read(data: bytes, name: str, *, limit: int) -> dict[str, object]:
     """Read the object in ``data``, with each number as a `Number`. The last value of a repeated key counts.
 
-    Raises `UnreadableError` for malformed JSON, and for JSON beyond the limits of `tieconv.formats.strict_json`.
+    Raises `UnreadableError` for malformed JSON, and for JSON beyond the limits of `loads`.
     """
     return loads(data, name, limit=limit, lenient=True, numbers=Number)
 
