@@ -229,6 +229,24 @@ def test_a_chunk_without_an_offset(folder: Path) -> None:
     assert code(folder) == "dcp.malformed"
 
 
+def test_a_storage_meta_of_another_type(folder: Path) -> None:
+    """torch sets an attribute of it, so it must be absent, ``None`` or a `StorageMeta`."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    metadata = folder / ".metadata"
+    whole = pickle.loads(metadata.read_bytes())
+    assert type(whole.storage_meta).__name__ == "StorageMeta"
+    for value, refused in ((None, False), ((), True), ({}, True), (1, True)):
+        metadata.write_bytes(pickle.dumps(dataclasses.replace(whole, storage_meta=value), 4))
+        if refused:
+            with pytest.raises(AttributeError):
+                FileSystemReader(folder).read_metadata()
+            assert code(folder) == "dcp.malformed", value
+        else:
+            FileSystemReader(folder).read_metadata()
+            api.inspect(folder)
+
+
 def test_below_the_model_directory(tmp_path: Path) -> None:
     """FSDP of accelerate saves the model and the optimizer in two directories below: `inspect` reads the model."""
     import torch.distributed.checkpoint as dcp

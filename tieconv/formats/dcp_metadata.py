@@ -78,6 +78,9 @@ def read_metadata(listing: Listing, files: Files) -> Metadata:
 def _fields(value: object) -> dict[str, object]:
     if isinstance(value, Instance) and value.name.endswith(".Metadata"):
         fields = value.fields()
+        extra = fields.get("storage_meta")
+        if extra is not None and not (isinstance(extra, Instance) and extra.name.endswith(".StorageMeta")):
+            _refuse("its storage_meta is not a StorageMeta, on which torch sets an attribute")
         if isinstance(fields.get("state_dict_metadata"), Pairs) and isinstance(fields.get("storage_data"), Pairs):
             return fields
     return _refuse("this is not the metadata of a torch distributed checkpoint")
