@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.run import ok, run
 from tests.execute.test_leftover import whole_state
+from tieconv.checkpoint.results.parity import Parity, ProviderUse, Verdict
 from tieconv.execute.staging import Owner
 from tieconv.execute.target import staging_path
 
@@ -240,12 +241,17 @@ def test_a_symlink_below_dev(unpacked: Callable[[str], Path], tmp_path: Path) ->
     assert (tmp_path / "victim").read_bytes() == b""
 
 
-def test_a_page_of_parity(tmp_path: Path) -> None:
+def test_a_page_of_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`parity --html` replaces a name as well: a second name of the weights keeps its bytes."""
     from tieconv.cli import graphs
+    from tieconv.reporters.html import parity_page
 
+    report = Parity(Verdict.PASSED, "model.onnx", "model", ProviderUse("cpu"))
+    monkeypatch.setattr(graphs, "parity", lambda *_args, **_options: report)
+    monkeypatch.setattr(parity_page, "render", lambda _report: "<html>")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     os.link(tmp_path / "model.safetensors", tmp_path / "page.html")
-    graphs.write_report(str(tmp_path / "page.html"), "<html>")
+    result = run("parity model.onnx --html", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
     assert (tmp_path / "page.html").read_text() == "<html>"
