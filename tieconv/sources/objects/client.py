@@ -210,7 +210,7 @@ def check_response(file: RemoteObject, sent: tuple[int, int], meta: Any, start: 
     if tuple(sent) != (start, end):
         raise UnreadableError(
             f"{file.label}: the server sent another range than tieconv requested",
-            "check the endpoint variables and proxies",
+            _ENDPOINT,
             "objects.content-range",
         )
 
@@ -232,7 +232,7 @@ class ObjectStream(Stream):
         if not 0 < len(chunk) <= self.end - self.position:
             raise UnreadableError(
                 f"{self._file.label}: the server sent {'too few' if not chunk else 'too many'} bytes",
-                "check the endpoint variables and proxies",
+                _ENDPOINT,
                 "objects.length",
             )
         return chunk
@@ -247,7 +247,6 @@ OBSTORE = (exceptions.BaseError, OSError, ValueError, AssertionError)
 
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _RETRIES = re.compile(r"after (\d+) retries")
-_ENDPOINT = "check the endpoint variables and proxies"
 _LOGIN = "check the credentials in the environment; `tieconv` uses those of the AWS, Google and Azure tools"
 
 _KINDS: tuple[tuple[type[BaseException], str, str, str], ...] = (
