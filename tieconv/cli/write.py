@@ -114,12 +114,13 @@ def finish(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, *, 
     if output is not None or arguments.in_place:  # the errors of a write come before the plan, and in a dry run too
         planned.check(output, **arguments.options)
     outcome = planned.outcome(output)
+    plan = outcome.plan  # `PlannedGraphs.plan` lays out every graph again
     if not as_json:
         (say if arguments.writes else echo)(_text(outcome, arguments))
     if arguments.writes:
-        outcome = _execute(planned, arguments)
+        outcome = _execute(planned, arguments, plan.command)
         if not as_json:
-            say_notes(planned.plan.notes, outcome.plan.notes)
+            say_notes(plan.notes, outcome.plan.notes)
             if isinstance(outcome, GraphOutcome) and (proofs := render_proofs(outcome, paint, width())):
                 echo(proofs)
     if as_json:
@@ -158,8 +159,8 @@ def _stands_inside(planned: PlannedWrite | PlannedGraphs, arguments: WriteArgume
     return Path.cwd().is_relative_to((source if arguments.in_place else Path(str(arguments.output))).resolve())
 
 
-def _execute(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments) -> Outcome | GraphOutcome:
-    with timed("write and verify"), byte_progress(planned.plan.command) as progress:
+def _execute(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, verb: str) -> Outcome | GraphOutcome:
+    with timed("write and verify"), byte_progress(verb) as progress:
         try:
             return planned.execute(arguments.output, progress=progress, **arguments.options)
         except (KeyboardInterrupt, SystemExit):
