@@ -62,6 +62,9 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "evolution.md": partial(evolution.page, HERE / "evolution.md"),
     HERE / "alignment.md": partial(toys.page, HERE / "alignment.md"),
     HERE / "assets" / "repair.svg": pictures.repair,
+    HERE / "assets" / "inspect.svg": pictures.inspect,
+    HERE / "assets" / "analyze.svg": pictures.analyze,
+    HERE / "assets" / "fleet.svg": pictures.fleet,
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),
     **{path: partial(guides.page, path) for path in guides.pages()},
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import click
-from click.testing import CliRunner
 
+from pages import outputs
 from tieconv.cli import main
 
 INTRO = """\
@@ -38,7 +38,7 @@ The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schem
 [evolution](../tieconv/reporters/schemas/evolution.schema.json), and
 [fleet report](../tieconv/reporters/schemas/fleet.schema.json). A line of the other fleet commands has
 [this one](../tieconv/reporters/schemas/fleet-result.schema.json). [analyze](analyze.md) explains its figures.
-`ties[].consistent` is `null` if a necessary comparison was not made. The canonical name is a member of its group too.
+`ties[].consistent` is `null` if a necessary comparison was not made. `ties[].members` includes the canonical name.
 """
 
 
@@ -60,5 +60,4 @@ def _sections() -> Iterator[str]:
 
 
 def _help(words: list[str], title: str) -> str:
-    result = CliRunner().invoke(main, [*words, "--help"], prog_name="tieconv", terminal_width=100)
-    return f"## {title}\n\n```\n{result.output.rstrip()}\n```\n"
+    return f"## {title}\n\n```\n{outputs.printed([*words, '--help'], terminal_width=100)}\n```\n"

@@ -1,10 +1,12 @@
-"""Blocks of real output: each fenced block after ``<!-- run: tieconv … -->`` is what that command prints."""
+"""Run the commands of the pages. Each fenced block after ``<!-- run: tieconv … -->`` is what that command prints."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
@@ -18,7 +20,12 @@ def page(path: Path) -> str:
     return _BLOCK.sub(lambda match: _run(match.group(1)), path.read_text(encoding="utf-8"))
 
 
-def _run(command: str) -> str:
-    result = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="tieconv")
+def printed(words: Sequence[str], **options: Any) -> str:
+    """Return what ``tieconv WORDS`` prints on both streams. ``options`` are those of Click's runner."""
+    result = CliRunner().invoke(main, list(words), prog_name="tieconv", **options)
     assert not result.exception or isinstance(result.exception, SystemExit), result.exception
-    return f"<!-- run: {command} -->\n```console\n$ {command}\n{result.output.rstrip()}\n```"
+    return result.output.rstrip()
+
+
+def _run(command: str) -> str:
+    return f"<!-- run: {command} -->\n```console\n$ {command}\n{printed(shlex.split(command)[1:])}\n```"

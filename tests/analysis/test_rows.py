@@ -58,7 +58,7 @@ def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
     assert rows.detail.duplicate_rows == [[5, 9]]
     assert rows.detail.differing_rows_without_token == [[VOCABULARY - PADDING, VOCABULARY]]
     assert rows.detail.differing_rows_with_token == [[5, 6]]
-    assert f"which take probability ({mass.value:.2g}, estimated)" in rows.sentence
+    assert f"their tokens still get probability ({mass.value:.2g}, estimated)" in rows.sentence
 
 
 EXTREMES = {"F64": 5e-324, "F32": 1e-45, "BF16": 1e-40, "F16": 6e-8}

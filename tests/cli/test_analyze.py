@@ -58,7 +58,7 @@ def test_text_is_plain(models: Path, name: str) -> None:
         ("llama-tied", "alias", "The model is tied"),
         ("llama-duplicated", "bit-equal", "Yes, nothing is lost. Run: tieconv retie"),
         ("llama-untied", "independent", "No: the tables are independent"),
-        ("llama-diverged", "k-rows-differ", "Undecided from the weights alone."),
+        ("llama-diverged", "k-rows-differ", "The weights alone do not decide."),
     ],
 )
 def test_the_verdict_follows_the_relation(models: Path, name: str, relation: str, verdict: str) -> None:

@@ -20,10 +20,7 @@ ANSWERS = {
     "llama-duplicated": ("Yes, nothing is lost. ", "proved by comparing every byte"),
     "llama-tied": ("The model is tied. Nothing to re-tie.", "certain, because the model stores one table"),
     "llama-untied": ("No: the tables are independent", "measured on every row"),
-    "llama-diverged": (
-        "Undecided from the weights alone. ",
-        "undecided, because the weights alone do not give the answer",
-    ),
+    "llama-diverged": ("The weights alone do not decide. ", ""),
 }
 
 
@@ -33,9 +30,11 @@ def test_the_headline_answers_whether_the_model_may_be_tied(name: str) -> None:
     answer, sure = ANSWERS[name]
     model = str(MODELS / name)
     first, second = ok("analyze", model).stdout.splitlines()[:2]
-    assert first.startswith(f"{model}: {MAY_BE_TIED} {answer}") and first.endswith(f" How sure: {sure}.")
+    ending = f" How sure: {sure}." if sure else ""
+    assert first.startswith(f"{model}: {MAY_BE_TIED} {answer}") and first.endswith(ending)
     headline = json.loads(ok("analyze --json", model).stdout)["headline"]
-    assert first == f"{model}: {headline['question']} {headline['answer']} How sure: {headline['certainty']}."
+    assert first == f"{model}: {headline['question']} {headline['answer']}{ending}"
+    assert headline["certainty"] == sure and ("How sure" in first) is bool(sure)
     assert second == f"Relation of the two tables: {analyze(model).relation}"
 
 
@@ -62,7 +61,7 @@ def test_how_sure_an_alignment_is() -> None:
         "2 of 3 measures agree, each by more than 3 standard errors, and none contradicts"
     )
     mixed = [contest(0.9, 0.1), contest(0.1, 0.9), contest(0.5, 0.5)]
-    assert verdict(mixed)[0] == "mixed" and certainty("mixed", mixed).startswith("undecided")
+    assert verdict(mixed)[0] == "mixed" and certainty("mixed", mixed) == ""
 
 
 def test_the_page_asks_answers_and_says_how_sure(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_nothing_is_wrong() -> None:
     assert first_lines(MODELS / "llama-tied") == [
         "Tied: tie_word_embeddings is true.",
         "No findings.",
-        "Run: nothing.",
+        "Nothing to repair.",
         "",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -19,12 +20,15 @@ import tieconv
 from tests import schemas
 from tests.reporters import readers
 from tests.reporters.reports import entry, every_case, stored
-from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.finding import REVIEW_FIRST, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
+from tieconv.checkpoint.results.fleet import FleetReport
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_json, check_sarif
 from tieconv.reporters.ci import formats as check
 from tieconv.reporters.ci.check_view import path_of, relative, uri
+from tieconv.reporters.html import fleet_page
+from tieconv.reporters.text import fleet_text
 
 ROOT = Path(__file__).parents[2]
 CHECK = json.loads((files("tieconv.reporters") / "schemas" / "check.schema.json").read_text())
@@ -56,7 +60,23 @@ def test_text_groups_by_model_the_worst_first() -> None:
         "models/waived: ok, 1 finding waived",
     ]
     assert "  hint: fetch it" in text
-    assert text.count("(review first: changes the model's outputs)") == 1
+
+
+def test_a_command_that_may_change_the_model_is_marked_everywhere() -> None:
+    """The same phrase after the same command, in every format that people read; never after a safe command."""
+    remedies = (
+        Remedy("tieconv set-tie auto models/bad -o OUT", False),
+        Remedy("tieconv dedup models/good -o OUT", True),
+    )
+    models = (CheckedModel(f"m{number}", (entry(remedy=remedy),)) for number, remedy in enumerate(remedies))
+    report = CheckReport(tuple(models), Level.ERROR)
+    fleet = FleetReport("runs", report, 0, 0, 0.0, ())
+    texts = {name: check.render(name, report) for name in check.FORMATS if not name.startswith("json")}
+    texts |= {"fleet text": fleet_text.render(fleet), "fleet page": fleet_page.render(fleet)}
+    for name, text in texts.items():
+        words = " ".join(re.sub(r"`|</?code>", "", html.unescape(text)).split())
+        assert words.count(REVIEW_FIRST) == 1, name
+        assert f"tieconv set-tie auto models/bad -o OUT {REVIEW_FIRST}" in words, name
 
 
 def test_one_clean_model_is_one_short_line() -> None:
@@ -85,7 +105,7 @@ def test_failed_counts_models_at_the_level_and_unreadable_ones(fail_on: Level, f
     report = replace(every_case(), fail_on=fail_on)
     document = json.loads(check.render("json", report))
     assert document["failed"] == failed == sum(model["failed"] for model in document["models"])
-    assert f"{failed} of 6 models failed" in check.render("markdown", report)
+    assert len(re.findall(r"^\| `[^|]*\| ❌", check.render("markdown", report), re.MULTILINE)) == failed
     suites = JUnitXml.fromstring(check.render("junit", report).encode())
     assert sum(bool(suite.failures or suite.errors) for suite in suites) == failed
 
@@ -219,7 +239,7 @@ def test_github_annotations_say_what_was_found_and_where() -> None:
     assert shown[0].properties == {"title": "models/torn could not be read"}
     assert shown[1].properties["file"] == "models/bad/model.safetensors"
     assert "file" not in shown[3].properties and "hf://org/remote@v1/model.safetensors" in shown[3].properties["title"]
-    assert shown[1].message.endswith("(next: tieconv set-tie false models/a -o OUT)")
+    assert shown[1].message.endswith("Next: tieconv set-tie false models/a -o OUT")
     assert commands[-1] is None
 
 
@@ -231,7 +251,7 @@ def test_github_shows_ten_of_a_kind_so_the_tenth_says_how_many_more() -> None:
     lines = check.render("github", CheckReport((CheckedModel("m", many),), Level.ERROR)).splitlines()
     shown = [found for found in map(readers.command, lines) if found]
     assert len(shown) == 10 and shown[-1].message == "the log of this step lists 16 more errors"
-    assert all(any(f"number {place} " in line for line in lines) for place in range(25))
+    assert all(any(f"number {place}." in line for line in lines) for place in range(25))
 
 
 def test_junit_is_what_jenkins_and_gitlab_read() -> None:

@@ -207,9 +207,9 @@ def verdict(contests: Sequence[Contest]) -> tuple[str, str]:
 
 
 def certainty(shape: str, contests: Sequence[Contest]) -> str:
-    """Return how sure the verdict ``shape`` is."""
+    """Return how sure the verdict ``shape`` is; empty where the measures decide nothing."""
     if shape not in ("output", "input"):
-        return "undecided, because the measures do not give the answer"
+        return ""
     agree = sum(contest.winner == shape for contest in contests)
     by = f"each by more than {_ERRORS:g} standard errors"
     if agree == len(contests):

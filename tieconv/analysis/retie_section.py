@@ -29,7 +29,7 @@ SMALL = 1e-3
 """Nats a token up to which the verdict calls a certified change harmless."""
 
 Answer = tuple[str, str]
-"""A sentence, and how sure it is."""
+"""A sentence, and how sure it is; empty where nothing was decided."""
 STORED = "certain, because the model stores one table"
 EVERY_BYTE = "proved by comparing every byte"
 EVERY_ROW = "measured on every row"
@@ -38,11 +38,9 @@ BY_SHAPE = "certain, because the shapes differ"
 BY_CLASS = "certain, because it follows from the class and the config"
 CERTIFIED = "proved for every input"
 ON_TEXT = "measured on the given text; another text can differ"
-UNKNOWN_CLASS = "undecided, because tieconv does not know the class"
-UNDECIDED = "undecided, because the weights alone do not give the answer"
 
-_OPEN = "Undecided from the weights alone."
-_MEASURE = "Measure the cost with --text FILE."
+_OPEN = "The weights alone do not decide."
+_MEASURE = "Measure the change on a text with --text FILE."
 
 
 @record
@@ -60,7 +58,7 @@ def one_table(subject: Subject) -> Section:
     """Return the section of a model that stores one table."""
     output = subject.evidence.head.output_head
     if output is None and not subject.evidence.family.trusted:
-        return Section(TITLE, "Not known: the model stores one table.", (), certainty=UNKNOWN_CLASS)
+        return Section(TITLE, "Not known: the model stores one table.", ())
     if output is None or not (output.tied_to or output.stored):
         return Section(TITLE, "The model stores one table. Nothing to re-tie.", (), certainty=STORED)
     if output.tied_to or not subject.forecast.sets_flag or output.name == subject.embed.record.name:
@@ -111,7 +109,7 @@ def _verdict(
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
     if subject.flip.barred and not subject.evidence.family.trusted:
-        return f"Not known: {subject.flip.reason}.", UNKNOWN_CLASS
+        return f"Not known: {subject.flip.reason}.", ""
     if subject.flip.barred and kind not in REFUSED:
         return f"No: {subject.flip.reason}.", BY_CLASS
     if subject.flip.taken_up:
@@ -120,7 +118,7 @@ def _verdict(
     if kind is Kinship.BIT_EQUAL and not subject.flip.third:
         return f"Yes, nothing is lost. Run: {_command(subject)}.", EVERY_BYTE
     if kind in REFUSED:
-        return f"No: {_refusal(kind)}.", UNDECIDED if kind is Kinship.UNKNOWN else EVERY_ROW
+        return f"No: {_refusal(kind)}.", "" if kind is Kinship.UNKNOWN else EVERY_ROW
     if not one_shape(subject):
         return f"No: {_refusal(Kinship.ROW_SUBSET)}.", BY_SHAPE
     if kind in MAPPED:
@@ -131,13 +129,13 @@ def _verdict(
         )
     on_text = _on_text(source, measured)
     if subject.flip.third:
-        return (on_text, ON_TEXT) if on_text else (_third(subject), UNDECIDED)
+        return (on_text, ON_TEXT) if on_text else (_third(subject), "")
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
         return _folded(subject, related, fold), EVERY_BYTE if isinstance(fold, ExactFold) else WITHIN_ROUNDING
     certain = _certainly(costs)
     if certain:
         return certain, CERTIFIED
-    return (on_text, ON_TEXT) if on_text else (_not_yet(related, costs, subject.withheld), UNDECIDED)
+    return (on_text, ON_TEXT) if on_text else (_not_yet(related, costs, subject.withheld), "")
 
 
 def _third(subject: Subject) -> str:
@@ -153,8 +151,9 @@ def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
     least = min(best, key=lambda measure: measure.value or 0.0)
     survivor = least.name.split(", ")[1].split()[0]
     return (
-        f"At a cost: if the {survivor} survives, the KL is {least.value:.2g} nats a token on the text. To write it, "
-        f"choose X and run: tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT."
+        f"At a cost: if the {survivor} survives, the outputs change by {least.value:.2g} nats a token on the text "
+        "(KL divergence). Choose a limit X and run: "
+        f"tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT."
     )
 
 
@@ -164,7 +163,7 @@ def _certainly(costs: Costs) -> str:
         return f"Yes, if the head survives: the KL is 0 for {scope(costs.uncovered)}."
     certified = costs.certified.get("embed")
     if certified is not None and certified <= SMALL:
-        return f"Yes, if the embedding survives: the KL is at most {certified:.2g} nats a token for every input."
+        return f"Yes, if the embedding survives: the KL divergence is at most {certified:.2g} nats a token."
     return ""
 
 
@@ -177,8 +176,8 @@ def _not_yet(related: Related, costs: Costs, withheld: str) -> str:
         return f"{_OPEN}{f' No bound is known: {withheld}.' if withheld else ''} {_MEASURE}"
     estimate = costs.head.estimate if costs.head else float("nan")
     return (
-        f"{_OPEN} If the embedding survives, the certified KL bound is {certified:.2g} nats a token, the estimate "
-        f"{estimate:.2g}. {_MEASURE}"
+        f"{_OPEN} If the embedding survives, the outputs change by about {estimate:.2g} nats a token (KL), "
+        f"at most {certified:.2g}. {_MEASURE}"
     )
 
 

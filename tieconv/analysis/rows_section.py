@@ -132,7 +132,7 @@ def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
     mass, error = zero_mass(subject.output, subject.final, subject.bias, zero)
     says = (
         f"± {error:.1g}, for random hidden states. Real hidden states may change all other logits together, so measure "
-        "with --text. The floor is the share of the rows"
+        "with --text. The floor is the number of rows of zeros divided by all rows"
     )
     yield Measure(name, mass, floor=floor, n=rows, says=says)
 
@@ -213,8 +213,8 @@ def _sentence(
     if zero.any():
         taken = f" ({share})" if share else ""
         parts.append(
-            f"{count(int(np.count_nonzero(zero)), 'row')} of zeros, which take probability{taken}: a zero logit is not "
-            "−∞"
+            f"{count(int(np.count_nonzero(zero)), 'row')} of zeros: the logit is 0, so their tokens still get "
+            f"probability{taken}"
         )
     if groups:
         parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")

@@ -341,7 +341,7 @@ def plan_dedup(
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
-    """Plan to store each group of byte-identical tensors once, only where every loader restores the dropped names.
+    """Plan to store each group of byte-identical tensors once. Copies that a loader needs stay.
 
     Raises `RefusedError` if tieconv cannot tell which files are the model.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tieconv.checkpoint.value_type import Listed, record
-from tieconv.text import command, shell_word
+from tieconv.text import command, shell_word, shown
 
 REVIEW_FIRST = "(review first: changes the model's outputs)"
 """What is said of every remedy and every plan that may change the model."""
@@ -49,6 +49,12 @@ class Remedy:
     command: str
     safe: bool
     action: Action | None = None
+
+    @property
+    def advice(self) -> str:
+        """The whole command, safe to print, with `REVIEW_FIRST` if it may change the model's outputs."""
+        text = shown(self.command, len(self.command))  # a shortened command would do something else
+        return text if self.safe else f"{text} {REVIEW_FIRST}"
 
 
 @record

@@ -25,7 +25,7 @@ COMMANDS = {
     "completion": ("rules", "Print the completion script for SHELL."),
     "convert": ("write", "Convert the model to another format or shard size."),
     "demo": ("analyze", "Train a small model tied and untied, and show what tying changes."),
-    "dedup": ("write", "Store byte-identical tensors once, only where every loader restores the dropped names."),
+    "dedup": ("write", "Store byte-identical tensors once. Copies that a loader needs stay."),
     "diff": ("inspect", "Compare the models A and B tensor by tensor."),
     "explain": ("rules", "Explain a rule: what it reports, why it matters, and how to fix it."),
     "export": ("graphs", "Export MODEL to ONNX with each tied matrix stored once, and measure parity."),

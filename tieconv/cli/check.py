@@ -23,7 +23,8 @@ from tieconv.cli.options import (
 )
 from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
-from tieconv.reporters.ci.check_text import fix_lines, summary
+from tieconv.reporters.ci.check_text import fix_lines
+from tieconv.reporters.ci.check_view import summary
 from tieconv.reporters.ci.formats import FORMATS, render
 from tieconv.text import count, shell_word, shown
 
@@ -158,7 +159,9 @@ def run(arguments: Arguments) -> int:
         echo(f"\n{table(report)}", err=arguments.output_file is not None)
     fixed = fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
     notes = (f"{click.style('note', fg='cyan')}: {note}" for note in report.notes)
-    for line in (*fixed, *notes, summary(report, fixing=arguments.fix)):
+    # The annotations end with the closing line.
+    closing = () if arguments.format == "github" else (summary(report, fixing=arguments.fix),)
+    for line in (*fixed, *notes, *closing):
         say(line)
     return report.exit_code
 

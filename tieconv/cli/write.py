@@ -313,9 +313,7 @@ def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
 # Store tensors once, in another format, or in another index.
 
 
-@click.command(
-    "dedup", short_help="Store byte-identical tensors once, only where every loader restores the dropped names."
-)
+@click.command("dedup", short_help="Store byte-identical tensors once. Copies that a loader needs stay.")
 @model_argument
 @click.option(
     "--head-form",
@@ -327,7 +325,7 @@ def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
 @name_options
 @plan_command
 def dedup_command(model: str, head_form: str | None, **options: Any) -> PlannedWrite | PlannedGraphs:
-    """Store byte-identical tensors once, only where every loader restores the dropped names.
+    """Store byte-identical tensors once. Copies that a loader needs stay.
 
     In safetensors, dedup drops a name if the architecture ties it and the config says tied. Other duplicates stay,
     and the plan says which loader needs them. The config does not change.

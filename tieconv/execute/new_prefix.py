@@ -130,7 +130,7 @@ class NewPrefix:
         for name in sorted({*sizes, *expected}):
             if sizes.get(name) != expected.get(name):
                 raise VerificationError(
-                    f"{self.writer.label(name)} has {sizes.get(name, 0):,} bytes, but the plan has "
+                    f"{self.writer.label(name)} has {count(sizes.get(name, 0), 'byte')}, but the plan has "
                     f"{expected.get(name, 0):,}",
                     _HINT,
                     "verify.names",

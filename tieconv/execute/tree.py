@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import WriteFailedError
-from tieconv.text import shown, size
+from tieconv.text import count, shown, size
 
 _DIRECTORY = -1 << 63
 """Replaces the time of a directory, which changes with its entries."""
@@ -185,9 +185,9 @@ def free_bytes(directory: Path) -> int:
 
 def no_space(target: object, needed: int, free: int, why: str = "not enough space") -> WriteFailedError:
     """Return the error for a full disk or quota; ``needed`` and ``free`` in bytes, ``needed`` 0 if unknown."""
-    wanted = f"{size(needed)} ({needed:,} bytes) needed, " if needed else ""
+    wanted = f"{size(needed)} ({count(needed, 'byte')}) needed, " if needed else ""
     return WriteFailedError(
-        f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({free:,} bytes) free",
+        f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({count(free, 'byte')}) free",
         "free some space, or write to another disk with -o",
         "write.no-space",
     )
@@ -208,7 +208,7 @@ def _failed(target: object, directory: Path, needed: int, error: OSError) -> Wri
         return no_space(target, needed, _free_or_zero(directory), reason)
     if error.errno == errno.EFBIG:
         return WriteFailedError(
-            f"{shown(target)} cannot be written: {reason}: {size(needed)} ({needed:,} bytes) needed, "
+            f"{shown(target)} cannot be written: {reason}: {size(needed)} ({count(needed, 'byte')}) needed, "
             f"{size(_free_or_zero(directory))} free on the disk",
             "raise the file size limit (ulimit -f), or use a file system that holds files of this size",
             "write.too-large",

@@ -44,7 +44,7 @@ from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
 from tieconv.sources.digest import damaged
 from tieconv.sources.local import FileSet, open_files, open_regular
-from tieconv.text import shown
+from tieconv.text import count, shown
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Verifier:
         if os.path.samestat(old, new):
             return
         if old.st_size != new.st_size:
-            _fail(name, f"has {new.st_size:,} bytes, but its source has {old.st_size:,}", "bytes")
+            _fail(name, f"has {count(new.st_size, 'byte')}, but its source has {old.st_size:,}", "bytes")
         unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
         offset = first_difference(source, descriptor, unproved, 0, self.tick)
         if offset is not None:

@@ -165,7 +165,7 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
 
 def _version(cursor: HeaderCursor) -> int:
     if cursor.size < 24:
-        cursor.refuse(f"has {cursor.size} bytes, too few for a header", "too-small")
+        cursor.refuse(f"has {count(cursor.size, 'byte')}, too few for a header", "too-small")
     magic = cursor.take(4)
     if magic != MAGIC:
         kind = _OTHERS.get(magic) or _OTHERS.get(magic[::-1], "a file without the GGUF magic number")

@@ -110,7 +110,7 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
     if (length > HEADER_LIMIT or not first[8:].startswith(b"{")) and (kind := other_kind(first)):
         _refuse(name, *kind)
     if size < 10:
-        _refuse(name, f"has {size} bytes, too few for a header", "too-small", _INCOMPLETE)
+        _refuse(name, f"has {count(size, 'byte')}, too few for a header", "too-small", _INCOMPLETE)
     if length > HEADER_LIMIT:
         _refuse(name, f"declares a header of {length:,} bytes (limit {HEADER_LIMIT:,})", "header-too-large")
     if length < 2:
@@ -191,7 +191,7 @@ def _check_width(dtype: str, shape: tuple[int, ...], size: int) -> None:
     if rest:
         raise _EntryProblem(f"of dtype {dtype} does not end on a whole byte", "sub-byte")
     if expected != size:
-        needed = f"of dtype {dtype} and shape {shown(list(shape))} needs {expected:,} bytes"
+        needed = f"of dtype {dtype} and shape {shown(list(shape))} needs {count(expected, 'byte')}"
         raise _EntryProblem(f"{needed} but declares {size:,}", "width")
 
 

@@ -14,7 +14,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.onnx.messages import BYTES, STRING, VARINT, Field, Tensor, Wire
-from tieconv.text import shown
+from tieconv.text import count, shown
 
 TYPES: dict[int, tuple[str, int]] = {
     1: ("F32", 32), 2: ("U8", 8), 3: ("I8", 8), 4: ("U16", 16), 5: ("I16", 16), 6: ("I32", 32), 7: ("I64", 64),
@@ -60,7 +60,7 @@ def read_tensor(wire: Wire, tensor: Tensor, name: str, root: str, files: Files) 
     dtype = TYPES[tensor.kind][0] if needed is not None else "STRING" if tensor.kind == STRING else str(tensor.kind)
     span = _span(wire, tensor, needed, root, files)
     if needed is not None and span.size != needed:
-        wire.refuse(f"{subject}, which needs {needed:,} bytes but has {span.size:,}", "tensor-size")
+        wire.refuse(f"{subject}, which needs {count(needed, 'byte')} but has {span.size:,}", "tensor-size")
     return TensorRecord(name, dtype, dims, span, storage=span.file)
 
 
@@ -170,7 +170,8 @@ def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
         end = start + needed
     if start > size or end > size or (needed is not None and end - start != needed):
         files.pread(name, LARGEST, 0)  # raises the error of a Git pointer file
-        _unreadable(tensor, f"needs {needed} bytes at offset {start} of {shown(name)}, which has {size:,} bytes")
+        needed = end - start if needed is None else needed
+        _unreadable(tensor, f"needs {count(needed, 'byte')} at offset {start} of {shown(name)}, which has {size:,}")
     return ByteRange(name, start, end)
 
 

@@ -128,7 +128,8 @@ def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Pe
             refuse(f"refers to storage {reference.key}, which it does not hold", "torch.absent-storage")
         if storage.range.size != reference.nbytes:
             refuse(
-                f"declares {reference.nbytes:,} bytes for storage {reference.key}, which has {storage.range.size:,}",
+                f"declares {count(reference.nbytes, 'byte')} for storage {reference.key}, "
+                f"which has {storage.range.size:,}",
                 "torch.storage-size",
             )
         if isinstance(pid, tuple) and len(pid) == 6:

@@ -57,7 +57,9 @@ class Judged:
                 continue
             rms, largest = ratios(graph, floor, self.precision)
             limit = 2 * floor.figures().max_abs
-            flips = f"largest gap of {count(graph.flips, 'top-1 change')} in the reference"
+            flips = (
+                f"lead of the reference's top-1 token at {count(graph.flips, 'position')} where the graph has another"
+            )
             same = "torch's in the same precision"
             for name, value, most, meaning in (
                 ("rms_ratio", rms, RMS_LIMIT, f"RMS error of {noun} divided by {same}, over all cases"),
@@ -67,7 +69,7 @@ class Judged:
                     MAX_LIMIT,
                     f"largest error of {noun} divided by torch's largest in the same precision",
                 ),
-                ("flip_margin", graph.flip_margin, limit, f"{flips}; limit: twice torch's largest error"),
+                ("flip_margin", graph.flip_margin, limit, f"largest {flips}; limit: twice torch's largest error"),
             ):
                 yield Gate(f"{prefix}{name}", value, most, value <= most, meaning)
 

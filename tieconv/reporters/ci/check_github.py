@@ -39,6 +39,9 @@ def render(report: CheckReport) -> str:
     lines += (f"  {level} {title}: {message}" for level, title, message, _ in left[:_LOGGED])
     if len(left) > _LOGGED:
         lines.append(f"  … and {count(len(left) - _LOGGED, 'more finding')} (--format json lists them)")
+    if report.not_checked:
+        below = f"{view.not_checked(report)}: {view.line(', '.join(report.not_checked))}"
+        lines.append(_annotation((Level.NOTE, "tieconv check", below, None)))
     return "\n".join([*lines, view.summary(report)])
 
 
@@ -53,9 +56,11 @@ def _failures(report: CheckReport) -> Iterator[_Entry]:
 def _entry(model: CheckedModel, entry: CheckedFinding) -> _Entry:
     finding = entry.finding
     path = path_of(model.source, entry.file)
-    following = f" (next: {view.command(finding.remedy.command)})" if finding.remedy else ""
+    text = view.line(finding.message)
+    if finding.remedy:
+        text = f"{text.removesuffix('.')}. Next: {finding.remedy.advice}"
     title = f"{view.line(finding.rule, 20)} in {view.line(path, 200)}"
-    return finding.level, title, view.line(finding.message) + following, relative(path) if entry.file else None
+    return finding.level, title, text, relative(path) if entry.file else None
 
 
 def _annotation(entry: _Entry) -> str:

@@ -92,4 +92,4 @@ def _lines(entry: CheckedFinding) -> Iterator[str]:
     where = f"{view.line(entry.file)}: " if entry.file else ""
     yield f"{entry.finding.level} {where}{view.line(entry.finding.message)}"
     if entry.finding.remedy:
-        yield f"next: {view.command(entry.finding.remedy.command)}"
+        yield f"next: {entry.finding.remedy.advice}"

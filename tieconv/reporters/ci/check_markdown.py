@@ -27,13 +27,16 @@ _TRIMMED = re.compile(r"([(\"']*)(.*?)([)\"',;:.]*)", re.DOTALL)
 
 def render(report: CheckReport) -> str:
     """Return a table of the models, then the findings of each model, the worst first."""
-    blocks = [f"### {'❌' if report.failed else '✅'} tieconv check: {_prose(view.summary(report))}"]
+    none = " No settings file." if report.settings == "" else ""
+    blocks = [f"### {'❌' if report.failed else '✅'} tieconv check: {_prose(view.summary(report))}{none}"]
     models = view.worst_first(report.models)
     if models:
         blocks += ["", "| model | result | errors | warnings | notes | waived |", "|---|---|--:|--:|--:|--:|"]
         blocks += _bounded((partial(_row, model, report) for model in models), _BYTES // 3, "model")
     listed = [model for model in models if model.findings or model.failure or model.fixes]
     blocks += _bounded((partial(_section, model, report) for model in listed), _BYTES * 2 // 3, "model")
+    if report.not_checked:
+        blocks.append(f"\n**not checked:** {_prose(view.line(', '.join(report.not_checked)))}")
     blocks += [f"\n**note:** {_prose(view.line(note))}" for note in report.notes[:_NOTES]]
     return "\n".join(blocks)
 
@@ -89,7 +92,8 @@ def _details(model: CheckedModel) -> Iterator[str]:
         (partial(_finding, entry) for entry in shown), _BYTES // 4, "finding", len(entries) - len(shown)
     )
     for fix in model.fixes[:_NOTES]:
-        yield f"\n{_prose(view.fixed(fix))}"
+        refused = f"not fixed ({_prose(view.line(fix.refusal))})" if fix.refusal else "fixed"
+        yield f"\n{refused}: {_name(view.command(fix.command))}"
 
 
 def _finding(entry: CheckedFinding) -> str:

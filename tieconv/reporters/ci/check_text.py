@@ -50,8 +50,6 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
     left = len(findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--format json lists them)"
-    for fix in model.fixes:
-        yield from wrapped(view.fixed(fix), "  ", width)
 
 
 # The report of `tieconv check` as a table with one row for each model, also for unread models.
@@ -98,40 +96,3 @@ def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Ite
             yield f"{shown(model.source)}: not written: its findings have no safe remedy"
     if fix and not writes:
         yield "nothing was written: give -o OUT or --in-place (tieconv checks the model again after each remedy)"
-
-
-def summary(report: CheckReport, *, fixing: bool) -> str:
-    """Return the closing line: the number of models and of findings, and whether the check fails."""
-    facts = f"{count(len(report.models), 'model')}: {', '.join(filter(None, _parts(report)))}."
-    left = f" {view.not_checked(report)}." if report.not_checked else ""
-    where = f" Settings: {shown(report.settings)}" if report.settings else ""
-    return f"{facts} {_verdict(report)}{left}{_fixable(report, fixing)}{where}"
-
-
-def _verdict(report: CheckReport) -> str:
-    counting = sum(1 for model in report.models for _ in filter(report.counts, model.findings))
-    if counting:
-        have = "has" if counting == 1 else "have"
-        higher = "" if report.fail_on is Level.ERROR else " or higher"
-        return f"The check failed: {count(counting, 'finding')} {have} level {report.fail_on}{higher}."
-    if any(model.failure for model in report.models):
-        return "The check is incomplete."
-    return "The check passed."
-
-
-def _fixable(report: CheckReport, fixing: bool) -> str:
-    if fixing or not report.fixable:
-        return ""
-    return f" --fix can repair {count(report.fixable, 'finding')}."
-
-
-def _parts(report: CheckReport) -> Iterator[str]:
-    levels = [str(entry.finding.level) for model in report.models for entry in model.open]
-    counts = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
-    waived = sum(entry.waiver is not None for model in report.models for entry in model.findings)
-    unread = sum(model.failure is not None for model in report.models)
-    unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
-    yield ", ".join(counts) or ("no finding" if unread < len(report.models) or not report.models else "")
-    yield f"{waived} waived" if waived else ""
-    yield f"{unread - unfixed} not checked" if unread > unfixed else ""
-    yield f"{unfixed} not fixed" if unfixed else ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
 from tieconv.checkpoint.finding import Level
-from tieconv.checkpoint.results.checked import RANK, CheckedFinding, CheckedModel, CheckReport, Fix
+from tieconv.checkpoint.results.checked import RANK, CheckedFinding, CheckedModel, CheckReport
 from tieconv.text import count, shown
 
 LIMIT = 1000
@@ -51,22 +51,36 @@ def counted(number_of: Counter[Level]) -> str:
     return ", ".join(count(number_of[level], str(level)) for level in Level if number_of[level]) or "no findings"
 
 
-def summary(report: CheckReport) -> str:
-    """Return one line about all models."""
-    total = len(report.models)
-    bad = report.failed
-    stopped = Counter(trouble(model) for model in report.models if model.failure)
-    verdict = f"{bad} of {count(total, 'model')} failed" if bad else f"{count(total, 'model')} passed"
-    parts = [f"{verdict}: {counted(levels(entry for model in report.models for entry in model.open))}"]
-    parts += [f"{number} {reason}" for reason, number in stopped.items()]
-    dropped = sum(len(waived(model)) for model in report.models)
-    if dropped:
-        parts.append(f"{dropped} waived")
-    if report.not_checked:
-        parts.append(not_checked(report))
-    if report.settings is not None:
-        parts.append(settings(report))
-    return f"{'; '.join(parts)} (--fail-on {report.fail_on})"
+def summary(report: CheckReport, *, fixing: bool = True) -> str:
+    """Return the closing line: the number of models and of findings, and whether the check fails."""
+    facts = f"{count(len(report.models), 'model')}: {', '.join(filter(None, _parts(report)))}."
+    left = f" {not_checked(report)}." if report.not_checked else ""
+    where = f" Settings: {line(report.settings, 200)}" if report.settings else ""
+    fixable = f" --fix can repair {count(report.fixable, 'finding')}." if report.fixable and not fixing else ""
+    return f"{facts} {_verdict(report)}{left}{fixable}{where}"
+
+
+def _verdict(report: CheckReport) -> str:
+    counting = sum(1 for model in report.models for _ in filter(report.counts, model.findings))
+    if counting:
+        have = "has" if counting == 1 else "have"
+        higher = "" if report.fail_on is Level.ERROR else " or higher"
+        return f"The check failed: {count(counting, 'finding')} {have} level {report.fail_on}{higher}."
+    if any(model.failure for model in report.models):
+        return "The check is incomplete."
+    return "The check passed."
+
+
+def _parts(report: CheckReport) -> Iterator[str]:
+    levels = [str(entry.finding.level) for model in report.models for entry in model.open]
+    counts = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
+    waived = sum(entry.waiver is not None for model in report.models for entry in model.findings)
+    unread = sum(model.failure is not None for model in report.models)
+    unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
+    yield ", ".join(counts) or ("no finding" if unread < len(report.models) or not report.models else "")
+    yield f"{waived} waived" if waived else ""
+    yield f"{unread - unfixed} not checked" if unread > unfixed else ""
+    yield f"{unfixed} not fixed" if unfixed else ""
 
 
 def settings(report: CheckReport) -> str:
@@ -89,13 +103,6 @@ def line(text: object, limit: int = LIMIT) -> str:
 def command(text: str) -> str:
     """Return a command in full, because a shortened one would do something else."""
     return shown(text, len(text))
-
-
-def fixed(fix: Fix) -> str:
-    """Return what `--fix` did, or why it refused."""
-    return (
-        f"not fixed: {line(fix.refusal)}: {command(fix.command)}" if fix.refusal else f"fixed: {command(fix.command)}"
-    )
 
 
 # The path and the URI of the file of a finding, for tools that look for it in a repository.

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
 from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
 from tieconv.package_data import data_text
@@ -126,14 +127,17 @@ def _more(number: int) -> Iterator[str]:
         yield f"<p>And {number - MOST_ROWS:,} more: `tieconv fleet report --json` lists all.</p>"
 
 
+def _finding(finding: Finding) -> str:
+    command, review, _ = (finding.remedy.advice if finding.remedy else "").partition(f" {REVIEW_FIRST}")
+    code = f"<br><code>{escape(command, len(command))}</code>{escape(review)}" if command else ""
+    return f"{escape(finding.message, 1000)}{code}"
+
+
 def _model(report: FleetReport, model: CheckedModel) -> str:
     if model.failure is not None:
-        rules, messages = f'<span class="error">{UNREAD}</span>', escape(model.failure.message)
+        rules, messages = f'<span class="error">{UNREAD}</span>', escape(model.failure.message, 1000)
     else:
         counting = report.counting(model)
         rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)
-        messages = "<br>".join(
-            escape(entry.message) + (f"<br><code>{escape(entry.remedy.command, 400)}</code>" if entry.remedy else "")
-            for entry in counting
-        )
+        messages = "<br>".join(map(_finding, counting))
     return f'<tr><td>{escape(model.source)}</td><td class="k">{rules}</td><td>{messages}</td></tr>'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.results.fleet import FleetReport, Since
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain
 from tieconv.text import count, shown, size
@@ -56,7 +55,7 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
         source, counting = shown(model.source), report.counting(model)
         rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
         remedy = next((finding.remedy for finding in counting if finding.remedy), None)
-        command = f"next: {shown(remedy.command, 400)}{'' if remedy.safe else f' {REVIEW_FIRST}'}" if remedy else ""
+        command = f"next: {remedy.advice}" if remedy else ""
         if model.failure:
             rows.append((source, shown(model.failure.message.removeprefix(f"{source}: "), 400)))
         else:

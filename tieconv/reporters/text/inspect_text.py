@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint import quantised_matrix
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
+from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
@@ -249,27 +249,27 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
     present = {level: findings for level, findings in by_level.items() if findings}
     if not present:
         yield paint("No findings.", "good")
-        yield "Run: nothing."
+        yield "Nothing to repair."
         return
     counts = ", ".join(count(len(findings), level) for level, findings in present.items())
     level, worst = next(iter(present.items()))
     line = f"{counts}: {worst[0].message}"
     yield paint(line if width is None or len(line) <= width else f"{line[: width - 1].rstrip()}…", LEVEL_STYLES[level])
-    yield f"Run: {_next(worst, inspection.findings)}"
+    yield _next(worst, inspection.findings)
 
 
 def _next(worst: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """Return the first remedy of the worst findings, else the command that explains the first finding.
+    """Return the line with the first remedy of the worst findings, else the command that explains the first finding.
 
     If only predictions of loaders are that bad, no explanation helps: it returns the first remedy of any finding.
     """
     about_files = [finding for finding in worst if not finding.rule.startswith("CON")]
     remedy = next((finding.remedy for finding in (worst if about_files else findings) if finding.remedy), None)
     if remedy is None and not about_files and str(worst[0].level) == "error":
-        return "nothing. tieconv found no command that helps these loaders."
+        return "tieconv found no command that helps these loaders."
     if remedy is None:
-        return f"tieconv explain {(about_files or worst)[0].rule}"
-    return remedy.command if remedy.safe else f"{remedy.command} {REVIEW_FIRST}"
+        return f"Run: tieconv explain {(about_files or worst)[0].rule}"
+    return f"Run: {remedy.advice}"
 
 
 # The rows of an inspection that name the input embedding, the output head and its bias.

@@ -32,7 +32,7 @@ from tieconv.sources.hub.session import (
 )
 from tieconv.sources.local import MAX_FILES
 from tieconv.sources.ranged import Stream, Traffic
-from tieconv.text import shown
+from tieconv.text import count, shown
 from tieconv.version import VERSION
 
 # Send requests to the Hub with huggingface_hub's session: its login, endpoint, proxies and offline mode.
@@ -185,7 +185,7 @@ class Body(Stream):
                 "hub.content-range",
             )
         if int(match[3]) != self._file.size:
-            raise self._lies(f"the file has {int(match[3]):,} bytes, but the listing says {self._file.size:,}")
+            raise self._lies(f"the file has {count(int(match[3]), 'byte')}, but the listing says {self._file.size:,}")
 
     def _lies(self, reason: str) -> UnreadableError:
         return UnreadableError(f"{self._label}: the server contradicts itself: {reason}", _DISTRUST, "hub.size")
