@@ -68,6 +68,7 @@ def wait_for_the_end(group: int) -> None:
     wait_until(has_ended)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jobs", ["1", "3"])
 @pytest.mark.parametrize(("verb", "options"), [("inspect", ["--depth", "full", "--consumers"]), ("analyze", [])])
 def test_the_answer_is_the_commands(fleet: Path, verb: str, options: list[str], jobs: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import time
@@ -15,6 +17,7 @@ import tieconv
 from tests.patience import HANGS
 from tieconv.api.check import find_policy
 from tieconv.errors import RefusedError
+from tieconv.gate import workers
 from tieconv.gate.examine import check_models
 from tieconv.gate.workers import Workers, each
 
@@ -31,6 +34,12 @@ def work(path: str) -> str:
         raise RefusedError("refused", "hint", "code")
     if path.endswith("-slow"):
         time.sleep(0.3)
+    if path.endswith("-deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(HANGS)
+    if path.endswith("-noted"):
+        Path(path).write_text("")
+        multiprocessing.util.Finalize(None, Path(path).write_text, ("ended",), exitpriority=1)
     if path.endswith("-stuck"):
         time.sleep(HANGS)
     return path.upper()
@@ -40,6 +49,7 @@ def lost(path: str) -> str:
     return f"lost {path}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("jobs", [1, 2, 5, 40])
 def test_results_are_in_order(jobs: int, clean: bool) -> None:
@@ -48,6 +58,7 @@ def test_results_are_in_order(jobs: int, clean: bool) -> None:
     assert list(each(work, paths, Workers(jobs, clean=clean), lost)) == [path.upper() for path in paths]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("end", ["killed", "left"])
 def test_a_process_that_dies_costs_its_path(end: str, clean: bool) -> None:
@@ -89,6 +100,24 @@ def test_a_caller_that_stops_waits_for_no_model() -> None:
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
     assert time.monotonic() - began < HANGS
+
+
+def test_a_process_that_does_not_heed_the_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that missed SIGTERM, and waits for a lock for ever, ends too."""
+    monkeypatch.setattr(workers, "_GRACE", 0.1)
+    results = each(work, ["now", "a-deaf", "b-deaf"], Workers(2), lost)
+    assert next(results) == "NOW"
+    began = time.monotonic()
+    results.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < HANGS / 2
+    assert not multiprocessing.active_children()
+
+
+def test_processes_that_are_done_get_no_signal(tmp_path: Path) -> None:
+    """Each ends by itself, and so runs what it has to at its end."""
+    assert list(each(work, [str(tmp_path / "a-noted"), str(tmp_path / "b-noted")], Workers(2), lost))
+    assert len(list(tmp_path.iterdir())) > 0
+    assert not [path for path in tmp_path.iterdir() if path.read_text() != "ended"]
 
 
 class Cluster(Executor):

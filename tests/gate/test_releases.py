@@ -132,6 +132,7 @@ HEADLESS = [
 ]
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", [*TIED, *UNTIED])
 def test_transformers_5_agrees(name: str, shipped: Path) -> None:
     """Tied or not, as the installed transformers has it once the model is loaded; the codes of layers play no part."""

@@ -49,6 +49,7 @@ def each(work: Callable[[K], T], tasks: Sequence[K], workers: Workers, lost: Cal
                 finished, outcome = next(results)
                 done[finished] = outcome
             yield done.pop(number)()
+        next(results, None)  # it ends here, so its processes are idle and need no signal
     finally:
         results.close()  # type: ignore[attr-defined]  # a generator
 
@@ -89,6 +90,8 @@ _IN_FLIGHT = 2
 """Batches for each worker: one that runs, and one that waits."""
 _LONGEST_DIRECTORY = 60
 """Bytes that the path of the temporary directory may have, below which multiprocessing adds about 35."""
+_GRACE = 5.0
+"""Seconds that a process gets to remove its temporary files after SIGTERM."""
 _PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged"]
 
 
@@ -206,11 +209,18 @@ class _Pool:
     def stop(self, idle: bool = False) -> None:
         """End the processes without waiting for the models that they read. Processes that are ``idle`` end cleanly."""
         from concurrent.futures.process import ProcessPoolExecutor
+        from multiprocessing.connection import wait
 
         if not isinstance(self.executor, ProcessPoolExecutor) or self.is_shared:
             return
-        for process in [] if idle else list((self.executor._processes or {}).values()):
+        # Python 3.14 has `terminate_workers` and `kill_workers`; older releases have no public way.
+        processes = [] if idle else list((self.executor._processes or {}).values())
+        for process in processes:
             process.terminate()
+        # A process that handles SIGTERM in Python misses it just before it waits for a lock that a dead one holds.
+        for process in processes:
+            wait([process.sentinel], _GRACE)
+            process.kill()
         self.executor.shutdown(cancel_futures=True)
 
 
