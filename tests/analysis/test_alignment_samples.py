@@ -62,6 +62,7 @@ def test_equal_cosines_go_to_the_lowest_places(monkeypatch: pytest.MonkeyPatch) 
     assert searched[0].tolist() == list(range(4, 44, 4)) and searched[399].tolist() == list(range(3, 43, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_samples_agree_with_all_tokens() -> None:
     """The exact value is inside the printed interval of each sampled figure, and only sampled figures have one."""
@@ -79,6 +80,7 @@ def test_samples_agree_with_all_tokens() -> None:
     assert outside <= 2  # of twelve 95 % intervals
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_floor_of_a_sample_is_that_of_a_permutation(seed: int) -> None:

@@ -86,6 +86,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 @pytest.mark.parametrize(("scheme", "bits", "trip", "group"), CASES)
 def test_the_scheme_is_named(scheme: str, bits: int, trip: Callable[[Array], Array], group: int, dtype: str) -> None:

@@ -127,6 +127,7 @@ def calls() -> Iterator[object]:
             yield pytest.param(name, command, marks=[] if often else pytest.mark.slow)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "command"), list(calls()))
 def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     home = make(name, tmp_path)
@@ -170,6 +171,7 @@ def test_diff_refuses_more_tensors(tmp_path: Path) -> None:
     assert "one by one" in took.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", often(lambda name: name.startswith(TOKENIZERS)))
 def test_tokenizers(name: str, tmp_path: Path) -> None:
     """What is read is not said to be too large, and what is too large is said to be."""

@@ -61,9 +61,9 @@ def write(path: Path, tensors: int) -> Path:
 @pytest.mark.parametrize("suffix", ["safetensors", pytest.param("bin", marks=pytest.mark.slow)])
 def test_calls_for_each_tensor(suffix: str, tmp_path: Path) -> None:
     """Work is linear, and a tensor takes few calls: what makes records or dictionaries anew adds some."""
-    few, many = write(tmp_path / f"few.{suffix}", 2_000), write(tmp_path / f"many.{suffix}", 12_000)
+    few, many = write(tmp_path / f"few.{suffix}", 500), write(tmp_path / f"many.{suffix}", 3_000)
     calls = [child(CALLS, path, few)[0] for path in (few, many)]
-    assert (calls[1] - calls[0]) / 10_000 <= CALLS_PER_TENSOR[suffix]
+    assert (calls[1] - calls[0]) / 2_500 <= CALLS_PER_TENSOR[suffix]
 
 
 @pytest.mark.slow

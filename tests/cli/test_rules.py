@@ -40,6 +40,7 @@ def test_explain_prints_the_documentation(rule) -> None:
     assert by_code.stdout == f"{rule.code} {rule.name} (usually: {rule.level})\n\n{rule.documentation.strip()}\n"
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_explain_fills_the_terminal(rule, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:

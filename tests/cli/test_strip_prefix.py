@@ -64,6 +64,7 @@ def wrapped(source: Path, folder: Path, rename) -> Path:
     return folder
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rename", WRAPPERS, ids=lambda entry: entry.__name__)
 @pytest.mark.parametrize("name", ["llama-tied", "llama-duplicated", SHARDED])
 def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, rename) -> None:

@@ -100,6 +100,7 @@ def test_keep_flag_leaves_the_config_alone(model, tmp_path: Path) -> None:
     assert "lm_head.weight" in names(out)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl"])
 @pytest.mark.parametrize("command", ["-o", "--in-place", "--hardlink"])
 def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, command: str) -> None:

@@ -138,6 +138,7 @@ def test_plain_data_is_what_pickle_makes_of_it(value: object, protocol: int) -> 
     assert (plain(unpickled), end) == (value, len(data))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("unit", "code"),
     [(b"N", "pickle.stack"), (b"N0", "pickle.opcodes"), (b"]0", "pickle.opcodes"), (b"N\x940", "pickle.opcodes"),

@@ -19,7 +19,7 @@ from tests.fuzz.runner import replay, run
 from tests.fuzz.targets import SERVED, TARGETS, maker
 from tests.patience import examples
 
-CASES = examples(300)
+CASES = examples(150)
 ROOT = Path(__file__).parents[2]
 KEPT = sorted(SEEDS.glob("*.json"))
 

@@ -56,6 +56,7 @@ def test_every_row_is_on_disk_at_once(record: Record) -> None:
     assert list(found["parts"]) == list(PARTS)
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on(record: Record) -> None:
     """The rows and the seconds of the run before are kept."""
     record.add("memory", {"key": "a", "loaded": 1})

@@ -154,7 +154,7 @@ def test_honest_models_are_written(corpus: Mapping[str, Case], tmp_path: Path) -
         assert answer.code == 0, (name, answer.stderr)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["special-fifo", "file-name-refused-escape", "file-deep-unclosed", "directory-sparse", "config-surrogate"]
 )

@@ -86,6 +86,7 @@ def test_cached_files_are_not_fetched(cached: Path, hub: Hub, tieconv: Run) -> N
     assert not [one for one in hub.requests if "/resolve/" in one.path]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words",
     [("untie", "--keep-flag"), ("retie",), ("set-tie", "false"), ("dedup",), ("bias", "zero"),
@@ -116,7 +117,7 @@ def test_repair_leaves_the_cache_as_it_was(cached: Path, hub: Hub, tieconv: Run,
     assert tieconv("retie", "hf://org/m", "-o", tmp_path / "again", HF_HUB_OFFLINE="1").returncode == 0
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [("inspect",), ("check", "--depth", "full"), ("diff", "hf://org/m"), ("analyze",),

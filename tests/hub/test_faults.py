@@ -20,6 +20,7 @@ def model(hub: Hub, tmp_path: Path) -> str:
     return "hf://org/m"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "value", "says"),
     [
@@ -45,7 +46,7 @@ def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub
     assert says in error and SHARD in error
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "value"),
     [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "0.5"), ("hang-up", "")],

@@ -29,6 +29,7 @@ def model(hub: Hub, models: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "value", "says"),
     [

@@ -46,7 +46,7 @@ def large_graph(path: Path, *, external: bool, head: str = "copy") -> Path:
     return path
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "external"),
     [*((name, True) for name in sorted(BUILDERS)), ("transposed", False), ("cast", False), ("branches", False)],
@@ -101,6 +101,7 @@ def test_graph_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "hf download" in caught.value.hint and max(asked) <= 4096
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words",
     [("dedup",), ("untie",), ("untie", "-o", "out"), ("retie",), ("set-tie", "true"), ("bias", "zero"),

@@ -37,6 +37,7 @@ def blobs(tmp_path: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in found if path.is_file()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [("inspect", "--depth", "full"), ("diff", "hf://org/m"), ("retie", "-o", "out")])
 def test_etag_of_another_file(words: tuple[str, ...], model: Path, impostor: Path, hub: Hub, tieconv: Run) -> None:
     """A server that offers another file than it listed is not believed, whatever the size."""
@@ -95,6 +96,7 @@ def test_server_without_etags(etag: str, model: Path, hub: Hub, tieconv: Run) ->
     assert tieconv("inspect", "hf://org/m").returncode == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", [("retie",), ("untie",), ("dedup",)], ids=str)
 def test_wrong_bytes_do_not_enter_the_cache(
     words: tuple[str, ...], model: Path, impostor: Path, hub: Hub, tieconv: Run, tmp_path: Path

@@ -23,6 +23,7 @@ SIZE = ROWS * WIDTH * 2
 NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "models").iterdir())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("depth", ["header", "full"])
 @pytest.mark.parametrize("name", NAMES)
 def test_verdict_is_that_of_the_local_model(name: str, depth: str, hub: Hub, tieconv: Run, models: Path) -> None:

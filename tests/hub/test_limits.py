@@ -25,7 +25,7 @@ def model(hub: Hub, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["drip", "drip-headers"])
 @pytest.mark.parametrize(
     ("words", "name"),
@@ -91,7 +91,7 @@ def http_date(seconds: float) -> str:
     return email.utils.formatdate(time.time() + seconds, usegmt=True)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -34,6 +34,7 @@ LISTINGS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("answer", [*ANSWERS, *LISTINGS])
 def test_listing(answer: str, hub: Hub, tieconv: Run, models: Path) -> None:
     """The listing of a repository."""

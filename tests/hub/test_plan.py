@@ -23,6 +23,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("words", "model"), CASES, ids=str)
 def test_plan_is_that_of_the_local_model(
     words: tuple[str, ...], model: str, hub: Hub, tieconv: Run, models: Path, tmp_path: Path
@@ -61,6 +62,7 @@ def test_a_format_is_added_on_the_way(shards: int, hub: Hub, tieconv: Run, tmp_p
         assert written[8 + head :] == old[8 + int.from_bytes(old[:8], "little") :]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words", [("set-tie", "true"), ("bias", "zero"), ("convert", "--to", "torch"), ("untie",)], ids=" ".join
 )

@@ -112,6 +112,7 @@ def test_refused_by_the_hub(hub: Hub, tieconv: Run, models: Path, tmp_path: Path
 KINDS = {"DropTensor": "drop", "CopyTensor": "add", "FillTensor": "add", "ScaleTensor": "add", "ResizeTensor": "change"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "model"),
     [

@@ -17,6 +17,7 @@ sys.exit(doctest.DocTestRunner().run(session).failed)
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PAGE["ON_THE_HUB"])
 def test_an_example_gives_what_it_shows(name: str, hub: Hub, tieconv: Run, python: Run, tmp_path: Path) -> None:
     """`out` is the untied model of `org/name`."""

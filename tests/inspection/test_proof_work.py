@@ -79,7 +79,7 @@ def pair(kind: str, dtype: str) -> tuple[Array, Array]:
     return left.astype(words), right.astype(words)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("shape", [(ROWS, WIDTH), (1, ROWS * WIDTH), (ROWS * WIDTH // 2, 2)])
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 @pytest.mark.parametrize("kind", KINDS)

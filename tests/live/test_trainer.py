@@ -47,6 +47,7 @@ def adapters(peft: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_adapters_that_keep_the_tie(tmp_path: Path) -> None:
     """No finding above a note, no fault of the ties, and no training that ends early."""
     peft = pytest.importorskip("peft")

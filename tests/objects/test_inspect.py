@@ -25,6 +25,7 @@ def remote(source: str, **options: object) -> dict[str, object]:
     return dict(json.loads(str(inspect(source, **options))))  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_the_evidence_is_that_of_the_disk(store: Store, name: str, scheme: str) -> None:

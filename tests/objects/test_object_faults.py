@@ -78,6 +78,7 @@ def test_a_body_that_stops_is_continued(store: Store) -> None:
     assert [request.range for request in store.requests if request.key == WEIGHTS][1].startswith("bytes=100-")  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [

@@ -23,6 +23,7 @@ def _temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -128,6 +128,7 @@ def logits_times(factor: float) -> faults.Fault:
     return fault
 
 
+@pytest.mark.slow
 def test_the_wrong_constant_is_named(exported, tmp_path: Path) -> None:
     """The attention scale of BERT, a factor of the logits, and no constant for what is no constant's fault."""
     bert, path = exported("bert"), tmp_path / "model.onnx"

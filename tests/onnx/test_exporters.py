@@ -119,6 +119,7 @@ def onnxscript(source: Path, to: Path) -> None:
         onnx.save(optimizer.optimize(model), to)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("optimise", [offline, onnxscript])
 @pytest.mark.parametrize("name", sorted(set(SHARED) - {"half", "cast_narrow"}))
 def test_optimisers_leave_it_shared(tmp_path: Path, name: str, optimise) -> None:

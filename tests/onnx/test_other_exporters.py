@@ -105,7 +105,7 @@ def test_inspect(folder: Path) -> None:
         assert states == ["canonical"] and [latent["extra"] for latent in graph["latent"]] == [True]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("folder", "form"),
     [

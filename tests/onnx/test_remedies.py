@@ -120,6 +120,7 @@ def built(name: str, tmp_path: Path) -> Path:
     return source
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_a_printed_remedy_ends_its_finding(tmp_path: Path, name: str) -> None:
     """The command is run as it is printed; what it is about is then found no more, and every bit is the same."""

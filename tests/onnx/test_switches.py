@@ -68,6 +68,7 @@ def test_a_fault_in_one_branch_fails(tmp_path: Path, branch: str, past: bool) ->
     assert report.reason == f"{epsilon}; with it, the worst case passes"
 
 
+@pytest.mark.slow
 def test_both_branches_pass() -> None:
     """optimum's merged decoder is healthy, with and without a past, padded and not; the report says how it was fed."""
     report = parity(LLAMA, "merged-llama")

@@ -46,6 +46,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "fault", "wrong", "special"), FAULTS)
 def test_an_id_with_a_fault_is_named(
     exported, tmp_path: Path, name: str, fault: faults.Fault, wrong: tuple[int, ...], special: tuple[int, ...]
@@ -66,6 +67,7 @@ def test_blocks_of_ids_are_joined(exported, tmp_path: Path, monkeypatch: pytest.
     assert seen(graph, made.model) == Vocabulary(ROWS, (900,))
 
 
+@pytest.mark.slow
 def test_an_id_that_is_special_ids_goes_through_the_whole_graph(
     exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

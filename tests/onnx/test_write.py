@@ -257,6 +257,7 @@ SCALED = {"soft_cap", "scale"}
 """Whose Gemm computes more than a product after dedup, and stays."""
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", sorted({*SHARED, "shared"}))
 def test_untie(tmp_path: Path, name: str) -> None:
     """After dedup, untie gives each head a matrix of its own; outputs keep their bits, and dedup finds the copies."""

@@ -59,6 +59,7 @@ def _torch_is_slow(calls: list[str]) -> list[object]:
     ]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("call", _torch_is_slow(CALLS))
 def test_piped(home: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process; `test_on_a_terminal` and `test_the_names_are_printed` start others."""

@@ -45,6 +45,7 @@ def test_dedup_never_drops_one_part(make: Any, entries: dict[str, Any], tied: bo
         assert any("tieconv retie drops all parts together" in note for note in plan.plan.notes)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("make", "entries"), SCHEMES)
 @pytest.mark.parametrize(("tied", "pair"), [(True, "q0"), (False, "qq"), (False, "fq"), (False, "qf")])
 def test_convert_keeps_all_parts(make: Any, entries: dict[str, Any], tied: bool, pair: str, tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ def done(verb: Callable[[], Any], out: Path) -> str:
     return " ".join(word for word in words if word)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", STATES)
 def test_findings_verbs_and_loaders(name: str, tmp_path: Path) -> None:
     state = STATES[name]

@@ -111,6 +111,7 @@ def test_an_entry_that_is_gone_or_new_is_reported(recording: Recording) -> None:
     assert found.path == f"stdout.consumers[{gone['name']} {gone['version']}]" and found.after == ABSENT
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("before", "after"), [(1, True), (0, False), (1, 1.0), (None, "null"), ([], {}), ("a\n", "a")])
 def test_values_of_other_types_differ(before: object, after: object, recording: Recording) -> None:
     """JSON tells apart what Python holds equal."""

@@ -268,6 +268,7 @@ def test_the_install_step_says_that_python_is_too_old(stage: Stage) -> None:
     assert done.returncode == 2 and command is not None and "setup-python" in command.message
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("text", RUN)
 @pytest.mark.parametrize("code", [0, 1, 2])
 def test_recipes_fail_when_the_gate_does(stage: Stage, text: str, code: int) -> None:

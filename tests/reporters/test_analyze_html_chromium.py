@@ -58,6 +58,7 @@ def probe(tmp: Path, width: int, *arguments: str) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_overflows(tmp_path: Path, width: int) -> None:
     """At a phone's and a desk's width nothing is wider than the screen, and text in plots can be read."""
@@ -69,6 +70,7 @@ def test_nothing_overflows(tmp_path: Path, width: int) -> None:
     assert isinstance(small, (int, float)) and small >= 10
 
 
+@pytest.mark.slow
 def test_light_and_dark(tmp_path: Path) -> None:
     """The page follows the reader's colour scheme."""
     light = probe(tmp_path, 360, "--blink-settings=preferredColorScheme=1")["ground"]
@@ -76,6 +78,7 @@ def test_light_and_dark(tmp_path: Path) -> None:
     assert (light, dark) == ("rgb(246, 246, 243)", "rgb(18, 20, 22)")
 
 
+@pytest.mark.slow
 def test_drawn_without_network(tmp_path: Path) -> None:
     """A screenshot is not blank, and the browser's own log has no request by the page (but one by a page that asks)."""
     page, shot, log = tmp_path / "report.html", tmp_path / "shot.png", tmp_path / "net.json"

@@ -39,6 +39,7 @@ ground:style(document.body,'backgroundColor'),ink:style(document.body,'color'),
 switches:all('.switch label').map(x=>x.getBoundingClientRect().height>0)})</script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [0, 1])
 @pytest.mark.parametrize("name", PAGES)
 def test_the_printed_page(name: str, scheme: int, tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_the_printed_page(name: str, scheme: int, tmp_path: Path) -> None:
     assert found["ground"] == "rgb(255, 255, 255)" and found["ink"] in ("rgb(23, 25, 28)", "rgb(28, 36, 48)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_prints(name: str, tmp_path: Path) -> None:
     """The browser makes a PDF of it, of as many pages as hold something."""

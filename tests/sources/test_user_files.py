@@ -130,6 +130,9 @@ def writes_of(source: str) -> set[tuple[str, str]]:
 
 
 def _write(call: ast.Call, named: dict[str, str]) -> str:
+    called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if called not in _METHODS | {"open", "move", "ZipFile"}:
+        return ""
     function = ast.unparse(call.func)
     method = function.rpartition(".")[2]
     if function in ("os.open", "posix.open"):

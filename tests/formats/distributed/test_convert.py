@@ -80,6 +80,7 @@ def test_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in written(out).items())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shard", ["5GB", "2kB"])
 @pytest.mark.parametrize("prefix", ["", "app.model.", "module.", "state.model.module._orig_mod."])

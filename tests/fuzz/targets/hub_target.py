@@ -88,7 +88,7 @@ def _spoilt(rng: random.Random, status: int, headers: dict[str, str], body: byte
         headers[rng.choice(_HEADERS)] = _value(rng, len(body))
     draw = rng.random()
     if draw < 0.06:
-        body = gzip.compress(rng.choice((body, bytes(5_000_000))), 1)
+        body = gzip.compress(rng.choice((body, bytes(5_000_000))), 1, mtime=0)
         headers |= {"Content-Encoding": "gzip", "Content-Length": str(len(body))}
     elif draw < 0.12:
         body = body[: rng.randrange(len(body) + 1)]

@@ -179,6 +179,7 @@ def test_same_bits(width: int, before: Steps, behind: Steps) -> None:
 OTHER = [[], [("Cast", 1.0)], [("Add", 1.0)], [("Scale", 1.0)]]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("before", [*OTHER, [("Mul", 0.3)], [("Norm", 1.0)]], ids=str)
 @pytest.mark.parametrize("behind", [*OTHER, [("Mul", 1.7)], [("Div", 7.0)]], ids=str)
 def test_same_bits_in_half_precision(tmp_path: Path, before: Steps, behind: Steps) -> None:
@@ -192,6 +193,7 @@ def test_same_bits_in_half_precision(tmp_path: Path, before: Steps, behind: Step
 NOTHING = ["Identity", "Dropout", "Zero", "Same"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("nothing", NOTHING)
 def test_what_a_session_leaves_out_hides_no_factor(tmp_path: Path, nothing: str, dtype: str) -> None:
@@ -232,6 +234,7 @@ def test_the_pinned_runtime_is_a_measured_one() -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(dtype=st.sampled_from(["f2", "f4"]), before=st.lists(STEPS, max_size=3), behind=st.lists(STEPS, max_size=3))
 @example("f2", [("Add", 1.0), ("Norm", 1.0)], [])  # GPT-2, OPT, BERT
