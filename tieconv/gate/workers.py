@@ -217,7 +217,7 @@ class _Pool:
         processes = [] if idle else list((self.executor._processes or {}).values())
         for process in processes:
             process.terminate()
-        # A process that handles SIGTERM in Python misses it just before it waits for a lock that a dead one holds.
+        # SIGTERM just before a process waits for the lock of a dead one is handled too late: never.
         for process in processes:
             wait([process.sentinel], _GRACE)
             process.kill()
