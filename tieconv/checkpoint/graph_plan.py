@@ -12,10 +12,6 @@ from tieconv.checkpoint.value_type import Listed, Printed, record
 from tieconv.checkpoint.write_plan import PLAN_SCHEMA, plan_facts, plan_rows
 from tieconv.version import VERSION
 
-MEASURED_RUNTIMES = ("1.31.1", "1.32.0")
-"""The releases of ONNX Runtime on which the tests measured what a session folds, fuses and holds."""
-RUNTIMES = f"ONNX Runtime {' or '.join(MEASURED_RUNTIMES)}"
-
 
 class HeadForm(StrEnum):
     """How a head multiplies by a matrix that is stored as the embedding's [V, H]."""

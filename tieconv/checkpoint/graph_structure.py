@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from tieconv.checkpoint.value_type import Listed, record
 
+MEASURED_RUNTIMES = ("1.31.1", "1.32.0")
+"""The releases of ONNX Runtime on which the tests measured what a session folds, fuses and holds."""
+RUNTIMES = f"ONNX Runtime {' or '.join(MEASURED_RUNTIMES)}"
 OLDEST_OPSET = 11
 """The first opset whose graphs `dedup` rewrites."""
 OLDEST_QUANTISED_OPSET = 18

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint import graph_structure
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
-from tieconv.checkpoint.graph_plan import RUNTIMES
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import Cast, Transposed
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
@@ -214,7 +213,7 @@ def _report(inspection: Inspection, latent: graph_structure.Latent) -> Finding:
     shareable = latent.operators == ("Transpose",) or (latent.operators == ("Reshape",) and latent.name in codes)
     operators = " and the ".join(dict.fromkeys(latent.operators))
     return latent_copy.finding(
-        f"{RUNTIMES} folds the {operators} of {shown(latent.name)}. "
+        f"{graph_structure.RUNTIMES} folds the {operators} of {shown(latent.name)}. "
         f"So each session holds a second copy of {size(latent.nbytes)}.",
         (latent.name,),
         remedy=answer_of(inspection, {latent.name: False}).remedy if shareable else None,
@@ -296,7 +295,7 @@ def nan_in_head(inspection: Inspection) -> Iterator[Finding]:
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")
 _MATRIX = 2
-FAR = f"{RUNTIMES} computes other bits with a matrix two subgraphs outside its node"
+FAR = f"{graph_structure.RUNTIMES} computes other bits with a matrix two subgraphs outside its node"
 
 
 @record

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader
@@ -21,11 +22,11 @@ from tieconv.checkpoint.write_plan import (
     parts,
 )
 from tieconv.execute.copy import BLOCK, read_full
-from tieconv.formats.gguf import START, encode_infos, encode_start
 from tieconv.formats.safetensors import PAGE, encode_header
-from tieconv.formats.torch.pickle_stack import WIDTHS
-from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, check_writable, lay_out, pickle_state
 from tieconv.sources.strided import row_major
+
+if TYPE_CHECKING:  # what lays out other formats is imported where a file has that format
+    from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor
 
 
 @record
@@ -52,6 +53,8 @@ def file_layout(output: OutputWeights) -> FileLayout:
 
 
 def _torch(output: OutputWeights) -> tuple[FileLayout, Archive]:
+    from tieconv.formats.torch.state_dict import lay_out, pickle_state
+
     keys = storages(output)
     contents = [_content(storage) for storage in keys]
     archive = lay_out(
@@ -72,6 +75,8 @@ def _torch(output: OutputWeights) -> tuple[FileLayout, Archive]:
 
 def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
     """Return a torch file's storages, numbered by first use; a tensor that shares no storage is its own key."""
+    from tieconv.formats.torch.state_dict import check_writable
+
     numbers: dict[OutputStorage | OutputTensor, int] = {}
     for tensor in output.tensors:
         check_writable(tensor.name, tensor.dtype)
@@ -113,6 +118,8 @@ def _content(storage: OutputStorage | OutputTensor) -> Content | Padded:
 
 
 def _placed(storage: OutputStorage | OutputTensor, content: Content | Padded) -> Placed:
+    from tieconv.formats.torch.state_dict import Placed
+
     size = sum(map(content_size, parts(content)))
     congruent = content.start if isinstance(content, ByteRange) else None
     return Placed("", size, crc=storage.crc if isinstance(storage, OutputStorage) else None, congruent=congruent)
@@ -125,6 +132,9 @@ def _pieces(start: int, content: Content | Padded) -> Iterator[Piece]:
 
 
 def _saved(tensor: OutputTensor, keys: dict[OutputStorage | OutputTensor, int]) -> SavedTensor:
+    from tieconv.formats.torch.pickle_stack import WIDTHS
+    from tieconv.formats.torch.state_dict import SavedTensor
+
     storage = tensor.storage or tensor
     size = sum(map(content_size, parts(_content(storage))))
     width = WIDTHS[tensor.dtype]
@@ -236,6 +246,8 @@ def padding(joined: Iterable[Piece], data_start: int) -> int:
 
 def _gguf(output: OutputWeights, header: GgufHeader) -> FileLayout:
     """Return the layout of ``output``, whose source has the header ``header``. Padding is zero."""
+    from tieconv.formats.gguf import START, encode_infos, encode_start
+
     starts = aligned_starts(output, header)
     listed = (
         (tensor.name, tensor.shape, tensor.dtype, start) for tensor, start in zip(output.tensors, starts, strict=True)

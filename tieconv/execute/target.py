@@ -19,8 +19,7 @@ from tieconv.execute import tree
 from tieconv.execute.copy import can_clone
 from tieconv.execute.file_layout import bytes_in_place_of_shared
 from tieconv.execute.tree import free_bytes, no_space, writing
-from tieconv.formats import GRAPH_SUFFIX
-from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
+from tieconv.formats import GGUF_SUFFIX, GRAPH_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch import SUFFIXES
 from tieconv.sources.local import file_state, in_hub_cache, in_hub_store, open_regular

@@ -39,7 +39,6 @@ from tieconv.execute.copy import BLOCK, Tick, read_full
 from tieconv.execute.file_layout import Piece, checksum, file_layout, places
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared, computed_blocks
 from tieconv.formats.safetensors import read_weight_file
-from tieconv.formats.torch.state_dict import torch_metadata
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
 from tieconv.sources.digest import damaged
@@ -166,6 +165,8 @@ def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
     """Check the tensors by name, their offsets, and the metadata."""
     promised = None if output.metadata is None else dict(output.metadata)
     if output.format == "torch":
+        from tieconv.formats.torch.state_dict import torch_metadata  # other formats do not need it
+
         promised = torch_metadata(promised)
     if file.metadata != promised:
         _fail(name, "lacks the promised metadata", "header")

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     FORMATS: tuple[Format, ...]
 
+GGUF_SUFFIX = ".gguf"
 _TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _OF_OTHERS = (
     *_TORCH,
     *(suffix + ".index.json" for suffix in _TORCH),
-    ".gguf",
+    GGUF_SUFFIX,
     ".distcp",
     ".metadata",
     "adapter_config.json",

@@ -16,6 +16,7 @@ from tieconv.checkpoint.model_files import LARGEST, Caution, Checkpoint, Files, 
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
+from tieconv.formats import GGUF_SUFFIX
 from tieconv.formats.limits import MAX_TENSORS, NameCount
 from tieconv.text import count, listed, path_word, shown
 
@@ -34,7 +35,7 @@ class GgufModel:
 
     def claims(self, listing: Listing) -> bool:
         names = (listing.named,) if listing.named else listing.top
-        return any(name.endswith(SUFFIX) for name in names)
+        return any(name.endswith(GGUF_SUFFIX) for name in names)
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
         names = _parts(listing, listing.named or _the_one(listing))
@@ -73,7 +74,7 @@ def models_among(names: Iterable[str]) -> tuple[str, ...]:
 
     The projectors of vision models (`mmproj-*`) do not count beside a model.
     """
-    stored = sorted(name for name in names if name.endswith(SUFFIX))
+    stored = sorted(name for name in names if name.endswith(GGUF_SUFFIX))
     models = [name for name in stored if "mmproj" not in name.lower()] or stored
     return tuple({_stem(name): name for name in reversed(models)}.values())[::-1]
 
@@ -125,7 +126,6 @@ GGUF = GgufModel()
 # Source: the GGUF specification (ggml, docs/gguf.md) and the types of gguf 0.19. Versions 2 and 3 share one layout.
 # Tensor shapes are reversed: GGUF lists the innermost dimension first, other formats list it last.
 
-SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 100_000

@@ -25,10 +25,9 @@ from tieconv.checkpoint.model_files import (
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
-from tieconv.formats import directory
+from tieconv.formats import GGUF_SUFFIX, directory
 from tieconv.formats.directory import CONFIG_LIMIT, Format, Model, Naming, not_alone, read_bytes
 from tieconv.formats.gguf import GGUF
-from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.safetensors import SAFETENSORS, read_weight_file
 from tieconv.formats.strict_json import loads, read

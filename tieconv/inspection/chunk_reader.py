@@ -12,8 +12,6 @@ from tieconv.checkpoint.model_files import ByteReader, Files, FileState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Chunk, ChunkTable, Storage, TensorRecord
 from tieconv.errors import UnreadableError
-from tieconv.formats.torch.pickle_stack import PickleProblem
-from tieconv.formats.torch.reader import read_one_tensor
 from tieconv.sources.strided import StridedRange, dense, gather
 from tieconv.text import shown
 
@@ -169,6 +167,9 @@ def find_item(files: Files, name: str, dtype: str, width: int, chunk: Chunk) -> 
     """Return where the chunk of tensor ``name`` is stored. Raises `UnreadableError` if it holds something else."""
     if not chunk.archive:
         return ChunkItem(chunk.range, width, chunk.range, None)
+    from tieconv.formats.torch.pickle_stack import PickleProblem
+    from tieconv.formats.torch.reader import read_one_tensor
+
     span = chunk.range
     try:
         stored, storage = read_one_tensor(_within(files, span), span.size, name)

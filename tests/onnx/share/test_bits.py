@@ -19,7 +19,7 @@ import tieconv as api
 from fixtures.onnx_graphs import Graph, build, values
 from tests.conftest import ROOT
 from tests.onnx.sessions import outputs, same_bits, session
-from tieconv.checkpoint.graph_plan import MEASURED_RUNTIMES, RUNTIMES
+from tieconv.checkpoint.graph_structure import MEASURED_RUNTIMES, RUNTIMES
 from tieconv.onnx.share.find import FUSED_F64
 
 V = 96

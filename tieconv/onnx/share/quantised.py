@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph_plan import RUNTIMES, SharedMatrix
-from tieconv.checkpoint.graph_structure import OLDEST_QUANTISED_OPSET
+from tieconv.checkpoint.graph_plan import SharedMatrix
+from tieconv.checkpoint.graph_structure import OLDEST_QUANTISED_OPSET, RUNTIMES
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph_model import GraphFile, opset, sides
 from tieconv.onnx.share.find import MATRIX, describe, drop, integer, is_standard

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.graph_plan import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, Path, near_homes
+from tieconv.checkpoint.graph_plan import HeadForm, SharedMatrix
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, RUNTIMES, Path, near_homes
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import Gathered
 from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, opset, sides

@@ -12,7 +12,8 @@ import onnx
 from onnx_ir.passes import PreconditionError
 
 from tieconv.checkpoint.finding import Action
-from tieconv.checkpoint.graph_plan import RUNTIMES, GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_structure import RUNTIMES
 from tieconv.checkpoint.model_files import FileState, Listing
 from tieconv.checkpoint.value_type import Printed, quoted, record
 from tieconv.checkpoint.write_plan import plan_rows
