@@ -75,7 +75,7 @@ def test_pip_s_record_is_read(monkeypatch: pytest.MonkeyPatch, text: str, wanted
             assert name == "direct_url.json"
             return text or None
 
-    monkeypatch.setattr(install, "distribution", lambda _: Installed)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed)
     install._direct_url.cache_clear()
     try:
         assert install._direct_url() == wanted

@@ -9,7 +9,6 @@ instance takes about 2 µs instead of 0.6. A class with half a million instances
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -222,4 +221,6 @@ def _cell(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    return html.escape(shown(value, _MOST_CHARACTERS))
+    from html import escape  # only notebooks need it
+
+    return escape(shown(value, _MOST_CHARACTERS))

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -488,7 +487,7 @@ class Owner:
     def current(cls) -> Owner:
         """Return this process."""
         pid = os.getpid()
-        return cls(pid, socket.gethostname()[:64], _boot(), _ticks(pid))
+        return cls(pid, os.uname().nodename[:64], _boot(), _ticks(pid))
 
     def encode(self) -> bytes:
         """Return the content of the marker, always `SIZE` bytes."""
@@ -498,7 +497,7 @@ class Owner:
     def is_gone(self) -> bool:
         """Whether the process has certainly ended; the caller holds the lock that the process would hold."""
         if not self.is_of_this_boot:
-            here = self.host == socket.gethostname()[:64]
+            here = self.host == os.uname().nodename[:64]
             return here and (bool(self.boot and _boot()) or _is_free(self.pid))
         return self.pid == os.getpid() or _ticks(self.pid) != self.ticks
 
