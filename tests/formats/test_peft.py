@@ -61,10 +61,11 @@ def test_either_side_of_a_tied_pair(tensors: dict[str, Array], tied: bool, tmp_p
 
 @pytest.mark.parametrize("base", [None, "org/absent", "", "\x1b[31m"])
 def test_base_that_is_not_here(base: str | None, tmp_path: Path) -> None:
-    """It may tie: a warning, and no command for a model that is not there."""
+    """It may tie: a warning, and the command that reads the base which the user points at."""
     folder = save_adapter(tmp_path / "model", LORA, None, base_model_name_or_path=base)
     (finding,) = api.inspect(folder).findings
-    assert (finding.rule, str(finding.level), finding.remedy) == ("PEF001", "warning", None)
+    assert (finding.rule, str(finding.level)) == ("PEF001", "warning")
+    assert finding.remedy is not None and finding.remedy.command == f"tieconv check {folder} --base BASE"
     assert finding.message.isprintable()
 
 
@@ -127,6 +128,11 @@ def test_copies_of_both(tmp_path: Path) -> None:
     rows, whole = api.inspect(folder).findings
     assert (rows.rule, whole.rule) == ("PEF004", "PEF002")
     assert all("embed_tokens and lm_head" in finding.message for finding in (rows, whole))
+    (folder / "base").rename(tmp_path / "elsewhere")
+    assert [str(finding.rule) for finding in api.inspect(folder).findings] == ["PEF002"]
+    report = api.check(folder, base=tmp_path / "elsewhere")
+    assert [entry.finding.rule for entry in report.models[0].findings] == ["PEF004", "PEF002"]
+    assert report.exit_code == 1
 
 
 def test_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:

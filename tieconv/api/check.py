@@ -45,6 +45,7 @@ def check(
     exclude: Sequence[str] = (),
     newer_than: str | None = None,
     executor: Executor | None = None,
+    base: str | Path | None = None,
 ) -> CheckReport:
     """Check one or several models, and return their findings with the waivers.
 
@@ -59,7 +60,7 @@ def check(
     An ``executor`` of `concurrent.futures` replaces the processes, and keeps ``jobs`` workers busy. Dask's
     ``client.get_executor()`` is one. Its workers need tieconv, and paths that they can read.
 
-    A model may also be a `torch.nn.Module`, which is checked in this process.
+    A model may also be a `torch.nn.Module`, which is checked in this process. ``base`` is the base model of adapters.
     """
     policy = find_policy(
         (),
@@ -81,7 +82,8 @@ def check(
         exclude=exclude,
         newer_than=newer_than,
     )
-    report = run_gate(policy, paths, embed=embed, head=head, jobs=jobs, executor=executor)[0]
+    named = None if base is None else str(base)
+    report = run_gate(policy, paths, embed=embed, head=head, base=named, jobs=jobs, executor=executor)[0]
     if not modules:
         return report
     from tieconv.gate.examine import in_memory_too
@@ -141,6 +143,7 @@ def run_gate(
     *,
     embed: str | None = None,
     head: str | None = None,
+    base: str | None = None,
     jobs: int = 1,
     tick: Callable[[CheckedModel], object] = lambda _: None,
     resume: str | None = None,
@@ -153,13 +156,16 @@ def run_gate(
     from tieconv.gate.examine import RunFile, check_models
 
     asked = {"depth": str(policy.depth), "for": policy.consumers, "embed": embed, "head": head}
+    asked |= {"base": base} if base else {}
     record = RunFile(resume, asked) if resume else None
-    return check_models(inspecting(policy, embed, head), policy, models, jobs, tick, record, executor)
+    return check_models(inspecting(policy, embed, head, base), policy, models, jobs, tick, record, executor)
 
 
-def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[[str], Inspection]:
+def inspecting(
+    policy: Policy, embed: str | None, head: str | None, base: str | None = None
+) -> Callable[[str], Inspection]:
     """Return the function that collects the evidence for the policy."""
-    return partial(_inspect_and_open, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
+    return partial(_inspect_and_open, depth=policy.depth, embed=embed, head=head, base=base, consumers=policy.consumers)
 
 
 def _inspect_and_open(path: str, **options: Any) -> Inspection:

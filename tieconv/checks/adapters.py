@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Adapter
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
-from tieconv.text import count, shown
+from tieconv.text import command, count, shell_word, shown
 
 
 @rule("PEF001", "adapter-targets-tie", Level.ERROR)
@@ -51,7 +51,7 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
     start = f"The adapter changes {evidence.listed(modules)}, but its base model"
     tie = tied_pair(inspection.base)
     if tie is None or inspection.base is None:
-        yield targets_tie.finding(f"{start} {_absent(adapter)}", level=Level.WARNING)
+        yield targets_tie.finding(f"{start} {_absent(adapter)}", level=Level.WARNING, remedy=_with_base(inspection))
         return
     others = evidence.listed(member.name for member in tie.members if member.name != tie.canonical)
     yield targets_tie.finding(
@@ -59,6 +59,15 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
         "both use. Merge the adapter into the untied model instead.",
         remedy=remedies.untie(inspection.base, safe=True),
     )
+
+
+def _with_base(inspection: Inspection) -> Remedy | None:
+    """Return the command that reads the base model too; ``None`` if it was read. Only the user may point at it."""
+    adapter = inspection.checkpoint.adapter
+    if inspection.base is not None or adapter is None:
+        return None
+    base = adapter.base if adapter.base.startswith("/") else "BASE"
+    return Remedy(command("check", inspection.checkpoint.source, "--base", shell_word(base)), True)
 
 
 def _absent(adapter: Adapter) -> str:
@@ -98,7 +107,8 @@ def replaces_tied(inspection: Inspection) -> Iterator[Finding]:
         which = which if len(modules) == 1 else f"{which.removesuffix('it')}them"
         yield replaces_tied.finding(
             f"The adapter stores a whole {evidence.listed(modules)}, but {which}. The merged model must store both "
-            "matrices, and its config must say untied."
+            "matrices, and its config must say untied.",
+            remedy=_with_base(inspection),
         )
 
 
@@ -254,7 +264,8 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     else:
         effect = "If the base model is tied, a merge changes the same rows of the head."
     yield replaced_tokens.finding(
-        f"The adapter replaces rows: {rows or 'its config does not say which'}. {effect} vLLM refuses the adapter."
+        f"The adapter replaces rows: {rows or 'its config does not say which'}. {effect} vLLM refuses the adapter.",
+        remedy=_with_base(inspection),
     )
 
 

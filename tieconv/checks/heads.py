@@ -421,6 +421,8 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     """
     family, named = inspection.family, inspection.config.architectures
     parts = unexplained(inspection)
+    if parts and family.mlx_names and family.output_head:
+        return  # TIE003 names the head that mlx-vlm wants
     if parts:
         role, name = "output head", family.output_head
         if inspection.head.input_embedding is None and inspection.quantised is None:

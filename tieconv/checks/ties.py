@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.architectures import unexplained
+from tieconv.architectures.effective_flag import loads_both
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
@@ -290,7 +291,8 @@ def redundant_copy(inspection: Inspection) -> Iterator[Finding]:
 
     A copy that is wanted is a note, and no command is given. A copy is wanted if a loader of `--for` needs it. It is also
     wanted if the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
-    entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`.
+    entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`. state-spaces' Mamba loads strictly,
+    so the copy of its head is wanted too.
     """
     # Yield one finding for each tied group with identical copies. NUM001 reports those with a NaN.
     wanted = marked(inspection.checkpoint.files)
@@ -311,11 +313,16 @@ def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wa
     wasted = size(sum(inspection.checkpoint.tensors[name].nbytes for name in copies))
     is_single = len(copies) == 1
     the, verb = ("copy", "wastes") if is_single else ("copies", "waste")
-    why = (
-        f"The metadata entry {KEY} says that the {the} of {wasted} {'is' if is_single else 'are'} wanted."
-        if is_wanted
-        else f"The model is tied, so the {the} {verb} {wasted}."
-    )
+    are = "is" if is_single else "are"
+    if loads_both(inspection.checkpoint.config_values):
+        is_wanted, why = (
+            True,
+            f"The loader that reads this config needs both names, so the {the} of {wasted} {are} wanted.",
+        )
+    elif is_wanted:
+        why = f"The metadata entry {KEY} says that the {the} of {wasted} {are} wanted."
+    else:
+        why = f"The model is tied, so the {the} {verb} {wasted}."
     return redundant_copy.finding(
         f"{evidence.are_copies(copies, canonical)}. {why}",
         (canonical, *copies),

@@ -14,6 +14,7 @@ from tieconv.api.check import expand, find_policy, read_lists, run_gate, write_b
 from tieconv.checkpoint.value_type import record
 from tieconv.cli.options import (
     MODEL_PATH,
+    base_option,
     common_options,
     depth_option,
     jobs_option,
@@ -46,6 +47,7 @@ class Arguments:
     models: tuple[str, ...]
     embed: str | None
     head: str | None
+    base: str | None
     jobs: int
     engine: str
     address: str | None
@@ -178,7 +180,7 @@ def _checked(
             progress(done, len(sources))
 
         with engine_of(arguments.engine, arguments.address, arguments.jobs) as (executor, jobs):
-            options = arguments.only("embed", "head", "resume")
+            options = arguments.only("embed", "head", "base", "resume")
             return run_gate(policy, sources, **options, jobs=jobs, tick=tick, executor=executor)
 
 
@@ -218,6 +220,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     type=click.Choice(["error", "warning", "note"]),
     help="Exit with 1 when a finding has this level or higher.  [default: warning]",
 )
+@base_option
 @loader_option
 @depth_option
 @click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")

@@ -9,7 +9,7 @@ import click
 
 from tieconv.api import hub
 from tieconv.api.evidence import diff, inspect
-from tieconv.cli.options import MODEL_PATH, common_options, json_option, model_argument, name_options
+from tieconv.cli.options import MODEL_PATH, base_option, common_options, json_option, model_argument, name_options
 from tieconv.cli.screen import document, echo, fetched_line, headers_bar, paint, say, show, width
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
@@ -36,7 +36,7 @@ from tieconv.text import shown, size
 @click.option(
     "--ties-only", is_flag=True, help="Skip shards without a tied name. Saves requests for large models on the Hub."
 )
-@click.option("--base", type=click.Path(), metavar="DIR", help="The base model of an adapter.")
+@base_option
 @json_option
 @common_options
 def inspect_command(model: str, every: bool, spec: str | None, as_json: bool, **options: Any) -> None:

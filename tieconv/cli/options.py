@@ -64,6 +64,7 @@ name_options = together(
     click.option("--embed", metavar="NAME", help="Tensor name of the input embedding, for an unknown architecture."),
     click.option("--head", metavar="NAME", help="Tensor name of the output head, for an unknown architecture."),
 )
+base_option = click.option("--base", type=click.Path(), metavar="DIR", help="The base model of an adapter.")
 json_option = click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")
 depth_option = click.option(
     "--depth",

@@ -147,9 +147,7 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     adapter = inspection.checkpoint.adapter
     if adapter is None:
         return
-    where = "not here"
-    if inspection.base is not None:
-        where = inspection.base.config.verdict
+    where = "not read" if inspection.base is None else inspection.base.config.verdict
     yield "adapter of", shown(adapter.base or "no named base model"), where
     if adapter.targets:
         yield "changes", listed(adapter.targets)
@@ -179,7 +177,7 @@ def _no_ties(inspection: Inspection) -> str:
         return "none found in the graph"
     names = [name for group in inspection.family.groups for name in (group.canonical, *group.members)]
     if not names:
-        return "none known for this architecture"
+        return "none: an adapter has none" if inspection.checkpoint.adapter else "none known for this architecture"
     codes = inspection.quantised is not None
     return f"{listed(names, 4)}: {'stored as quantised codes' if codes else 'not stored'}"
 
