@@ -8,7 +8,7 @@ from dataclasses import replace
 from tieconv.architectures.class_table import exceptions
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.quantised_matrix import HEAD
+from tieconv.checkpoint.quantised_matrix import HEAD, parametrised_parts
 
 
 # Map a name in the architecture table to the name in a file.
@@ -116,7 +116,10 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
     tensors, tables = checkpoint.tensors, inspection.quantised
     head, embedding = family.output_head or "lm_head.weight", family.input_embedding
     stored_head, stored_embedding = locate(family, head, tensors), embedding and locate(family, embedding, tensors)
-    if stored_head is None and (tables is None or tables.of(HEAD) is None):
+    coded = tables.of(HEAD) if tables is not None else None
+    if stored_head is None and coded is not None and not (coded.scheme or coded.faults or parametrised_parts(coded)):
+        return tuple(part.name for part in coded.parts)
+    if stored_head is None and coded is None:
         if inspection.head.input_embedding is None and tables is None:
             return ()  # TIE006 reports a file with neither
         # The names in the module of the head, except for its bias and for the heads of other parts.
