@@ -255,8 +255,8 @@ def _uncompared(read: Mapping[str, CheckedModel], depth: Depth) -> Iterator[str]
         more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
         names = ", ".join(shown(name) for name in unread[0].unread[:3])
         samples = depth is not Depth.FULL and is_remote(unread[0].source)
-        how = "compare every byte with --depth full" if samples else "tieconv inspect says why"
-        yield f"{names} of {shown(unread[0].source)}{more}: not compared; {how}"
+        remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
+        yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
     left = [model.not_compared for model in read.values() if model.not_compared]
     if left:
         where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
