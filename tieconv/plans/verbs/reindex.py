@@ -22,7 +22,7 @@ from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout, inspect_hint, refuse
 from tieconv.plans.meaning import described, judged
-from tieconv.text import command, count, shown
+from tieconv.text import command, count, listed, shown
 
 IsEqual = Callable[[TensorRecord, TensorRecord], bool]
 """Return whether two records hold the same bytes."""
@@ -74,7 +74,7 @@ def plan_reindex(
         proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
-        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_gone_notes(old, homes)),
     )
     if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
         return plan  # no loader reads shards without an index, or the names in the index of a single file
@@ -240,13 +240,17 @@ def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
         yield f"reindex drops from the old index: {', '.join(carried.lost)}"
 
 
+def _gone_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
+    """Yield a note that names the entries of the old index whose tensors no shard stores."""
+    if gone := [name for name in old if name not in homes]:
+        yield f"no shard stores {listed(gone, _LISTED)}, so the new index does not list {'it' if len(gone) == 1 else 'them'}"
+
+
 def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
     if strays:
-        listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
-        more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
         pronoun = "it" if len(strays) == 1 else "them"
         fate = "left out" if prune else f"kept (--prune leaves {pronoun} out)"
-        yield f"outside the index: {listed}{more}; {fate}"
+        yield f"outside the index: {listed(strays, _LISTED)}; {fate}"
 
 
 def plan_strip_prefix(inspection: Inspection) -> Plan:
