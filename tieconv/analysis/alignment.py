@@ -219,14 +219,10 @@ def certainty(shape: str, contests: Sequence[Contest]) -> str:
 
 def _votes(won: dict[str, list[str]]) -> list[str]:
     return [
-        f"{_and([_WORDS[name] for name in names])} {_verb(names)} the {_role(side)}"
+        f"{_and([_WORDS[name] for name in names])} {'favours' if names == ['norms'] else 'favour'} the {_role(side)}"
         for side, names in won.items()
         if names
     ]
-
-
-def _verb(names: list[str]) -> str:
-    return "favours" if names == ["norms"] else "favour"
 
 
 def _role(side: str) -> str:

@@ -65,7 +65,8 @@ def _fold(subject: Subject) -> NormFold:
     values = {final.norm: _stored(subject, final.norm, weights(final, gains))}
     if final.shift is not None:
         values[final.shift_name] = _stored(subject, final.shift_name, final.shift * gains)
-    return NormFold(values, pair.head.record.name, _inexact(pair, gains), pair.head.record.elements)
+    inexact = sum(int(np.count_nonzero(e * gains != u)) for e, u in pair.blocks())
+    return NormFold(values, pair.head.record.name, inexact, pair.head.record.elements)
 
 
 def _guarded(subject: Subject) -> tuple[Pair, Final]:
@@ -120,11 +121,6 @@ def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array,
                 gains = np.where(failed & ~wrong, chosen, gains)
                 failed &= wrong
     return gains, failed
-
-
-def _inexact(pair: Pair, gains: Array) -> int:
-    """Count the elements of the head that are a rounded product."""
-    return sum(int(np.count_nonzero(e * gains != u)) for e, u in pair.blocks())
 
 
 def _stored(subject: Subject, name: str, values: Array) -> bytes:

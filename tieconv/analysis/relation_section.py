@@ -180,8 +180,8 @@ def sentence(related: Related) -> str:
         case LowRank(rank=rank, explained=explained):
             return (
                 f"The head is the embedding plus a matrix of rank {rank}, to within rounding. It explains "
-                f"{_percent(explained)} of the energy of the difference. Merging an adapter into the head has this "
-                "effect."
+                f"{min(explained, 0.9999):.2%} of the energy of the difference. Merging an adapter into the head has "
+                "this effect."
             )
         case Quantised() as figures:
             return _coded(figures, related)
@@ -220,11 +220,6 @@ def _of_class(related: Related) -> str:
         "factor or linear map gives one table from the other.",
     }
     return texts[related.kind]
-
-
-def _percent(share: float) -> str:
-    """Return a share below 1 without rounding it to 100 %."""
-    return f"{min(share, 0.9999):.2%}"
 
 
 def _left(related: Related) -> str:

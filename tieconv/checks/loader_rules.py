@@ -28,13 +28,10 @@ def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Predictio
 def loaders(predictions: Iterable[Prediction]) -> str:
     """Return names and versions, such as ``transformers 4.57 and vllm <0.29``, and what no test runs."""
     return listed(
-        f"{prediction.name} {prediction.version}{' (unverified)' if _unverified(prediction) else ''}"
+        f"{prediction.name} {prediction.version}"
+        f"{'' if prediction.measured or prediction.outcome is Outcome.UNKNOWN else ' (unverified)'}"
         for prediction in predictions
     )
-
-
-def _unverified(prediction: Prediction) -> bool:
-    return not prediction.measured and prediction.outcome is not Outcome.UNKNOWN
 
 
 def message(predictions: list[Prediction]) -> str:

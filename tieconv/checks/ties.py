@@ -359,16 +359,14 @@ def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
         if _is_redundant(tie) and not empty and not evidence.disputed(inspection):
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
-                yield could_be_tied.finding(_message(inspection, tie), _names(tie), remedy=remedy)
+                yield could_be_tied.finding(
+                    _message(inspection, tie), tuple(member.name for member in tie.members), remedy=remedy
+                )
 
 
 def _is_redundant(tie: Tie) -> bool:
     states = {member.state for member in tie.members}
     return tie.role is Role.WORD_EMBEDDING and State.IDENTICAL in states and states <= evidence.EQUAL - {State.ABSENT}
-
-
-def _names(tie: Tie) -> tuple[str, ...]:
-    return tuple(member.name for member in tie.members)
 
 
 def _message(inspection: Inspection, tie: Tie) -> str:

@@ -37,7 +37,7 @@ def fleet_report(run: FleetRun, policy: Policy, earlier: FleetRun | None = None)
     counts = _models_of_rules(checked)
     rules = [
         RuleCount(rule, level, counts[rule, level], before[rule, level] if earlier else None)
-        for rule, level in sorted(counts | before, key=lambda key: (_rank(key[1]), -counts[key], key[0]))
+        for rule, level in sorted(counts | before, key=lambda key: (RANK[Level(key[1])], -counts[key], key[0]))
     ]
     return FleetReport(
         run.directory,
@@ -53,10 +53,6 @@ def fleet_report(run: FleetRun, policy: Policy, earlier: FleetRun | None = None)
 def _judged(run: FleetRun, policy: Policy) -> CheckReport:
     models = (policy.judge(finished.model, place_of(source)) for source, finished in run.models.items())
     return report_of(tuple(models), policy, tuple(policy.settings_notes()))
-
-
-def _rank(level: str) -> int:
-    return RANK[Level(level)]
 
 
 def _models_of_rules(report: CheckReport) -> Counter[tuple[str, str]]:

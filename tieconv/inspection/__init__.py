@@ -159,7 +159,8 @@ def _duplicates(
         # A copy stays if a tensor of its form is outside the group: both may be in a larger class.
         proved: set[str] = set()
         for tie in ties:
-            forms = {(record.dtype, record.shape) for record in candidates if record.name not in _names(tie)}
+            named = {member.name for member in tie.members}
+            forms = {(record.dtype, record.shape) for record in candidates if record.name not in named}
             copies = {member.name for member in tie.members if member.state is State.IDENTICAL}
             proved |= {r.name for r in candidates if r.name in copies and (r.dtype, r.shape) not in forms}
         candidates = tuple(record for record in candidates if record.name not in proved)
@@ -189,7 +190,3 @@ def _not_compared(
     reads = depth is Depth.CANDIDATES and not is_sampled(reader)
     compared = {record.name for record in _candidates(tensors, view, depth)} if reads else played
     return NotCompared.among([record for name, record in tensors.items() if name not in compared])
-
-
-def _names(tie: Tie) -> set[str]:
-    return {member.name for member in tie.members}

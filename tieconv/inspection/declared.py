@@ -235,7 +235,8 @@ def effect(inspection: Inspection) -> str:
     if family.knowledge is not Knowledge.TABLE:
         lacks = family.output_head is None and inspection.config.declared and not inspection.config.effective
         return "Unknown: the config says untied, and tieconv found no output head." if lacks else why
-    refused = next((entry for entry in inspection.config.declared if _not_boolean(entry)), None)
+    present = (entry for entry in inspection.config.declared if entry.present)
+    refused = next((entry for entry in present if not isinstance(entry.value, bool)), None)
     if refused is not None and family.tying is Tying.CAN:
         flag = f"{shown(refused.path)} is {shown(json.dumps(refused.value), 60)}"
         return f"Unknown: {flag}, which is not a boolean, and loaders disagree about its meaning."
@@ -259,10 +260,6 @@ def effect(inspection: Inspection) -> str:
         return why
     verdict, _, reason = why.partition(": ")
     return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
-
-
-def _not_boolean(entry: Declared) -> bool:
-    return entry.present and not isinstance(entry.value, bool)
 
 
 def _head_member(inspection: Inspection) -> Member | None:

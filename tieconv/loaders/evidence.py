@@ -392,15 +392,11 @@ def _tie(tie: Tie, unread: Collection[str], family: Family, stored: Collection[s
 def _member(member: Member, family: Family, stored: Collection[str]) -> Member:
     """Return the absent member under its name in the table, by which the loader misses it."""
     by_memory = {memory: name for name, memory in family.renames}
-    names = _names(family)
+    names = [name for group in family.groups for name in (group.canonical, *group.members)]
     name = member.loads_as if member.loads_as in names else by_memory.get(member.name, member.name)
     if name not in names:
         name = next((known for known in names if locate(family, known, (name,)) is not None), name)
     return Member(spelled(family, name, stored), False, Absent())
-
-
-def _names(family: Family) -> list[str]:
-    return [name for group in family.groups for name in (group.canonical, *group.members)]
 
 
 def _referred(members: tuple[Member, ...]) -> tuple[Member, ...]:

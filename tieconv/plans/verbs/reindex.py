@@ -74,7 +74,7 @@ def plan_reindex(
         proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
-        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_gone_notes(old, homes)),
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_unstored_notes(old, homes)),
     )
     if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
         return plan  # no loader reads shards without an index, or the names in the index of a single file
@@ -240,10 +240,10 @@ def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
         yield f"reindex drops from the old index: {', '.join(carried.lost)}"
 
 
-def _gone_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
+def _unstored_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
     """Yield a note that names the entries of the old index whose tensors no shard stores."""
-    if gone := [name for name in old if name not in homes]:
-        yield f"no shard stores {listed(gone, _LISTED)}, so the new index does not list {'it' if len(gone) == 1 else 'them'}"
+    if unstored := [name for name in old if name not in homes]:
+        yield f"the new index leaves out entries that no shard stores: {listed(unstored, _LISTED)}"
 
 
 def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:

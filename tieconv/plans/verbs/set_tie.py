@@ -267,7 +267,8 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
 def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
     return [
         Loss(
-            f"{shown(member.name)} is not stored: with the flag false, it would start {_start(tie)}",
+            f"{shown(member.name)} is not stored: with the flag false, it would start "
+            f"{'at zero' if tie.role is Role.OUTPUT_BIAS else 'random'}",
             f"store it: {again(inspection, 'untie')}",
             "set-tie.random",
             (member.name,),
@@ -275,10 +276,6 @@ def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
         for member in decided(inspection, tie)
         if _is_missing(inspection, tie, member)
     ]
-
-
-def _start(tie: Tie) -> str:
-    return "at zero" if tie.role is Role.OUTPUT_BIAS else "random"
 
 
 def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:

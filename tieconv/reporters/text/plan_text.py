@@ -171,7 +171,9 @@ def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None
     lines: list[str] = []
     for proof in outcome.proofs:
         if proof.proved:
-            held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)
+            held = ", ".join(
+                f"{shown(name)} {'once' if copies == 1 else f'{copies} times'}" for name, copies in proof.copies
+            )
             lines.append(f"  {paint('proved', 'good')}: a session of {shown(proof.graph)} holds {held}")
             lines += [
                 f"  note: the CPU provider also holds a copy of {shown(name)} in a wider type, to compute with it"
@@ -200,10 +202,6 @@ def _runs(proof: SessionProof, paint: Paint, width: int | None) -> list[str]:
             text = f"{proof.graph}: {'; '.join(map(shown, cases[:_SHOWN]))}{more}"
             lines += marked(text, f"  {word}: ", width, paint, word, "warning")
     return lines
-
-
-def _times(copies: int) -> str:
-    return "once" if copies == 1 else f"{copies} times"
 
 
 def _graph_rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:

@@ -477,12 +477,8 @@ def _stored(source: str, path: ObjectPath, pages: Iterable[Iterable[Any]]) -> di
                     "give the prefix that holds the weights",
                     "objects.too-large",
                 )
-    directories = {name[:end] for name in files for end in _slashes(name)}
+    directories = {name[:end] for name in files for end, character in enumerate(name) if character == "/"}
     return {name: file for name, file in files.items() if file.size or name not in directories}
-
-
-def _slashes(name: str) -> list[int]:
-    return [at for at, character in enumerate(name) if character == "/"]
 
 
 _WORKERS = 4
