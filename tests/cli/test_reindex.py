@@ -119,8 +119,6 @@ def test_any_damaged_index_becomes_the_first_one(harm: dict[str, Any]) -> None:
         invented = [name for name in value["weight_map"] if name not in NAMES]
         notes = [str(note) for note in plan.plan.notes]
         assert any("entries that no shard stores" in note for note in notes) is bool(invented)
-            invented
-        )
         plan.execute(in_place=True)
         assert (folder / INDEX).read_text() == ORIGINAL
         assert tieconv.inspect(folder).checkpoint.cautions == ()
