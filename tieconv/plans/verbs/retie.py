@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NoReturn
 
-from tieconv.architectures.effective_flag import loads_both
+from tieconv.architectures import loads_both
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
