@@ -39,7 +39,7 @@ class WriteOptions(TypedDict, total=False):
 
 @record
 class PlannedWrite(Printed):
-    """A plan and everything that its execution needs. ``str()`` gives the `tieconv.plan/1` JSON.
+    """A plan and everything that its execution needs. ``print`` shows it as the command does.
 
     For a model on the Hub, ``fetch`` downloads it into the local cache and plans again there. ``fetched`` is the size
     of the download so far.
@@ -88,6 +88,11 @@ class PlannedWrite(Printed):
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.plan/1`."""
         return self.outcome().to_dict()
+
+    def __str__(self) -> str:
+        from tieconv.reporters.text.plan_text import render
+
+        return render(self.outcome())
 
     def _facts(self) -> tuple[str, ...]:
         return self.plan._facts()

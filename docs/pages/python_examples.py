@@ -81,8 +81,13 @@ Outcome('tied', resize, written to 'resized')
 """,
     "plan_retie": """\
 >>> planned = tieconv.plan_retie("model")
->>> planned.plan.summary
-'1 tensor dropped'
+>>> print(planned)
+retie model: 1 tensor dropped
+  drop     lm_head.weight     12.3 kB, equal to model.embed_tokens.weight, byte for byte
+  keep     20 tensors         byte for byte
+  rewrite  model.safetensors  43.3 kB
+  copy     2 files            909 B, unchanged
+  bytes    43.3 kB read, 43.3 kB written, 909 B linked
 >>> planned.execute("retied")
 Outcome('model', retie, written to 'retied')
 """,

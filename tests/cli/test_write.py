@@ -411,9 +411,11 @@ def test_output_and_in_place_exclude_each_other(model, tmp_path: Path) -> None:
 
 
 def test_python_api_prints_the_same_json(model, tmp_path: Path) -> None:
-    """`plan_retie(path).execute(out)` returns an outcome that prints as the command's JSON."""
-    planned = tieconv.plan_retie(model("llama-duplicated"))
-    assert json.loads(str(planned))["executed"] is False
+    """A plan prints as the command shows it, and `execute` returns an outcome that prints as the command's JSON."""
+    folder = model("llama-duplicated")
+    planned = tieconv.plan_retie(folder)
+    assert f"{planned}\n" == ok("retie", folder).stdout
+    assert json.loads(planned.to_json())["executed"] is False
     outcome = planned.execute(tmp_path / "out")
     validate(json.loads(str(outcome)), SCHEMA)
     assert outcome.verified

@@ -120,7 +120,7 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     """Compare two models by what they compute, whatever their ties, names and layout are.
 
     ``same_function`` is proved over all bytes. Raises `UnreadableError` if a model cannot be read, and `RefusedError`
-    if a model has more than `MAX_COMPARED` tensors.
+    if a model has more than 250,000 tensors.
     """
     from tieconv.comparison import compare
 

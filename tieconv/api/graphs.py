@@ -29,7 +29,7 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
     """Plan to store each matrix of ONNX graphs once; matrices with equal content count as one.
 
     ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Without it, each head gets the first form that keeps every
-    bit of a session's results. If none does, the matrix stays as it is. Raises `UnsafePathError` for external data that
+    bit of a session's results. If none does, the matrix stays as it is. Raises `UnreadableError` for external data that
     is a link or lies outside the graph's directory. Raises `RefusedError` without the packages that read graphs.
     """
     from tieconv.checkpoint.graph_plan import HeadForm
@@ -194,7 +194,7 @@ def parity(
     ``batch`` add a sequence of so many tokens, and so many rows.
     A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
     most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
-    with the size of the graph and the model. A graph that exceeds one gives `NotRunError`.
+    with the size of the graph and the model. A graph that exceeds one is not measured.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """

@@ -174,12 +174,11 @@ class Summarised:
         return f"{type(self).__name__}({', '.join(shown(fact, _SOURCE * 10) for fact in self._facts())})"
 
     def _repr_html_(self) -> str:
-
-        return table(type(self).__name__, self._facts(), self._rows())
+        return "".join(_table(type(self).__name__, self._facts(), [*self._rows()]))
 
 
 class Printed(Summarised):
-    """A record whose ``str()`` is the JSON of its `to_dict`."""
+    """A record with a JSON document, which is also its ``str()`` unless the class says otherwise."""
 
     __slots__ = ()
 
@@ -187,8 +186,12 @@ class Printed(Summarised):
         """Return the document of the record's schema."""
         raise NotImplementedError
 
-    def __str__(self) -> str:
+    def to_json(self) -> str:
+        """Return the document as JSON text."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+
+    def __str__(self) -> str:
+        return self.to_json()
 
 
 _MOST_ROWS = 12
@@ -199,12 +202,8 @@ _SHORT = 32
 """Characters of a cell that stays on one line."""
 
 
-def table(name: str, facts: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return the facts of the record ``name`` and its first rows as HTML; all text is escaped."""
-    return "".join(_parts(name, facts, [*rows]))
-
-
-def _parts(name: str, facts: Iterable[str], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(name: str, facts: Iterable[str], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the facts of the record ``name`` and its first rows as HTML; all text is escaped."""
     yield f"{_BLOCK}<p><strong>{_text(name)}</strong> {' · '.join(map(_text, facts))}</p>"
     if rows:
         yield "<table><tbody>"

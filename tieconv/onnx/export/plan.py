@@ -65,11 +65,16 @@ _AXES = {
 
 @record
 class PlannedExport(Printed):
-    """A plan of an export. ``str()`` gives the `tieconv.plan/1` JSON."""
+    """A plan of an export. ``print`` shows it as the command does."""
 
     plan: ExportPlan
     evidence: Inspection
     settings: Settings
+
+    def __str__(self) -> str:
+        from tieconv.reporters.text.parity_text import render_export
+
+        return render_export(self.outcome())
 
     def outcome(self) -> ExportOutcome:
         """Return the plan without executing it."""

@@ -33,7 +33,7 @@ from tieconv.text import shown, size
 
 @record
 class PlannedGraphs(Printed):
-    """What a command will do with the graphs of MODEL. ``str()`` gives the `tieconv.plan/1` JSON."""
+    """What a command will do with the graphs of MODEL. ``print`` shows it as the command does."""
 
     command: str
     form: HeadForm
@@ -71,6 +71,11 @@ class PlannedGraphs(Printed):
             bytes_after=sum(after.values()),
             notes=self.notes,
         )
+
+    def __str__(self) -> str:
+        from tieconv.reporters.text.plan_text import render
+
+        return render(self.outcome())
 
     def outcome(self, out: str | Path | None = None) -> GraphOutcome:
         """Return the plan without executing it."""

@@ -69,13 +69,11 @@ def _annotation(entry: _Entry) -> str:
     # An escaped name would be the name of another file.
     if path is not None and view.line(path, len(path)) == path:
         properties = {"file": path, **properties}
-    listed = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    listed = ",".join(
+        f"{key}={_data(value).replace(':', '%3A').replace(',', '%2C')}" for key, value in properties.items()
+    )
     return f"::{_COMMANDS[level]} {listed}::{_data(message)}"
 
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
