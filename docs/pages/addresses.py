@@ -13,15 +13,27 @@ _REQUIREMENT = re.compile(rf"(?<!-e )'(?:tieconv|\.){_EXTRAS}(?: @ git\+[^'\s]+)
 _FIXTURE = "fixtures/models/llama-duplicated"
 _BLOCK = re.compile(r"(<!-- install(?P<first>: first)? -->\n```sh\n).*?(```)", re.DOTALL)
 """With ``: first``, the block is the one command that shows the main job at once."""
+_USES = re.compile(r"uses: (?:\./tieconv\b|[\w-]+/tieconv@v[\d.]*\d)")
+_HOOK = re.compile(r"repo: (?:\.\./tieconv|https://github\.com/[\w-]+/tieconv)(\n +rev: )(?:HEAD|v[\d.]*\d)")
+_CLONE = re.compile(r"(<!-- until a release -->\n).*?(<!-- end -->)", re.DOTALL)
+"""Without an address of the repository, CI uses a clone."""
+_IN_CLONE = """\
+tieconv is not released yet. `./tieconv` below is a clone inside your repository: `git submodule add CLONE tieconv`.
+Check it out with `submodules: true`. In the pre-commit hook, `../tieconv` is a clone beside your repository.
+
+"""
 
 
 def fill(text: str) -> str:
     """Return the page with every address and every install line as the settings have them."""
     name = version.REPOSITORY.removeprefix("https://github.com/")
+    clone = name.startswith("OWNER/")
+    text = _USES.sub("uses: ./tieconv" if clone else f"uses: {name}@v{version.VERSION}", text)
+    hook = r"../tieconv\1HEAD" if clone else rf"{version.REPOSITORY}\1v{version.VERSION}"
+    text = _HOOK.sub(f"repo: {hook}", text)
+    text = _CLONE.sub(rf"\1{_IN_CLONE if clone else ''}\2", text)
     text = re.sub(r"https://github\.com/[\w-]+/tieconv\b", version.REPOSITORY, text)
     text = re.sub(r"https://[\w-]+\.github\.io/tieconv/", site(), text)
-    text = re.sub(r"\b[\w-]+/tieconv@v[\d.]*\d", f"{name}@v{version.VERSION}", text)
-    text = re.sub(rf"({re.escape(name)}\n +rev: )v[\d.]*\d", rf"\g<1>v{version.VERSION}", text)
     text = re.sub(r"(?m)^version: [\d.]+$", f"version: {version.VERSION}", text)  # CITATION.cff
     text = _REQUIREMENT.sub(lambda match: shlex.quote(documented_requirement(*match["extras"].split(","))), text)
     return _BLOCK.sub(lambda match: match[1] + install_lines(first=bool(match["first"])) + match[3], text)

@@ -33,7 +33,7 @@ _RESULT = {
     Status.REPORTED: "",
     Status.LEGAL: "The file is right, so tieconv reports nothing.",
     Status.SILENT: "Nothing is wrong, so tieconv reports nothing.",
-    Status.ANOTHER_COMMAND: "One checkpoint alone does not show this failure.",
+    Status.ANOTHER_COMMAND: "The files of one checkpoint do not show this failure.",
     Status.LATER: "These files do not show this failure.",
 }
 
@@ -64,7 +64,7 @@ def _section(name: str, case: Case, folder: Path) -> str:
         lines += [f"{_RESULT[case.status]}{_effect(inspection)}", ""]
     if case.fix and not (findings and findings[0].remedy):
         lines += [f"Fix: {_marked(case.fix)}", ""]
-    elif case.fix:
+    elif case.fix and f"Fix: {_marked(case.fix)}" not in lines:
         lines += [f"Or: {_marked(case.fix)}", ""]
     if case.guide:
         lines += [f"Step by step: [{_title(case.guide)}]({case.guide})", ""]
@@ -109,7 +109,9 @@ def _without(text: str, source: Path) -> str:
 
 
 _VERB = "|".join(sorted(COMMANDS, reverse=True))
-_COMMAND = rf"tieconv (?:{_VERB})\b(?: (?:--?[a-z-]+(?: (?:head|embed|safetensors))?|[A-Z]+|zero|false|true))*"
+_COMMAND = (
+    rf"tieconv (?:{_VERB})\b(?: (?:--?[a-z-]+(?: (?:head|embed|safetensors|rows|config))?|[A-Z]+|zero|false|true))*"
+)
 _NAME = r"[A-Za-z_]\w*(?:\.\w+)+|\w*_\w*(?:\.\w+)*(?:\(\))?"
 _CODE = re.compile(rf"`[^`]*`|\{{\".*\}}|{_COMMAND}|{_NAME}")
 

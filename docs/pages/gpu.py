@@ -10,7 +10,7 @@ from typing import Any
 MEASURED = Path(__file__).parents[1] / "measured" / "gpu.json"
 STANDIN = MEASURED.with_name("gpu_standin.json")
 MORE = "gpu_h*.json"
-"""Measurements on other devices, which lie beside `MEASURED`."""
+"""Later measurements on other devices, which lie beside `MEASURED`."""
 INTRO = Path(__file__).with_name("gpu_text.md")
 SCHEMA, CUDA = "tieconv.gpu/1", "CUDAExecutionProvider"
 Row = dict[str, Any]
@@ -19,9 +19,9 @@ Row = dict[str, Any]
 def page() -> str:
     """Return the text, then every part of the committed documents."""
     text = INTRO.read_text(encoding="utf-8")
-    others = [document for path in sorted(MEASURED.parent.glob(MORE)) if (document := read(path))]
-    more = [line for document in others for line in ("", *_of_another(document))]
-    return "\n".join((text, *figures(read(MEASURED), others), *more, "", *without_device(read_standin(STANDIN)), ""))
+    paths = (*sorted(MEASURED.parent.glob(MORE), reverse=True), MEASURED)
+    documents = [document for path in paths if (document := read(path))]
+    return "\n".join((text, *figures(documents), "", *without_device(read_standin(STANDIN)), ""))
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -63,65 +63,51 @@ def _wrong(document: dict[str, Any]) -> Iterator[str]:
                 yield f"{part} {row['key']} is of the {row['memory']}"
 
 
-def figures(measured: dict[str, Any] | None, others: Sequence[dict[str, Any]] = ()) -> Iterator[str]:
-    """Yield the tables of every part, or a line that says that the part was not run.
-
-    A part that ``others``, documents of more devices, measured too says so.
-    """
+def figures(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the devices, the newest document first, and one table for each part that one of them measured."""
     yield "## Measured"
     yield ""
-    if measured is None:
-        yield (
-            "**Nothing was measured on a GPU yet.** Not run: "
-            + ", ".join(f"`{part}`" for part in PARTS)
-            + ". The tests run"
-        )
+    if not documents:
+        parts = ", ".join(f"`{part}`" for part in PARTS)
+        yield f"**Nothing was measured on a GPU yet.** Not run: {parts}. The tests run"
         yield "the same code on the CPU and against an imitation of onnxruntime. That proves no figure of a GPU."
         return
-    yield from _machine(measured)
+    for document in documents:
+        yield from (*_machine(document), "")
+    left = [entry for document in documents for entry in document.get("left") or ()]
     for part, (title, table) in PARTS.items():
-        yield from ("", f"### {title}", "")
-        rows = measured["parts"].get(part, [])
-        below = " and ".join(_linked(document) for document in others if document["parts"].get(part))
-        if below:
-            yield f"Later figures: {below}." if rows else f"Measured on {below} alone."
-        if rows:
-            if below:
-                yield ""
-            measured_rows = [row for row in rows if "error" not in row]
-            if measured_rows:
-                yield from table(measured_rows)
-            yield from _errors(rows)
-        elif not below:
-            yield "Not run."
-    yield from _left(measured)
-
-
-def _linked(measured: dict[str, Any]) -> str:
-    """Return the device of a document, with a link to its tables."""
-    name = str(measured["machine"]["gpu"]["name"])
-    return f"[{name}](#measured-on-{'-'.join(name.lower().split())})"
-
-
-def _of_another(measured: dict[str, Any]) -> Iterator[str]:
-    """Yield the tables of the parts that were measured on one more device."""
-    yield f"## Measured on {measured['machine']['gpu']['name']}"
-    yield ""
-    yield from _machine(measured)
-    for part, (title, table) in PARTS.items():
-        rows = measured["parts"].get(part, [])
-        if rows:
-            yield from ("", f"### {title}", "")
-            yield from table([row for row in rows if "error" not in row])
-            yield from _errors(rows)
-    yield from _left(measured)
-
-
-def _left(measured: dict[str, Any]) -> Iterator[str]:
-    left = measured.get("left") or []
+        rows = _newest(documents, part)
+        measured = [row for row, _ in rows if "error" not in row]
+        if measured:
+            yield from (f"### {title}", "", *_devices(rows), "", *table(measured), "")
+            left = [entry for entry in left if entry.removeprefix(f"{part}/") not in {row["key"] for row in measured}]
+        left += [f"{part}/{row['key']}" for row, _ in rows if "error" in row]
+        left += [] if rows else [part]
     if left:
-        yield ""
-        yield f"Not run for want of time: {', '.join(f'`{name}`' for name in left)}."
+        yield f"Not measured: {', '.join(f'`{entry}`' for entry in dict.fromkeys(left))}."
+
+
+def _newest(documents: Sequence[dict[str, Any]], part: str) -> list[tuple[Row, str]]:
+    """Return each row of a part with its device. Of two rows with one key the newer counts, unless it failed."""
+    rows: dict[str, tuple[Row, str]] = {}
+    for document in documents:
+        for row in document["parts"].get(part, ()):
+            if row["key"] not in rows or "error" in rows[row["key"]][0]:
+                rows[row["key"]] = row, str(document["machine"]["gpu"]["name"])
+    return [*rows.values()]
+
+
+def _devices(rows: list[tuple[Row, str]]) -> Iterator[str]:
+    """Yield where the rows were measured."""
+    by_device: dict[str, dict[str, None]] = {}
+    for row, device in rows:
+        if "error" not in row:
+            by_device.setdefault(device, {})[str(row.get("model", row["key"]))] = None
+    if len(by_device) == 1:
+        yield f"On {next(iter(by_device))}."
+        return
+    (newest, names), *devices = by_device.items()
+    yield f"On {newest}: {', '.join(names)}. The other rows: {', '.join(name for name, _ in devices)}."
 
 
 def without_device(measured: dict[str, Any]) -> Iterator[str]:

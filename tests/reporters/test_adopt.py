@@ -170,7 +170,7 @@ def test_actions_and_recipes_use_inputs_that_exist() -> None:
     jobs = [*GATE["jobs"].values()]
     for name in (".github/workflows/model.yml", ".github/workflows/release.yml"):
         jobs += yaml.safe_load(BLOCKS[name])["jobs"].values()
-    used = [step for job in jobs for step in job["steps"] if re.match(r"\./$|OWNER/tieconv@", step.get("uses", ""))]
+    used = [step for job in jobs for step in job["steps"] if re.match(r"\./$|\./tieconv$", step.get("uses", ""))]
     assert len(used) == 4
     for step in used:
         assert set(step["with"]) <= set(ACTION["inputs"])

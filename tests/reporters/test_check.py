@@ -139,8 +139,9 @@ def test_a_stored_report_becomes_another_format() -> None:
     assert subprocess.run([*call[:-1], "yaml"], input=b"{}", capture_output=True).returncode == 2
 
 
-def test_sarif_is_valid_and_complete() -> None:
+def test_sarif_is_valid_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """The OASIS schema holds; every rule is described; every finding points to a file by a stable fingerprint."""
+    monkeypatch.setattr(check_sarif, "REPOSITORY", "https://github.com/some/tieconv")
     run = sarif(every_case())
     driver = run["tool"]["driver"]
     assert [rule["id"] for rule in driver["rules"]] == sorted(
@@ -207,8 +208,9 @@ def test_a_tensor_is_one_location_however_often_it_is_named() -> None:
     assert [found["fullyQualifiedName"] for found in result["locations"][0]["logicalLocations"]] == ["a", "b"]
 
 
-def test_sarif_describes_the_rules_of_its_results() -> None:
+def test_sarif_describes_the_rules_of_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """A viewer shows each described rule, so only those with a result are there. Each address is a heading."""
+    monkeypatch.setattr(check_sarif, "REPOSITORY", "https://github.com/some/tieconv")
     report = CheckReport((CheckedModel("m", (entry("TIE002"),)),), Level.ERROR, (), ("TIE001", "TIE002"))
     driver = sarif(report)["tool"]["driver"]
     assert [rule["id"] for rule in driver["rules"]] == ["TIE002"]

@@ -24,8 +24,7 @@ from tieconv.cli.options import (
 )
 from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
-from tieconv.reporters.ci.check_text import fix_lines
-from tieconv.reporters.ci.check_view import summary
+from tieconv.reporters.ci import check_text, check_view
 from tieconv.reporters.ci.formats import FORMATS, render
 from tieconv.text import count, shell_word, shown
 
@@ -156,13 +155,11 @@ def run(arguments: Arguments) -> int:
             report, outcomes = preview_fixes(report)
     _show(arguments, report, outcomes)
     if any(map(is_collection, arguments.models)) and report.models and arguments.format == "text":
-        from tieconv.reporters.ci.check_text import table
-
-        echo(f"\n{table(report)}", err=arguments.output_file is not None)
-    fixed = fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
+        echo(f"\n{check_text.table(report)}", err=arguments.output_file is not None)
+    fixed = check_text.fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
     notes = (f"{click.style('note', fg='cyan')}: {note}" for note in report.notes)
     # The annotations end with the closing line.
-    closing = () if arguments.format == "github" else (summary(report, fixing=arguments.fix),)
+    closing = () if arguments.format == "github" else (check_view.summary(report, fixing=arguments.fix),)
     for line in (*fixed, *notes, *closing):
         say(line)
     return report.exit_code

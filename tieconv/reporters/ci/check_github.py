@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci.check_view import path_of, relative
 from tieconv.text import count
 
 _ANNOTATIONS = 10
@@ -55,12 +54,12 @@ def _failures(report: CheckReport) -> Iterator[_Entry]:
 
 def _entry(model: CheckedModel, entry: CheckedFinding) -> _Entry:
     finding = entry.finding
-    path = path_of(model.source, entry.file)
+    path = view.path_of(model.source, entry.file)
     text = view.line(finding.message)
     if finding.remedy:
         text = f"{text.removesuffix('.')}. Next: {finding.remedy.advice}"
     title = f"{view.line(finding.rule, 20)} in {view.line(path, 200)}"
-    return finding.level, title, text, relative(path) if entry.file else None
+    return finding.level, title, text, view.relative(path) if entry.file else None
 
 
 def _annotation(entry: _Entry) -> str:

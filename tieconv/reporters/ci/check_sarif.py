@@ -71,13 +71,14 @@ def _notification(name: str, text: str) -> dict[str, object]:
 
 def _rule(rule: Rule) -> dict[str, object]:
     title, _, body = rule.documentation.partition("\n")
+    anchor = f"{rule.code.lower()}-{rule.name}"
     section = re.search(r"^## What it does\n(.*?)(?=^## |\Z)", body, re.MULTILINE | re.DOTALL)
     return {
         "id": rule.code,
         "name": rule.name.title().replace("-", ""),
         "shortDescription": {"text": title},
         "fullDescription": {"text": view.line(" ".join((section[1] if section else title).split()))},
-        "helpUri": f"{REPOSITORY}/blob/v{VERSION}/docs/rules.md#{rule.code.lower()}-{rule.name}",
+        **({} if "/OWNER/" in REPOSITORY else {"helpUri": f"{REPOSITORY}/blob/v{VERSION}/docs/rules.md#{anchor}"}),
         "help": {"text": body.strip(), "markdown": body.strip()},
         "defaultConfiguration": {"level": str(rule.level)},
         "properties": {
