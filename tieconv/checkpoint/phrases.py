@@ -45,13 +45,10 @@ def _rows(figures: proved.RowFigures, noun: str) -> str:
     where = f"in {differing:,} of {rows:,} {noun}"
     if 0 < differing < rows and 0 < len(ranges) <= _RANGES:
         word = noun if differing > 1 else noun.removesuffix("s")
-        where = f"in {word} {', '.join(_range(*pair) for pair in ranges)} of {rows:,}"
+        spans = (f"{start}–{end - 1}" if end - start > 1 else str(start) for start, end in ranges)
+        where = f"in {word} {', '.join(spans)} of {rows:,}"
     largest = figures.max_abs
     return where if largest is None else f"{where}, by at most {largest:.3g}"
-
-
-def _range(start: int, end: int) -> str:
-    return f"{start}–{end - 1}" if end - start > 1 else str(start)
 
 
 def figures(relation: proved.Relation) -> str:

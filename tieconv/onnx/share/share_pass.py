@@ -150,7 +150,7 @@ class SharePass(InPlacePass):
         whole = whole or group
         stored, held = _stored_bytes(members), _held_bytes(members)
         kinds = group.kinds
-        if "folded" not in kinds and any(_turned_by_node(member) for member in members):
+        if "folded" not in kinds and any(use.flipped for member in members for use in uses_of(member.stored.value)):
             kinds = (*kinds, "folded")
         applied = apply(self._file, members, choice, setting)
         survivor = applied.survivor
@@ -255,10 +255,6 @@ def _parts(members: Sequence[Member]) -> list[list[Member]]:
     for member in members:
         parts.setdefault((member.flipped, member.stored.record.dtype), []).append(member)
     return list(parts.values())
-
-
-def _turned_by_node(member: Member) -> bool:
-    return any(use.flipped for use in uses_of(member.stored.value))
 
 
 def _stored_bytes(members: Sequence[Member]) -> int:

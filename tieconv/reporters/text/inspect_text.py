@@ -14,7 +14,7 @@ from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, 
 from tieconv.text import count, listed, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.finding import Finding, Prediction
+    from tieconv.checkpoint.finding import Finding
 
 
 _SHOWN_TIES = 8
@@ -214,12 +214,9 @@ def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
     cells = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
     names, outcomes = (max(len(row[column]) for row in cells) for column in (0, 1))
     for (name, outcome), entry in zip(cells, inspection.consumers, strict=True):
-        detail = entry.detail if entry.outcome is Outcome.UNKNOWN else f"{entry.detail} ({_basis(entry)})"
+        basis = shown(entry.basis) if entry.measured else _UNVERIFIED
+        detail = entry.detail if entry.outcome is Outcome.UNKNOWN else f"{entry.detail} ({basis})"
         yield from wrapped(detail, f"  {name.ljust(names)}  {outcome.ljust(outcomes)}  ", width)
-
-
-def _basis(prediction: Prediction) -> str:
-    return shown(prediction.basis) if prediction.measured else _UNVERIFIED
 
 
 def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
