@@ -108,7 +108,7 @@ def test_only_what_changed_runs_again(fleet: Path) -> None:
 
 def test_copies_are_below_the_run(fleet: Path) -> None:
     """The bytes of the command's own copy. A changed model gets another directory, and the first copy stays."""
-    ok("fleet convert fleet/t5 fleet/bart -o runs -j 2 -- --to torch")
+    ok("fleet convert --to torch fleet/t5 -o runs -j 2 fleet/bart")  # options of both commands, in any order
     first = lines("convert")
     for source, entry in first.items():
         ok("convert --to torch -q", source, "-o", f"alone-{Path(source).name}")
@@ -229,14 +229,16 @@ def test_few_failures_are_named(fleet: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("inspect fleet -o runs -- fleet/t5", "got unexpected extra argument (MODEL)"),
         ("parity fleet -o runs -- fleet/t5", "got unexpected extra argument (MODEL)"),
         ("convert fleet -o runs", "missing option '--to'"),
-        ("convert fleet -o runs -- --to torch --in-place", "--in-place cannot follow --"),
-        ("convert fleet -o runs -- --to torch -o x", "--output cannot follow --"),
-        ("export fleet -o runs -- --dry-run", "--dry-run cannot follow --"),
-        ("export fleet -o runs -- --overwrite", "--overwrite cannot follow --"),
-        ("analyze fleet -o runs -- --html=a.html", "--html cannot follow --"),
-        ("analyze fleet -o runs -- --resume a", "--resume cannot follow --"),
-        ("analyze fleet -o runs -- --figures a", "--figures cannot follow --"),
-        ("parity fleet -o runs -- --html a.html", "--html cannot follow --"),
+        ("convert fleet -o runs --to=torch --in-place", "--in-place cannot be used here"),
+        ("export fleet -o runs --precision fp7", "'fp7' is not one of"),
+        ("convert fleet -o runs -- --to torch --in-place", "--in-place cannot be used here"),
+        ("convert fleet -o runs -- --to torch -o x", "--output cannot be used here"),
+        ("export fleet -o runs -- --dry-run", "--dry-run cannot be used here"),
+        ("export fleet -o runs -- --overwrite", "--overwrite cannot be used here"),
+        ("analyze fleet -o runs -- --html=a.html", "--html cannot be used here"),
+        ("analyze fleet -o runs -- --resume a", "--resume cannot be used here"),
+        ("analyze fleet -o runs -- --figures a", "--figures cannot be used here"),
+        ("parity fleet -o runs -- --html a.html", "--html cannot be used here"),
         ("inspect -o runs", "missing argument 'SOURCE...'"),
         ("parity fleet -o runs", "runs holds no graph"),
     ],

@@ -141,7 +141,8 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         return
     config = inspection.checkpoint.config_values
     own = {key.removesuffix("_lora") for key, value in config.items() if key.endswith("_lora") and value}
-    parts = [name for name in inspection.checkpoint.tensors if "lora_" in name and _is_part(name.split("."), own)]
+    names = ((name, {*name.split(".")}) for name in inspection.checkpoint.tensors if "lora_" in name)
+    parts = [name for name, words in names if words & _LORA_PARTS and not words & own]
     if parts:
         yield unmerged.finding(
             f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
@@ -151,10 +152,6 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
 
 
 _LORA_PARTS = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"})
-
-
-def _is_part(words: list[str], own: set[str]) -> bool:
-    return not _LORA_PARTS.isdisjoint(words) and own.isdisjoint(words)
 
 
 @rule("PEF004", "adapter-rows", Level.ERROR)

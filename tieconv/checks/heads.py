@@ -270,7 +270,10 @@ def other_head(inspection: Inspection) -> Iterator[Finding]:
     if str(config.get("model_type")) not in _TYPES or not inspection.family.architecture.endswith("ForMaskedLM"):
         return
     legacy = bool(config.get("legacy", True))
-    stored = {value: _first(inspection, start) for value, start in _HEADS.items()}
+    stored = {
+        value: next((name for name in inspection.checkpoint.tensors if name.startswith(start)), None)
+        for value, start in _HEADS.items()
+    }
     unread_head = stored[not legacy]
     if unread_head and not stored[legacy]:
         value = str(not legacy).lower()
@@ -279,10 +282,6 @@ def other_head(inspection: Inspection) -> Iterator[Finding]:
             f'"legacy": {value}. Without it, transformers fills the head with random values.',
             (unread_head,),
         )
-
-
-def _first(inspection: Inspection, start: str) -> str | None:
-    return next((name for name in inspection.checkpoint.tensors if name.startswith(start)), None)
 
 
 @rule("HED002", "parametrised-matrix", Level.ERROR)

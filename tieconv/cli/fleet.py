@@ -163,18 +163,42 @@ _OPTIONS = "tieconv.options"
 
 
 class _VerbCommand(click.Command):
-    """A command whose arguments after ``--`` are options of another command."""
+    """A command with the options of another command, which may also follow ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own, ctx.meta[_OPTIONS] = args, ()
-        if "--" in args:
-            at = args.index("--")
-            own, ctx.meta[_OPTIONS] = args[:at], tuple(args[at + 1 :])
-        return super().parse_args(ctx, own)
+        at = args.index("--") if "--" in args else len(args)
+        own, options = self._options(self.get_params(ctx)), self._options(self._command(ctx).params)
+        parts: tuple[list[str], list[str]] = [], []
+        words = iter(args[:at])
+        for word in words:
+            flag, _, joined = word.partition("=")
+            option = own.get(flag) or options.get(flag)
+            following = option.nargs if option and not joined and not option.is_flag and not option.count else 0
+            parts[flag in options and flag not in own].extend(
+                (word, *(value for _, value in zip(range(following), words, strict=False)))
+            )
+        ctx.meta[_OPTIONS] = (*parts[1], *args[at + 1 :])
+        return super().parse_args(ctx, parts[0])
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return the pieces of Click, and what may follow them."""
-        return [*super().collect_usage_pieces(ctx), f"[-- OPTIONS OF {str(self.name).upper()}]"]
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        hidden = self._options(self.get_params(ctx)).keys() | _PLACES | {"--json"}
+        options = dict.fromkeys(self._options(self._command(ctx).params).values())
+        records = (entry.get_help_record(ctx) for entry in options if hidden.isdisjoint(entry.opts))
+        with formatter.section(f"Options of tieconv {self.name}, for every model"):
+            formatter.write_dl([record for record in records if record])
+
+    def _command(self, ctx: click.Context) -> click.Command:
+        from tieconv.cli import main
+
+        command = main.get_command(ctx, str(self.name))
+        assert command is not None
+        return command
+
+    @staticmethod
+    def _options(parameters: list[click.Parameter]) -> dict[str, click.Option]:
+        options = (entry for entry in parameters if isinstance(entry, click.Option))
+        return {flag: entry for entry in options for flag in (*entry.opts, *entry.secondary_opts)}
 
 
 def verb_command(verb: str) -> click.Command:
@@ -188,9 +212,9 @@ def verb_command(verb: str) -> click.Command:
 
     help = f"""{VERBS[verb]}
 
-    Options after -- are those of `tieconv {verb}`, and are used for every model. A SOURCE is one of `fleet check`. Each
-    model is a line of RUNS/{verb}.jsonl: exit code, seconds, error, and the JSON document of the command. A second run
-    with the same options takes only models that changed, and those without an answer.
+    A SOURCE is one of `fleet check`. Each model is a line of RUNS/{verb}.jsonl: exit code, seconds, error, and the JSON
+    document of the command. A second run with the same options takes only models that changed, and those without an
+    answer. Write an option that both commands have after --: `-- -v`.
 
     Exits with 2 when a model has no answer. Otherwise exits with 1 when the command exits with 1 for a model, and with
     0 otherwise.
@@ -238,7 +262,7 @@ def _check(verb: str, options: tuple[str, ...]) -> None:
             names_place = flag in _PLACES or (verb, flag) == ("analyze", "--resume")
             source = context.get_parameter_source(str(parameter.name))
             if names_place and source is click.core.ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"{flag} cannot follow --: every model would write to the same place")
+                raise click.UsageError(f"{flag} cannot be used here: every model would write to the same place")
 
 
 def _tell(progress: FleetProgress, did: str, ends: list[str], began: float) -> None:

@@ -145,7 +145,7 @@ def _differing_parts(
 ) -> Iterator[MatrixDifference]:
     differing = {name for difference in tensors for name in (difference.a, difference.b) if name is not None}
     depth = Depth.HEADER if is_costly(reader.a) or is_costly(reader.b) else Depth.FULL
-    sides = [_matrices(model) for model in (a, b)]
+    sides = [{matrix.name: matrix for matrix in (side.quantised.matrices if side.quantised else ())} for side in (a, b)]
     for name in sorted({*sides[0], *sides[1]}):
         tables = [matrices.get(name) or _float(model, name) for matrices, model in zip(sides, (a, b), strict=True)]
         parts = tuple(dict.fromkeys(part for table in tables for part in _names(table) if part in differing))
@@ -156,10 +156,6 @@ def _differing_parts(
         if left is not None and right is not None:
             relation = relate_tables(left, right, records, reader, depth)
         yield MatrixDifference(name, _side(tables[0]), _side(tables[1]), parts, relation)
-
-
-def _matrices(model: Inspection) -> Mapping[str, QuantisedMatrix]:
-    return {matrix.name: matrix for matrix in (model.quantised.matrices if model.quantised else ())}
 
 
 def _float(model: Inspection, name: str) -> TensorRecord | None:

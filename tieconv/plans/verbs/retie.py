@@ -65,7 +65,8 @@ def plan_retie(
     notes: list[str | Note] = []
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     # state-spaces' Mamba loads strictly, and its saved models have both names.
-    for tie in () if loads_both(inspection.checkpoint.config_values) and all(map(_is_whole, ties)) else ties:
+    whole = all(member.state in {*EQUAL, State.CANONICAL} for tie in ties for member in tie.members)
+    for tie in () if whole and loads_both(inspection.checkpoint.config_values) else ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
     notes += biases.apply(edits, inspection, bias, tied=True)
     promises = Promises(True, tuple(_promise(edits, tie) for tie in still_stored(ties, edits)))
@@ -150,11 +151,6 @@ def _merge(
     elif source != canonical:
         edits.rename(source, canonical)
     return note
-
-
-def _is_whole(tie: Tie) -> bool:
-    """Return whether every name of a group is stored with equal bytes."""
-    return all(member.state in {*EQUAL, State.CANONICAL} for member in tie.members)
 
 
 def _because(member: Member, canonical: str) -> str:

@@ -16,7 +16,6 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.checks.evidence import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci.check_view import path_of, relative, uri
 from tieconv.text import count
 from tieconv.version import REPOSITORY, VERSION
 
@@ -102,7 +101,7 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
     names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
     # GitHub requires a line, also for a file without lines.
-    physical = {"artifactLocation": _artifact(path_of(model.source, entry.file)), "region": {"startLine": 1}}
+    physical = {"artifactLocation": _artifact(view.path_of(model.source, entry.file)), "region": {"startLine": 1}}
     return {
         "ruleId": view.line(finding.rule),
         **({"ruleIndex": index[finding.rule]} if finding.rule in index else {}),
@@ -125,7 +124,7 @@ def _message(text: str) -> str:
 
 
 def _artifact(path: str) -> dict[str, object]:
-    return {"uri": uri(path), **({} if relative(path) is None else {"uriBaseId": "%SRCROOT%"})}
+    return {"uri": view.uri(path), **({} if view.relative(path) is None else {"uriBaseId": "%SRCROOT%"})}
 
 
 def _suppressions(entry: CheckedFinding) -> Iterator[dict[str, object]]:

@@ -87,16 +87,13 @@ def _table(evolution: Evolution, heads: dict[str, str]) -> list[str]:
     for revision in evolution.revisions:
         rows.append((shown(revision.name, 40), *(_value(revision.measure(name)) for name in heads.values()), ""))
     floors = [evolution.revisions[-1].measure(name) for name in heads.values()]
-    rows.append(("floor, last revision", *(_floor(measure) for measure in floors), ""))
+    values = (None if measure is None else measure.floor for measure in floors)
+    rows.append(("floor, last revision", *("" if value is None else _short_figure(value) for value in values), ""))
     return columns(rows, "  ")
 
 
 def _value(measure: Measure | None) -> str:
     return "" if measure is None else "not given" if measure.value is None else _short_figure(measure.value)
-
-
-def _floor(measure: Measure | None) -> str:
-    return "" if measure is None or measure.floor is None else _short_figure(measure.floor)
 
 
 def _short_figure(value: float) -> str:

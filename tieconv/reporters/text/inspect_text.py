@@ -73,7 +73,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield bias_row(inspection)
     declared = inspection.config.declared
     for entry in declared[:_SHOWN_LEVELS]:
-        value = "absent" if entry.value is None else _json(entry.value)
+        value = "absent" if entry.value is None else shown(entry.value)
+        value = value.lower() if isinstance(entry.value, bool) else value
         yield "config", shown(entry.path), value
     if len(declared) > _SHOWN_LEVELS:
         yield "config", f"… and {count(len(declared) - _SHOWN_LEVELS, 'more level')} (--json lists them)"
@@ -227,10 +228,6 @@ def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterat
     left = len(inspection.findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--json lists them)"
-
-
-def _json(value: object) -> str:
-    return {True: "true", False: "false"}.get(value, shown(value)) if isinstance(value, bool) else shown(value)
 
 
 # The first three lines of an inspection: whether the head is tied, what is wrong, and what to run.

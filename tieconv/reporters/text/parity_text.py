@@ -18,7 +18,8 @@ _STYLES = {parity.Verdict.PASSED: "good", parity.Verdict.FAILED: "error", parity
 
 def render_parity(report: parity.Parity, paint: Paint = plain, width: int | None = None) -> str:
     """Return the whole report, without a newline at the end."""
-    blocks = [_title(report, paint), "\n".join(columns(facts(report), width=width))]
+    title = f"{paint(shown(report.graph), 'heading')} against {paint(shown(report.model), 'heading')}"
+    blocks = [title, "\n".join(columns(facts(report), width=width))]
     if report.identity is not None and (report.identity.lost or report.identity.unexplained):
         blocks.append("\n".join([paint("weights", "heading"), *columns(_weights(report.identity), width=width)]))
     if report.cases:
@@ -28,10 +29,6 @@ def render_parity(report: parity.Parity, paint: Paint = plain, width: int | None
         blocks.append("\n".join([paint("gates", "heading"), *gates]))
     blocks.append("\n".join(_verdict(report, paint, width)))
     return "\n\n".join(blocks)
-
-
-def _title(report: parity.Parity, paint: Paint) -> str:
-    return f"{paint(shown(report.graph), 'heading')} against {paint(shown(report.model), 'heading')}"
 
 
 def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:

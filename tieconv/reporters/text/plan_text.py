@@ -267,7 +267,8 @@ def title(changes: Iterable[FileChange]) -> str:
 def description(effects: Iterable[Effect], changes: Iterable[FileChange], before: Inspection, after: Inspection) -> str:
     """Return the plan in Markdown: tensors and config values, files, and the ties before and after."""
     lines = ["| | tensor or value | |", "|---|---|---|"]
-    lines += [f"| {effect.kind} | {_named(effect)} | {cell(effect.note)} |" for effect in effects]
+    named = ((effect, effect.name if effect.kind in ("keep", "format") else code(effect.name)) for effect in effects)
+    lines += [f"| {effect.kind} | {name} | {cell(effect.note)} |" for effect, name in named]
     lines += ["", "| file | change | bytes |", "|---|---|---:|"]
     lines += [f"| {code(change.name)} | {_VERBS[change.kind]} | {change.bytes:,} |" for change in changes]
     lines += ["", "| | before | after |", "|---|---|---|"]
@@ -289,10 +290,6 @@ def _facts(before: Inspection, after: Inspection) -> Iterator[tuple[str, str, st
         yield code(name), states[0].get(name, "—"), states[1].get(name, "—")
     findings = [", ".join(sorted({finding.rule for finding in inspection.findings})) or "none" for inspection in pair]
     yield "findings", findings[0], findings[1]
-
-
-def _named(effect: Effect) -> str:
-    return effect.name if effect.kind in ("keep", "format") else code(effect.name)
 
 
 def code(name: str) -> str:
