@@ -55,7 +55,7 @@ def test_a_healthy_graph_is_fed_as_it_runs() -> None:
     padded = [case for case in report.cases if case.padding]
     assert {case.group for case in padded} == {"right padding", "cached steps"}
     assert all(case.batch == 1 for case in report.cases if case.past and case.sequence > 1 and case.sequence != 32)
-    assert len({(case.batch, case.sequence, case.past, case.padding) for case in report.cases}) == 15
+    assert len({(case.batch, case.sequence, case.past, case.padding) for case in report.cases}) == 19
 
 
 def ignore_mask(graph: onnx.GraphProto) -> None:
@@ -126,7 +126,7 @@ def test_a_narrower_window_fails(tmp_path: Path) -> None:
     report = parity(changed(GEMMA, narrower, tmp_path))
     assert "steps_rms_ratio" in failing(report)
     assert {case.past + case.sequence for case in report.cases if case.ratio and case.ratio > 5} == {32, 37, 40, 64}
-    assert report.reason == "no single constant explains the error"
+    assert report.reason == ""
 
 
 def whole(graph: onnx.GraphProto) -> None:

@@ -15,7 +15,7 @@ from tieconv import inspect
 from tieconv.onnx.parity.batches import BEYOND, LONG, single_seed_cells
 from tieconv.onnx.parity.bindings import Bindings, Kind
 from tieconv.onnx.parity.measured_pair import WIDEST, Subject, planned_window, reference_bytes
-from tieconv.onnx.parity.passes import make_work, pieces, run_reference
+from tieconv.onnx.parity.passes import make_work, pieces, run_model
 from tieconv.reference import Batch, load, position_limit
 
 FREE = 1 << 30
@@ -91,7 +91,7 @@ def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch
         return genuine(batch, last)
 
     monkeypatch.setattr(model, "logits", logits)
-    run_reference(model, work, SimpleNamespace(put=stored.__setitem__))  # type: ignore[arg-type]
+    run_model(model, work, SimpleNamespace(put=stored.__setitem__), "reference")  # type: ignore[arg-type]
     assert len(seen) < len(work.cells) == len(stored)
     assert seen.count(((1, 128), 128)) == 1
     for cell in work.cells:

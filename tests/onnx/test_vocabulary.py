@@ -74,6 +74,7 @@ def test_an_id_that_is_special_ids_goes_through_the_whole_graph(
     """Where few ids can go through, those that are treated differently are among them, and the logits judge them."""
     made = exported("llama")
     monkeypatch.setattr(one_token, "LEAST", 8)
+    monkeypatch.setattr(one_token, "FEW", 8)
     monkeypatch.setattr(one_token, "_WORK", 0)
     graph = faults.plant(made.graph, tokens.acted_on(701, 1.5), tmp_path / "m.onnx")
     report = tieconv.parity(graph, made.model, provider="cpu")
@@ -87,6 +88,8 @@ def test_an_id_that_is_special_ids_goes_through_the_whole_graph(
 def test_which_ids_go_through() -> None:
     """All of a small model; at least 64 of a large one, with the first, the last and those treated differently."""
     assert spread_ids(1021, 10**5, None) == tuple(range(1021))
+    assert len(spread_ids(1021, 10**5, None, few=True)) == 64
+    assert spread_ids(1021, 10**5, Vocabulary(1021, (), (7,)), few=True)[-1] == 7
     large = spread_ids(256_000, 10**10, Vocabulary(256_000, (7,), (255_998,)))
     assert len(large) == 66 and {0, 7, 255_998, 255_999} <= set(large)
     cells = list(token_cells(Kind.SEQ2SEQ, tuple(range(300)), Padding.FRONT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,7 @@ def parity(
     inputs: str | Path | None = None,
     length: int = 0,
     batch: int = 0,
+    budget: str | None = None,
     timeout: float | None = None,
     max_memory: int | None = None,
 ) -> Parity:
@@ -191,7 +193,8 @@ def parity(
     loss is compared with that of a known-good quantiser. ``text`` is then a file of text or token ids for the
     perplexity. A missing provider gives the verdict ``not_run``.
     ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
-    ``batch`` add a sequence of so many tokens, and so many rows.
+    ``batch`` add a sequence of so many tokens, and so many rows. ``budget`` is about how long the batches may compute
+    (``30s``, ``5m``), or ``full`` for all. Without it, they take at most as long as an export.
     A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
     most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
     with the size of the graph and the model. A graph that exceeds one is not measured.
@@ -201,10 +204,11 @@ def parity(
     _check_provider(provider)
     _check_choice("reference", reference, ("auto", "float64", "float32"))
     _check_choice("reference_device", reference_device, ("cpu", "cuda"))
+    seconds = None if budget is None else seconds_of(budget)
     if text is not None and not quantised:
         raise ValueError("text needs quantised=True")
-    if quantised and (inputs or length or batch):
-        raise ValueError("inputs, length and batch need quantised=False")
+    if quantised and (inputs or length or batch or budget):
+        raise ValueError("inputs, length, batch and budget need quantised=False")
     from tieconv.onnx.child import limited, limits_for
 
     def measured() -> Parity:
@@ -228,7 +232,7 @@ def parity(
         if quantised:
             words = None if text is None else str(text)
             return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device)
-        wishes = Wishes(str(inputs) if inputs else "", length, batch)
+        wishes = Wishes(str(inputs) if inputs else "", length, batch, seconds)
         return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
 
     return limited(measured, lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory), str(onnx))
@@ -241,6 +245,16 @@ def _stored(path: str | Path) -> int:
         return 1 << 30
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file())
+
+
+def seconds_of(budget: str) -> float:
+    """Return the seconds of ``30s``, ``5m`` or ``1h``, and infinity for ``full``. Raises `ValueError`."""
+    if budget == "full":
+        return math.inf
+    number, unit = budget[:-1], budget[-1:]
+    if not (number.isascii() and number.isdecimal()) or unit not in ("s", "m", "h"):
+        raise ValueError(f"budget {budget!r} is not a time such as 30s or 5m, or full")
+    return int(number) * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit]
 
 
 def _check_graph(onnx: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tieconv.api import Verdict, write_report
-from tieconv.api.graphs import LAYOUT_NAMES, parity, plan_export
+from tieconv.api.graphs import LAYOUT_NAMES, parity, plan_export, seconds_of
 from tieconv.cli.options import (
     MODEL_PATH,
     choice_option,
@@ -155,6 +155,14 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     sys.exit(1)
 
 
+def _budget(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        _ = value is None or seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    return value
+
+
 @click.command("parity")
 @click.argument("onnx", type=MODEL_PATH)
 @click.argument("model", default=".", type=MODEL_PATH)
@@ -199,6 +207,13 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Also run a sequence of N tokens.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Also run a batch of N rows.")
 @click.option(
+    "--budget",
+    metavar="TIME",
+    callback=_budget,
+    help="How long the batches may compute, such as 30s or 5m. full: all batches. Default: at most as "
+    "long as an export of MODEL.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(1),
     metavar="SECONDS",
@@ -231,8 +246,8 @@ def parity_command(
     """
     if options["text"] is not None and not options["quantised"]:
         raise click.UsageError("--text needs --quantised")
-    if options["quantised"] and (options["inputs"] or options["length"] or options["batch"]):
-        raise click.UsageError("--inputs, --length and --batch need a graph without --quantised")
+    if options["quantised"] and any(options[name] for name in ("inputs", "length", "batch", "budget")):
+        raise click.UsageError("--inputs, --length, --batch and --budget need a graph without --quantised")
     sizes: dict[str, Any] = {name: options.pop(name) or 0 for name in ("length", "batch")}
     memory = None if max_memory is None else int(max_memory * 1e9)
     report = parity(onnx, model, provider=on_device(provider, device), max_memory=memory, **sizes, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib.metadata
 import io
 import os
@@ -118,6 +119,7 @@ def open_session(
     but the session or a heavy node would run on the CPU. Raises it also for bf16 on the CPU.
     """
     ort = runtime()
+    release_memory()
     choice = choose(ort, provider, tf32=tf32)
     if choice.providers == [CPU]:
         _check_precision(precision)
@@ -165,6 +167,13 @@ def _start(ort: Any, path: _Model, provider: str, choice: Choice, precision: str
     return inner or _open(ort, path, [CPU]), (*choice.notes, note)
 
 
+def release_memory() -> None:
+    """Give freed memory back to the system. A session frees its weights, but glibc keeps them for later."""
+    gc.collect()  # an exporter's graphs hold each other
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class StartError(Exception):
     """Raised if the provider, and not the graph, prevents a session."""
 
@@ -204,6 +213,8 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", model.folder)
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for threads in ("intra_op", "inter_op"):  # idle threads sleep: spinning ones compete with other programs
+        options.add_session_config_entry(f"session.{threads}.allow_spinning", "0")
     try:
         # onnxruntime's fallback would print to stdout and continue on another provider.
         with session_call("the start of a session"):

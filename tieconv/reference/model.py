@@ -96,6 +96,7 @@ class Reference:
 
     ``dtype`` is the name of its precision (``float64``). ``missing`` are the parameters that the checkpoint lacks.
     ``unused`` are the stored tensors that the class does not read. Both have the names that transformers gives them.
+    ``widen_all`` gives every weight float64 while the model computes `in_float64`.
     """
 
     model: Any
@@ -103,6 +104,7 @@ class Reference:
     missing: tuple[str, ...]
     unused: tuple[str, ...]
     device: str = CPU
+    widen_all: Callable[[], None] | None = None
 
     def move(self, device: str) -> None:
         """Move the model to torch's ``device``. Raises `NotRunError` if its memory runs out."""
@@ -151,7 +153,7 @@ class Reference:
         arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
         if batch.embeds is not None:
             del arguments["input_ids"]
-            arguments["inputs_embeds"] = batch.embeds[:, start:].to(self.model.dtype)
+            arguments["inputs_embeds"] = batch.embeds[:, start:].to(self._dtype)
         if batch.blocks is not None and not start:
             # later tokens are text, and generation too gives types only for the first
             name = next(name for name in _BLOCKS if self.accepts(name))
@@ -165,7 +167,7 @@ class Reference:
     def _states(self, features: Features) -> Any:
         """Return the encoder's last hidden states of ``features``, computed once by the class's forward pass."""
         if features not in self._encoded:
-            values = features.values.to(self.model.dtype)
+            values = features.values.to(self._dtype)
             token = values.new_zeros((len(values), 1)).long()
             made = self.call(**{features.name: values}, decoder_input_ids=token, use_cache=False)
             self._encoded[features] = made.encoder_last_hidden_state
@@ -175,13 +177,36 @@ class Reference:
     def _encoded(self) -> dict[Features, Any]:
         return {}
 
+    @property
+    def _dtype(self) -> Any:
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    @contextmanager
+    def in_float64(self) -> Iterator[None]:
+        """Compute in float64 in this context. A float32 model has one layer at a time in float64."""
+        from tieconv.reference.float64 import widened
+
+        _run_experts_apart(self.model)
+        before, self.dtype = self.dtype, "float64"
+        self._encoded.clear()
+        with widened(self.model) as self.widen_all:
+            yield
+        self.dtype, self.widen_all = before, None
+        self._encoded.clear()
+
     def logits(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache.
 
         ``positions_needed`` is how many of the last positions are needed; 0 means all. Some classes return more.
         """
         with self._exactly():
-            return moved(self.forward(batch, positions_needed), CPU)
+            made = self.forward(batch, positions_needed)
+            if self.widen_all is not None and made.dtype is not self._dtype:
+                self.widen_all()
+                made = self.forward(batch, positions_needed)
+            return moved(made, CPU)
 
     def forward(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the same as `logits`, but in the precision that torch chooses. Gradients can flow."""
@@ -198,6 +223,11 @@ class Reference:
         except (MemoryError, NotRunError):
             raise
         except Exception as error:  # a config can make the class's code raise any exception
+            if self.widen_all is not None:
+                # the class reads weights of a module that does not run, or asks for their type before
+                widen_all, self.widen_all = self.widen_all, None
+                widen_all()
+                return self.call(**inputs)
             config, name = self.model.config, type(self.model).__name__
             path = os.path.join(shown(getattr(config, "name_or_path", "") or "the model"), "config.json")
             lines = str(error).strip().splitlines() or [""]
@@ -296,11 +326,16 @@ def load(directory: str, config: Mapping[str, object], dtype: str, device: str =
             "reference.missing",
         )
     unused = tuple(sorted(map(str, info["unexpected_keys"])))
-    if dtype == "float64" and getattr(model, "_can_set_experts_implementation", lambda: False)():
-        model.set_experts_implementation("eager")  # torch's grouped matrix product of experts does not support float64
+    if dtype == "float64":
+        _run_experts_apart(model)
     reference = Reference(model.eval().to(CPU), dtype, missing, unused)
     reference.move(device)
     return reference
+
+
+def _run_experts_apart(model: Any) -> None:
+    if getattr(model, "_can_set_experts_implementation", lambda: False)():
+        model.set_experts_implementation("eager")  # torch's grouped matrix product of experts does not support float64
 
 
 def architecture(config: Mapping[str, object], directory: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -15,6 +16,8 @@ from tieconv.text import shown
 def need(module: str, extra: str, purpose: str) -> Any:
     """Return the module. Raises `MissingPackageError` with the pip command if it is missing or its import fails."""
     hint = install_command(extra)
+    if module == "torch":
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # its idle threads sleep, as a session's do
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

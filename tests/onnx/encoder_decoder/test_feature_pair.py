@@ -192,8 +192,6 @@ def test_a_healthy_whisper_passes(report: Parity) -> None:
     assert {case.batch for case in report.cases} >= {1, 2, 3, 4, 6}
     assert len({case.seed for case in report.cases if case.group == "cached steps"}) == 3
     assert report.metrics is not None
-    assert report.metrics.free_run is not None
-    assert report.metrics.free_run.identical == 1
     assert report.metrics.vocabulary is not None
     assert report.metrics.vocabulary.ids == 1021
     assert {gate.name for gate in report.gates} >= {*STEPS, *SINGLE, *ENTRIES, "graph_weights"}

@@ -138,8 +138,6 @@ def test_a_healthy_pair_passes(pairs: Pairs) -> None:
     assert {case.batch for case in stepped} >= {2, 3}
     assert all(case.padding for case in stepped)
     assert report.metrics is not None
-    assert report.metrics.free_run is not None
-    assert report.metrics.free_run.identical == 1
     assert {gate.name for gate in report.gates} >= {*STEPS, *SINGLE, "token_lookup", "weights", "graph_weights"}
     assert report.structure is not None
     assert "encoder_model.onnx: input_ids" in report.structure.inputs

@@ -35,7 +35,6 @@ from tieconv.onnx.parity.bindings import (  # noqa: E402  # noqa: E402
     pair_files,
     read_pair,
 )
-from tieconv.onnx.parity.graph_forward import extended  # noqa: E402
 from tieconv.onnx.parity.passes import pieces  # noqa: E402
 from tieconv.reference import Batch  # noqa: E402
 
@@ -244,13 +243,12 @@ def test_steps_of_an_encoder_decoder() -> None:
 
 
 def test_the_first_tokens_are_the_decoders() -> None:
-    """`until` and `extended` leave the encoder's tokens as they are."""
+    """`until` leaves the encoder's tokens as they are."""
     batch = Batch(torch.ones(2, 4), torch.ones(2, 4), torch.arange(6).reshape(2, 3), decoder_mask=torch.ones(2, 3))
     first = batch.until(2)
     assert first.ids.shape == (2, 4)
     assert first.decoder_ids.tolist() == [[0, 1], [3, 4]]
     assert first.decoder_mask.shape == (2, 2)
-    assert extended(first, torch.tensor([7, 8])).decoder_ids.tolist() == [[0, 1, 7], [3, 4, 8]]
 
 
 def test_who_shares_the_data_file() -> None:

@@ -129,8 +129,20 @@ def tokens_of(graph: Path, ids: torch.Tensor, mask: torch.Tensor, *, masked: boo
     model = GraphModel(open_session(str(graph), "cpu"), bind(file, masked=masked))
     types = torch.zeros_like(ids) if masked else None
     batch = Batch(ids, mask, types=types)
-    made: list[list[int]] = (model.logits(batch).argmax(-1) if masked else model.generate(batch, STEPS)).tolist()
+    made: list[list[int]] = (model.logits(batch).argmax(-1) if masked else greedy(model, batch)).tolist()
     return made
+
+
+def greedy(model: GraphModel, batch: Batch) -> torch.Tensor:
+    """Greedy tokens (batch × steps), each fed back with the cache."""
+    state, start, tokens = model.no_past(batch), 0, []
+    for _ in range(STEPS):
+        logits, state = model.run(batch, start, state)
+        start = batch.ids.shape[1]
+        tokens.append(logits[:, -1:].argmax(-1))
+        mask = torch.cat([batch.mask, torch.ones_like(tokens[-1])], 1)
+        batch = Batch(torch.cat([batch.ids, tokens[-1]], 1), mask, types=batch.types)
+    return torch.cat(tokens, 1)
 
 
 def start_of(model: Any) -> int | None:

@@ -87,7 +87,6 @@ NAMED = {
     "attention scale 0.354 instead of 0.35355": "is 0.354, but the model has 0.353553",
     "embedding scale 5.66 instead of 5.65685": "is 5.66, but the model has 5.65685",
     "head scale 0.177 instead of 0.17678": "is 0.177, but the model has 0.176777",
-    "logit soft cap 31 instead of 30": "is 31, but the model has 30",
     "RMS norm eps 2e-6 instead of 1e-6": "has epsilon 2e-06, but the model's class has 1e-06",
     "RMS norm eps 1e-6 instead of 1e-5": "has epsilon 1e-06, but the model's class has 1e-05",
     "LayerNorm eps 1e-6 instead of 1e-5": "has epsilon 1e-06, but the model's class has 1e-05",
@@ -113,9 +112,9 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 def fault_row(label: str, name: str, graph: Path, model: Path, folder: Path) -> dict[str, Any]:
-    """What parity says about a graph with the fault."""
+    """What parity says about a graph with the fault, with the least that it feeds."""
     planted = faults.plant(graph, FAULTS[label][0], folder / f"planted-{name}.onnx")
-    report = tieconv.parity(planted, model, provider="cpu")
+    report = tieconv.parity(planted, model, provider="cpu", budget="1s")  # only what every budget feeds
     values = {gate.name: gate.value for gate in report.gates}
     ratio = values.get("case_ratio")
     return {

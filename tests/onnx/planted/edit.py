@@ -59,7 +59,12 @@ def set_numbers(
         tensors += [attribute.t for attribute in node.attribute if attribute.name == "value"]
     left = count or len(tensors)
     for tensor in tensors:
-        if tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.DOUBLE):
+        if not tensor.external_data and tensor.data_type in (
+            TensorProto.FLOAT,
+            TensorProto.FLOAT16,
+            TensorProto.INT64,
+            TensorProto.DOUBLE,
+        ):
             values = numpy_helper.to_array(tensor)
             if left and chosen(values):
                 made = np.ascontiguousarray(change(values).astype(values.dtype))

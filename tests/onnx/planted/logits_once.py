@@ -8,7 +8,7 @@ from typing import Any
 
 from tieconv.onnx.parity import passes as torch_runs
 
-Run = Callable[[Any, Any, Any], None]
+Run = Callable[[Any, Any, Any, str], None]
 
 
 class _Kept:
@@ -32,15 +32,15 @@ def logits_once() -> Iterator[None]:
     known: dict[Any, list[tuple[Any, Any]]] = {}
 
     def once(run: Run) -> Run:
-        def filled(reference: Any, work: Any, store: Any) -> None:
+        def filled(reference: Any, work: Any, store: Any, name: str) -> None:
             path = getattr(reference.model, "name_or_path", "")
-            key = run.__name__, path, reference.dtype, repr(work.cells), work.kind, work.types, work.placed
+            key = name, path, reference.dtype, repr(work.cells), work.kind, work.types, work.placed
             if not path or work.own is not None or work.rows_drawn is not None:
-                run(reference, work, store)
+                run(reference, work, store, name)
                 return
             if key not in known:
                 kept = _Kept(store)
-                run(reference, work, kept)
+                run(reference, work, kept, name)
                 known[key] = kept.given
                 return
             for name, logits in known[key]:
@@ -48,9 +48,9 @@ def logits_once() -> Iterator[None]:
 
         return filled
 
-    genuine = torch_runs.run_reference, torch_runs.run_floor
-    torch_runs.run_reference, torch_runs.run_floor = map(once, genuine)
+    genuine = torch_runs.run_model
+    torch_runs.run_model = once(genuine)
     try:
         yield
     finally:
-        torch_runs.run_reference, torch_runs.run_floor = genuine
+        torch_runs.run_model = genuine

@@ -22,18 +22,18 @@ def torch_once() -> Iterator[None]:
     known: dict[tuple[str, str], dict[Side, torch.Tensor]] = {}
     models: dict[tuple[str, str], tuple[Any, TorchRuns]] = {}
 
-    def once(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
+    def once(subject: Subject, dtype: str, work: Work, store: LogitStore) -> TorchRuns:
         key = subject.root, subject.precision
         wanted = [(side, cell) for side in ("reference", "floor") for cell in work.cells]
         if not known.get(key, {}).keys() >= set(wanted):
-            made = run_torch(subject, dtype, tokens, work, store)
+            made = run_torch(subject, dtype, work, store)
             known[key] = {side: value.clone() for side in wanted if (value := store.get(side)) is not None}
             models[key] = load(subject.root, subject.evidence.checkpoint.config_values, subject.precision), made
             return made
         for side in wanted:
             store.put(side, known[key][side])
         model, made = models[key]
-        return TorchRuns(None, identity_of(subject, made.identity.unused, model), made.numbers)
+        return TorchRuns(identity_of(subject, made.identity.unused, model), made.numbers)
 
     genuine = validate.run_torch
     validate.run_torch = once

@@ -21,6 +21,7 @@ from tieconv.reference import Batch, EncoderInput, Features
 SEEDS = (0, 1, 2)
 STEPS = 32
 PROMPT = 5
+_FEW_STEPS = 8
 LONG = 144
 """Tokens of the long sequence, if the model has so many positions."""
 BEYOND = 8
@@ -51,6 +52,36 @@ _SIX_ROWS: dict[Kind, tuple[Shape, ...]] = {
     **dict.fromkeys((Kind.PLAIN, Kind.MASKED), ((6, 14, 0, 11),)),
     **dict.fromkeys((Kind.SEQ2SEQ, Kind.PAIR), ((6, 4, 14, 11),)),
 }
+
+
+def first_cells(kind: Kind, longest: int, where: Padding = Padding.FRONT, *, holes: bool = True) -> Iterator[Cell]:
+    """Yield the batches of every measurement: few positions, each of which sees many faults.
+
+    They are a long sequence, six rows with different masks, and one token alone. A decoder with a cache gets the same
+    tokens again in pieces: a prompt, single tokens, and longer pieces. ``holes`` is as in `single_seed_cells`.
+    """
+    length, width = min(LONG, longest), min(_CHUNK, longest)
+    masks = Layout.LEFT
+    if kind.encodes or kind is Kind.MASKED:
+        masks = Layout.SIDES
+    elif holes and where is Padding.FRONT:
+        masks = Layout.MIXED
+    rows = Cell(6, width, 0, 0 if where is Padding.NONE else 11, 0, where=where, layout=masks)
+    if kind.encodes:
+        yield Cell(1, length, length, 0, 0, where=where)
+        steps = max(min(_FEW_STEPS, longest - PROMPT), 0) if kind is Kind.PAIR else 0
+        yield replace(rows, sequence=min(PROMPT, longest) + steps, past=width, steps=steps, judged_last=steps)
+        yield Cell(1, 1, 1, 0, 0, where=where)
+        return
+    yield from (Cell(1, length, 0, 0, 0, where=where), rows, Cell(1, 1, 0, 0, 0, where=where))
+    if kind is Kind.CACHED and width > 4:
+        # Only a graph that takes any padding accepts several tokens of padded rows after a past.
+        last = (3, 1) if where is Padding.FRONT else (1,)
+        yield replace(rows, sequence=sum(last), past=width - sum(last), later=last)
+    left = length - PROMPT - _FEW_STEPS
+    if kind is Kind.CACHED and left > 0:
+        later = (left - _CHUNK, _CHUNK) if left > _CHUNK else (left,)
+        yield Cell(1, length - PROMPT, PROMPT, 0, 0, _FEW_STEPS, where, later=later)
 
 
 def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
@@ -121,7 +152,7 @@ def stepped(longest: int, where: Padding = Padding.FRONT, kind: Kind = Kind.CACH
     """
     steps = min(STEPS, longest - PROMPT)
     if kind is Kind.PAIR and steps > 0:
-        for seed, layout in zip(SEEDS, Layout, strict=True):
+        for seed, layout in zip(SEEDS, (Layout.LEFT, Layout.RIGHT, Layout.HOLE), strict=True):
             for batch, encoded, padding in _STEPPED_ENCODER:
                 yield Cell(batch, PROMPT + steps, encoded, padding, seed, steps, where, layout, steps)
         return
@@ -154,6 +185,12 @@ class Layout(StrEnum):
     LEFT = "left padding"
     RIGHT = "right padding"
     HOLE = "hole in the mask"
+    MIXED = "left padding and holes"
+    SIDES = "padding on each side and holes"
+
+
+_CYCLES = {Layout.MIXED: (Layout.LEFT, Layout.HOLE), Layout.SIDES: (Layout.RIGHT, Layout.LEFT, Layout.HOLE)}
+"""Layouts that differ from row to row."""
 
 
 @record
@@ -161,11 +198,11 @@ class Cell:
     """A batch shape: ``past`` tokens are in the cache, and ``padding`` positions of the first row are masked.
 
     Each later row has `STAGGER` masked positions fewer, up to six rows. ``layout`` says where they are. ``where``
-    says where the graph takes padding, if not on the left. With ``steps`` the tokens after the past are fed one by
-    one. ``judged_last`` is how many of the last positions are judged; 0 means all. ``tokens`` are the ids of a
-    batch with one token in each row; without them the ids are random. ``own`` is a batch that the user gave. With
-    ``embeds`` the batch has random rows in place of ids. With ``blocks`` some tokens attend to later ones. For an
-    encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
+    says where the graph takes padding, if not on the left. So many tokens after the past as ``steps`` are fed one by
+    one, and then pieces of the lengths in ``later``. ``judged_last`` is how many of the last positions are judged; 0
+    means all. ``tokens`` are the ids of a batch with one token in each row; without them the ids are random. ``own``
+    is a batch that the user gave. With ``embeds`` the batch has random rows in place of ids. With ``blocks`` some
+    tokens attend to later ones. For an encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
     """
 
     batch: int
@@ -181,6 +218,7 @@ class Cell:
     own: bool = False
     embeds: bool = False
     blocks: bool = False
+    later: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -201,6 +239,7 @@ class Cell:
             (self.blocks, "tokens that attend to later ones"),
             (self.embeds, "random rows of inputs_embeds"),
             (self.steps, "cached steps"),
+            (self.judged_last, "sliding window"),
             (self.tokens, "every token"),
             (self.padding, padded),
             (self.past, "past"),
@@ -211,14 +250,27 @@ class Cell:
     def masked(self, row: int, length: int) -> slice:
         """Return the masked positions of a row with ``length`` positions. At least one position stays."""
         width = min(max(self.padding - STAGGER * (row % _CYCLE), 0), length - 1)
+        cycle = _CYCLES.get(self.layout, (self.layout,))
         firsts = {Layout.LEFT: 0, Layout.RIGHT: length - width, Layout.HOLE: min(length // 3, length - width)}
-        return slice(firsts[self.layout], firsts[self.layout] + width)
+        first = firsts[cycle[row % len(cycle)]]
+        return slice(first, first + width)
+
+    def seconds(self, weights: int) -> float:
+        """Return about how long graph, reference and floor compute, for a model of so many ``weights``.
+
+        One thread of a processor at 2.5 GHz took these times. The formula decides which batches fit into a budget, so
+        that the same command feeds the same batches on every machine.
+        """
+        passes, positions = 1 + len(self.later), self.batch * self.length
+        return passes * (0.03 + 3e-9 * weights) + self.steps * (0.01 + 5e-10 * weights) + positions * 1.4e-10 * weights
 
 
 # Choose the ids that go through the whole graph, each as a sequence of one token.
 
 LEAST = 64
-"""Ids that always go through the whole graph."""
+"""Ids that always go through the whole graph, if no lookup of words is visible in it."""
+FEW = 16
+"""The same, if the rows of all ids were compared."""
 _WORK = 2 * 10**11
 """Products of weights and ids that are computed at most, if these are more than `LEAST` ids."""
 _LOGITS = 1 << 24
@@ -226,12 +278,14 @@ _LOGITS = 1 << 24
 _ROWS = 256
 
 
-def spread_ids(vocabulary: int, weights: int, seen: Vocabulary | None) -> tuple[int, ...]:
+def spread_ids(vocabulary: int, weights: int, seen: Vocabulary | None, *, few: bool = False) -> tuple[int, ...]:
     """Return ids at even distances, as many as a few seconds allow, and ids that the first nodes treat differently.
 
-    ``vocabulary`` is the number of ids, and ``weights`` that of the checkpoint's elements.
+    ``vocabulary`` is the number of ids, and ``weights`` that of the checkpoint's elements. With ``few`` the ids are
+    those that go through at any budget.
     """
-    number = min(vocabulary, max(LEAST, min(_WORK // max(weights, 1), _LOGITS // vocabulary)))
+    number = max(LEAST, min(_WORK // max(weights, 1), _LOGITS // vocabulary))
+    number = min(vocabulary, (FEW if seen else LEAST) if few else number)
     spread = np.unique(np.linspace(0, vocabulary - 1, number).astype(int)).tolist()
     special = [token for token in (seen.wrong + seen.special if seen else ()) if token < vocabulary][:LEAST]
     return tuple(dict.fromkeys((*spread, *special)))

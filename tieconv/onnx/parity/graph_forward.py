@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,6 @@ class CachedModel:
             logits, state = self.run(batch.until(start + length), start, state)
             yield logits
             start += length
-
-    def generate(self, batch: Batch, steps: int) -> torch.Tensor:
-        """Return greedy tokens (batch × steps), each fed back with the cache."""
-        state, start, tokens = self.no_past(batch), 0, []
-        for _ in range(steps):
-            logits, state = self.run(batch, start, state)
-            start = batch.answered.shape[1]
-            tokens.append(logits[:, -1].argmax(-1))
-            batch = extended(batch, tokens[-1])
-        return torch.stack(tokens, 1)
 
 
 @identity_record
@@ -114,17 +104,6 @@ class GraphModel(CachedModel):
             shape = rows, fixed(heads), cache.capacity, fixed(width)
             empty[cache.past.name] = self.session.empty(shape, cache.past.dtype)
         return empty
-
-
-def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
-    """Return the batch with one more token in each row, of the first type and in no block."""
-    if batch.decoder_ids is not None:
-        return replace(batch, decoder_ids=torch.cat([batch.decoder_ids, tokens[:, None]], 1))
-    ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
-    types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
-    more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)
-    blocks = None if batch.blocks is None else torch.cat([batch.blocks, batch.blocks[:, -1:]], 1)
-    return replace(batch, ids=more[0], mask=more[1], types=types, blocks=blocks)
 
 
 def fixed(side: int | str | None) -> int:

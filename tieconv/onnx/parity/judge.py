@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -96,16 +96,12 @@ def judge(
     errors: Mapping[Cell, str],
     precision: str,
     name: str = "graph",
-    chosen: Sequence[Cell] = (),
 ) -> Judged:
-    """Return the errors of every cell, or of the ``chosen`` ones, against the reference.
-
-    The graph's logits are stored under ``name``.
-    """
+    """Return the errors of every cell against the reference. The graph's logits are stored under ``name``."""
     cases: list[Case] = []
     of_graph: dict[Cell, Errors] = {}
     of_floor: dict[Cell, Errors] = {}
-    for cell in chosen or work.cells:
+    for cell in work.cells:
         shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
         reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
         if cell in errors or reference is None or floor is None or graph is None:

@@ -285,11 +285,20 @@ def _refuse(path: str, why: str) -> NoReturn:
 
 @record
 class Wishes:
-    """More batches: the arrays of the file ``inputs``, a sequence of ``length`` tokens, and ``batch`` rows."""
+    """More batches: the arrays of the file ``inputs``, a sequence of ``length`` tokens, and ``batch`` rows.
+
+    ``budget`` is about how many seconds of computing the batches may take. Without it, the measurement takes at most as
+    long as an export of the model. Infinity feeds all batches.
+    """
 
     inputs: str = ""
     length: int = 0
     batch: int = 0
+    budget: float | None = None
+
+    def seconds(self, weights: int) -> float:
+        """Return the budget for a model of so many ``weights``."""
+        return 4 + 6e-8 * weights if self.budget is None else self.budget
 
 
 def check_length(subject: Subject, length: int, longest: int) -> None:
@@ -354,10 +363,13 @@ def _room(subject: Subject) -> int:
 
 
 def reference_bytes(subject: Subject, length: int) -> int:
-    """Return the memory of a float64 reference, with the logits and attention scores of ``length`` tokens."""
+    """Return the memory of a float64 reference, with the logits and attention scores of ``length`` tokens.
+
+    Its weights stay float32, besides those of one layer.
+    """
     heads = int(getattr(subject.config, "num_attention_heads", 0) or 1)
     rows = int(getattr(subject.config, "vocab_size", 0) or 0)
-    return 8 * (subject.elements + length * rows + 2 * heads * length * length)
+    return 4 * subject.elements + 8 * (length * rows + 2 * heads * length * length)
 
 
 def available_memory() -> int:

@@ -7,28 +7,26 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from math import prod
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from tieconv.checkpoint.results.parity import FreeRun, Gate, Identity, ProviderUse
+from tieconv.checkpoint.results.parity import Gate, Identity, ProviderUse
 from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import NotRunError
-from tieconv.onnx.ort_session import CUDA, Chained, open_session, out_of_memory
+from tieconv.onnx.ort_session import CUDA, Chained, open_session, out_of_memory, release_memory
 from tieconv.onnx.parity.batches import (
-    PROMPT,
     Cell,
     Drawn,
     cells,
     compared,
     embedding_cells,
+    first_cells,
     make_batch,
     single_seed_cells,
     stepped,
@@ -39,7 +37,7 @@ from tieconv.onnx.parity.batches import (
 )
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph_file import DTYPES, Graph
-from tieconv.onnx.parity.graph_forward import CachedModel, GraphModel, PairModel, extended, fixed
+from tieconv.onnx.parity.graph_forward import CachedModel, GraphModel, PairModel, fixed
 from tieconv.onnx.parity.lookups import embedding_gates
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import factors, folds, weight_identity
@@ -56,7 +54,8 @@ Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 class Work:
     """The cells for a kind of graph, and each cell's batch, which is always the same.
 
-    ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one.
+    ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one, and
+    ``first_ids`` do at any budget. ``seconds`` is the budget for a model of so many ``weights``.
     ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` describes the rows of a
     decoder of `inputs_embeds`. ``features`` are those that an encoder reads in place of token ids.
     """
@@ -70,6 +69,9 @@ class Work:
     holes: bool = True
     window: int = 0
     ids: tuple[int, ...] = ()
+    first_ids: tuple[int, ...] = ()
+    seconds: float = math.inf
+    weights: int = 0
     length: int = 0
     rows: int = 0
     own: Batch | None = None
@@ -78,18 +80,45 @@ class Work:
 
     @property
     def cells(self) -> list[Cell]:
-        """The user's batch, then nine shapes with three seeds each, those with one seed, single tokens and steps."""
-        kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
-        more = partial(single_seed_cells, holes=self.holes, window=self.window, length=self.length, batch=self.rows)
-        chosen = [
-            *self._own_cells(),
-            *cells(kind, longest, where),
-            *more(kind, longest, where),
-            *token_cells(kind, self.ids, where),
-            *(embedding_cells(longest, where, blocks=drawn.blocks) if drawn is not None else ()),
-            *(stepped(longest, where, kind) if kind.steps else ()),
-        ]
+        """The cells that are fed: those of every measurement, what the user gave, and what else fits in the budget."""
+        chosen = list(self._first())
+        left = self.seconds - sum(cell.seconds(self.weights) for cell in chosen)
+        for cell in self._more():
+            seconds = cell.seconds(self.weights)
+            if cell not in chosen and seconds <= left:
+                chosen.append(cell)
+                left -= seconds
         return chosen if self.features is None else list(dict.fromkeys(map(without_tokens, chosen)))
+
+    @property
+    def left_out(self) -> list[Cell]:
+        """The cells that a larger budget would feed."""
+        fed = set(self.cells)
+        more = self._more() if self.features is None else map(without_tokens, self._more())
+        return [cell for cell in dict.fromkeys(more) if cell not in fed]
+
+    def _first(self) -> Iterator[Cell]:
+        kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
+        yield from self._own_cells()
+        yield from first_cells(kind, longest, where, holes=self.holes)
+        if self.length or self.rows:
+            usual = set(single_seed_cells(kind, longest, where, holes=self.holes))
+            wanted = single_seed_cells(kind, longest, where, holes=self.holes, length=self.length, batch=self.rows)
+            yield from (cell for cell in wanted if cell not in usual)
+        yield from token_cells(kind, self.first_ids, where)
+        if drawn is not None:
+            yield from islice(embedding_cells(longest, where, blocks=drawn.blocks), 2)
+
+    def _more(self) -> Iterator[Cell]:
+        """Yield nine shapes with three seeds each, those with one seed, single tokens and steps."""
+        kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
+        yield from single_seed_cells(kind, longest, where, holes=self.holes, window=self.window)
+        yield from cells(kind, longest, where)
+        yield from token_cells(kind, tuple(token for token in self.ids if token not in self.first_ids), where)
+        if drawn is not None:
+            yield from embedding_cells(longest, where, blocks=drawn.blocks)
+        if kind.steps:
+            yield from stepped(longest, where, kind)
 
     def _own_cells(self) -> Iterator[Cell]:
         """Yield the user's batch in one pass, and its last token after the others."""
@@ -124,11 +153,8 @@ class Work:
         yield from alike.values()
 
 
-def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, ...] = ()) -> Work:
-    """Return the work for a graph with these inputs.
-
-    ``window`` is the sliding window to measure. ``ids`` are those that go through the graph one by one.
-    """
+def make_work(bindings: Bindings, config: Any, window: int = 0) -> Work:
+    """Return the work for a graph with these inputs. ``window`` is the sliding window to measure."""
     kind, inputs = bindings.kind, bindings.inputs
     return Work(
         kind,
@@ -141,7 +167,6 @@ def make_work(bindings: Bindings, config: Any, window: int = 0, ids: tuple[int, 
         # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
         holes=kind is Kind.MASKED or kind.encodes or Role.POSITIONS in inputs,
         window=window,
-        ids=ids,
         rows_drawn=Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal)
         if bindings.width
         else None,
@@ -164,8 +189,8 @@ def pieces(cell: Cell, kind: Kind) -> tuple[int, ...]:
     """Return the lengths in which a cell's tokens are fed to a model with a cache."""
     if kind is Kind.PAIR:
         return (cell.sequence - cell.steps, *([1] * cell.steps))
-    if cell.steps:
-        return (cell.past, *([1] * cell.steps))
+    if cell.steps or cell.later:
+        return (cell.past, *([1] * cell.steps), *cell.later)
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
@@ -175,15 +200,13 @@ def cached_logits(steps: Steps, batch: Batch, cell: Cell, kind: Kind) -> torch.T
     return torch.cat(made[1:] if len(made) > 1 else made, 1)
 
 
-def run_graph(
-    graph: CachedModel, work: Work, store: LogitStore, name: str, cells: Sequence[Cell] = ()
-) -> dict[Cell, str]:
-    """Run every cell, or these ``cells``, through the graph; return the runtime's error for each failed cell.
+def run_graph(graph: CachedModel, work: Work, store: LogitStore, name: str) -> dict[Cell, str]:
+    """Run every cell through the graph; return the runtime's error for each failed cell.
 
     Raises `NotRunError` if memory runs out or the device fails.
     """
     errors: dict[Cell, str] = {}
-    for cell in cells or work.cells:
+    for cell in work.cells:
         batch = work.batch(cell)
         try:
             cached = work.kind.steps
@@ -199,62 +222,40 @@ def run_graph(
     return errors
 
 
-def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:
-    """Run every cell through the reference in one pass, without a cache."""
+def run_model(model: Reference, work: Work, store: LogitStore, name: str) -> None:
+    """Run every cell through torch in one pass, without a cache; its logits are stored as ``name``.
+
+    Cells with the same tokens run once. The error of the floor does not depend on the pieces in which tokens are fed.
+    """
     for alike in work.with_same_tokens():
-        logits = reference.logits(work.batch(alike[0]), max(cell.judged for cell in alike))
+        logits = model.logits(work.batch(alike[0]), max(cell.judged for cell in alike))
         for cell in alike:
-            store.put(("reference", cell), work.judged(cell, logits))
+            store.put((name, cell), work.judged(cell, logits))
 
 
-def run_passes(model: Reference, work: Work, store: LogitStore, name: str) -> None:
-    """Run every cell through the model in a separate pass; its logits are stored as ``name``."""
-    for cell in work.cells:
-        store.put((name, cell), work.judged(cell, model.logits(work.batch(cell), cell.judged)))
-
-
-def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
-    """Run every cell through torch in the export's precision, with a cache if the graph has one."""
-    for cell in work.cells:
-        batch = work.batch(cell)
-        cached = work.kind.steps and len(pieces(cell, work.kind)) > 1
-        logits = cached_logits(model.steps, batch, cell, work.kind) if cached else model.logits(batch, cell.judged)
-        store.put(("floor", cell), work.judged(cell, logits))
-
-
-def prompt(work: Work, cell: Cell) -> Batch:
-    """Return the first tokens of a stepped cell, from which free runs start."""
-    return work.batch(cell).until(pieces(cell, work.kind)[0])
-
-
-# Run the graph in a session of ONNX Runtime: every batch, and free runs if it has a cache.
+# Run the graph in a session of ONNX Runtime.
 
 _WHOLE = ("INT64", "INT32", "BOOL")
 
 
 @record
 class SessionRuns:
-    """Where the graph ran and what failed.
-
-    ``tf32`` is set if the graph ran again with products rounded to TF32. ``tokens`` (sequences, steps) are those of the
-    free runs.
-    """
+    """Where the graph ran and what failed. ``tf32`` is set if it ran again with products rounded to TF32."""
 
     use: ProviderUse
     graph: Mapping[Cell, str]
     tf32: Mapping[Cell, str] | None
-    tokens: Any
 
 
 def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:
     """Run the graph, and a float32 graph on CUDA twice. Its logits are stored as `graph` and `tf32`."""
     model, use = _model(subject, tf32=False)
     errors = run_graph(model, work, store, "graph")
-    tokens = free_runs(work, model.generate) if not errors else None
     del model  # one session at a time is in memory
+    release_memory()
     again = use.active == CUDA and subject.precision == "float32"
     tf32 = run_graph(_model(subject, tf32=True)[0], work, store, "tf32") if again else None
-    return SessionRuns(use, errors, tf32, tokens)
+    return SessionRuns(use, errors, tf32)
 
 
 def _model(subject: Subject, *, tf32: bool) -> tuple[CachedModel, ProviderUse]:
@@ -305,40 +306,38 @@ def shape_nodes(graph: Graph) -> frozenset[str]:
 
 # Run the checkpoint in torch, first as the reference, then as the floor in the graph's precision.
 #
-# Only one of the two is in memory at a time.
+# A float32 model is both: one layer at a time is in float64. Otherwise one of the two is in memory at a time.
 
 
 @record
 class TorchRuns:
     """Results of the torch runs.
 
-    ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``numbers`` are those
+    ``identity`` compares the weights bit for bit. ``numbers`` are those
     that the model computes with. ``gates`` are those of an embedding's graph.
     """
 
-    free: FreeRun | None
     identity: Identity
     numbers: ModelNumbers
     gates: tuple[Gate, ...] = ()
 
 
-def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
-    """Run the reference in ``dtype``, then the floor; their logits are stored under these names.
-
-    ``tokens`` are those of the graph's free runs. The reference's free runs are compared with them.
-    """
-    config = subject.evidence.checkpoint.config_values
-    reference = load(subject.root, config, dtype, subject.torch_device)
-    run_reference(reference, work, store)
-    generate = partial(reference_generate, reference)
-    free = agreement(tokens, free_runs(work, generate) if tokens is not None else None)
-    unused = reference.unused
-    del reference
-    floor = load(subject.root, config, subject.precision, subject.torch_device)
-    run_floor(floor, work, store)
+def run_torch(subject: Subject, dtype: str, work: Work, store: LogitStore) -> TorchRuns:
+    """Run the reference in ``dtype``, then the floor; their logits are stored under these names."""
+    config, tensors = subject.evidence.checkpoint.config_values, subject.evidence.checkpoint.tensors
+    exact = dtype == "float64" and all(tensor.dtype != "F64" for tensor in tensors.values())
+    model = load(subject.root, config, "float32" if exact else dtype, subject.torch_device)
+    with model.in_float64() if exact else nullcontext():
+        run_model(model, work, store, "reference")
+    unused, floor = model.unused, model
+    del model
+    if floor.dtype != subject.precision:
+        del floor
+        floor = load(subject.root, config, subject.precision, subject.torch_device)
+    run_model(floor, work, store, "floor")
     floor.move(CPU)
     gates = tuple(embedding_gates(subject, floor))
-    return TorchRuns(free, identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates)
+    return TorchRuns(identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates)
 
 
 def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> Identity:
@@ -365,42 +364,6 @@ def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> 
         )
 
 
-# Compare greedy generation from the same prompts.
-#
-# The result is reported but never judged, because one near-tie changes all later tokens.
-
-Generate = Callable[[Batch, int], torch.Tensor]
-
-
-def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
-    """Return the tokens (sequences × steps) of every stepped cell with a short prompt, or ``None`` without one."""
-    stepped = [cell for cell in work.cells if cell.steps and pieces(cell, work.kind)[0] == PROMPT]
-    runs = [generate(prompt(work, cell), cell.steps) for cell in stepped]
-    return torch.cat(runs) if runs else None
-
-
-def reference_generate(reference: Reference, batch: Batch, steps: int) -> torch.Tensor:
-    """Return greedy tokens of the reference (batch × steps), with one full pass per token."""
-    tokens = []
-    for _ in range(steps):
-        tokens.append(reference.logits(batch)[:, -1].argmax(-1))
-        batch = extended(batch, tokens[-1])
-    return torch.stack(tokens, 1)
-
-
-def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun | None:
-    """Return the share of identical sequences, and the mean number of steps before the first change."""
-    if ours is None or theirs is None:
-        return None
-    same = (ours == theirs).long()
-    return FreeRun(
-        len(same),
-        same.shape[1],
-        float(same.all(1).double().mean()),
-        float(same.cumprod(1).sum(1).double().mean()),
-    )
-
-
 class LogitStore(ExitStack):
     """Tensors by key in a temporary directory that is removed at the end."""
 
@@ -412,7 +375,8 @@ class LogitStore(ExitStack):
 
     def put(self, key: object, logits: torch.Tensor) -> None:
         self._paths[key] = os.path.join(self._directory, f"{next(self._numbers)}.pt")
-        torch.save(logits.contiguous().clone(), self._paths[key])
+        whole = logits.is_contiguous() and logits.untyped_storage().nbytes() == logits.nbytes
+        torch.save(logits if whole else logits.contiguous().clone(), self._paths[key])
 
     def get(self, key: object) -> torch.Tensor | None:
         """Return the tensor, mapped from its file, or ``None`` if the key is unknown."""
@@ -430,11 +394,10 @@ ACTIVATIONS = (0.044715, math.sqrt(2 / math.pi), math.sqrt(0.5), math.sqrt(2), 1
 
 @identity_record
 class ModelNumbers:
-    """``epsilons`` are those of norms, ``factors`` all other numbers, ``vectors`` the buffers with one axis by name."""
+    """``epsilons`` are those of norms, ``factors`` all other numbers."""
 
     epsilons: frozenset[float]
     factors: tuple[float, ...]
-    vectors: Mapping[str, npt.NDArray[np.float64]]
 
 
 def model_numbers(reference: Reference, config: Any) -> ModelNumbers:
@@ -443,12 +406,7 @@ def model_numbers(reference: Reference, config: Any) -> ModelNumbers:
     own = {value for module in model.modules() for value in vars(module).values() if isinstance(value, float)}
     scalars = {float(buffer) for buffer in model.buffers() if buffer.numel() == 1 and buffer.is_floating_point()}
     known = {*own, *scalars, *factors(config), *_entries(config)} - reference.epsilons
-    vectors = {
-        name: buffer.double().numpy()
-        for name, buffer in model.named_buffers()
-        if buffer.ndim == 1 and buffer.numel() > 1 and buffer.is_floating_point()
-    }
-    return ModelNumbers(reference.epsilons, tuple(sorted({*ACTIVATIONS, *_forms(known)})), vectors)
+    return ModelNumbers(reference.epsilons, tuple(sorted({*ACTIVATIONS, *_forms(known)})))
 
 
 def _entries(config: Any) -> Iterator[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import (
+    Fed,
     Gate,
     Identity,
     Loss,
@@ -34,7 +36,16 @@ from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import DTYPES, read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.parity.judge import Errors, identity_gates, judge, lookup_gates, structure_gates
+from tieconv.onnx.parity.judge import (
+    CELL_LIMIT,
+    RMS_LIMIT,
+    Errors,
+    Judged,
+    identity_gates,
+    judge,
+    lookup_gates,
+    structure_gates,
+)
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
 from tieconv.onnx.parity.measured_pair import (
     Subject,
@@ -54,10 +65,8 @@ from tieconv.onnx.parity.passes import (
     identity_of,
     longest_sequence,
     make_work,
-    run_floor,
     run_graph,
-    run_passes,
-    run_reference,
+    run_model,
     run_sessions,
     run_torch,
 )
@@ -121,20 +130,29 @@ def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
     window, note = planned_window(subject)
     seen = every_lookup(subject)
     vocabulary = int(subject.config.vocab_size)
-    ids = spread_ids(vocabulary, subject.elements, seen)
+    work = make_work(subject.bindings, subject.config, window)
+    if own is not None:
+        own = replace(own, placed=work.placed or own.given_positions is not None)
+    work = replace(
+        work,
+        length=wishes.length,
+        rows=wishes.batch,
+        own=own,
+        ids=spread_ids(vocabulary, subject.elements, seen),
+        first_ids=spread_ids(vocabulary, subject.elements, seen, few=True),
+        seconds=wishes.seconds(subject.elements),
+        weights=subject.elements,
+    )
+    ids = {token for cell in work.cells for token in cell.tokens}
     fed = ""
     if len(ids) < vocabulary:
         fed = f"{len(ids)} of {vocabulary} ids went through the whole graph"
         fed += "" if seen is not None else ": no direct lookup of words is visible in the graph"
     structure = subject.structure
     structure = replace(structure, notes=(*structure.notes, *filter(None, [note, fed])))
-    work = make_work(subject.bindings, subject.config, window, ids)
-    if own is not None:
-        own = replace(own, placed=work.placed or own.given_positions is not None)
-    work = replace(work, length=wishes.length, rows=wishes.batch, own=own)
     with LogitStore() as store:
         sessions = run_sessions(subject, work, store)
-        torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)
+        torch_runs = run_torch(subject, dtype, work, store)
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
         stored = [*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen)]
@@ -144,7 +162,7 @@ def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
         passed = all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
         likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
         if not passed and not likely and all(gate.passed for gate in stored):
-            likely = list(wrong_constant(subject, work, store, judged, torch_runs.numbers))
+            likely = list(wrong_constant(subject, torch_runs.numbers))
     return subject.report(
         Verdict.PASSED if passed else Verdict.FAILED,
         reason="; ".join(likely),
@@ -156,13 +174,32 @@ def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
         metrics=Metrics(
             subject.torch_precision(dtype),
             subject.torch_precision(subject.precision),
-            SEEDS,
+            tuple(sorted({cell.seed for cell in work.cells})),
             judged.pools(),
             None if tf32 is None else tf32.pools(),
-            torch_runs.free,
             None if seen is None else replace(seen, whole=len(ids)),
         ),
         histograms=tuple(judged.histograms()),
+        fed=_fed(work, judged),
+    )
+
+
+def _fed(work: Work, judged: Judged) -> Fed:
+    """Return what was fed. A healthy graph has up to twice the floor's error, which a fault must exceed too."""
+    least = float(torch.finfo(getattr(torch, judged.precision)).eps)
+    cells = list(judged.graph)
+    positions = sum(errors.positions for errors in judged.graph.values())
+    floors = [errors.figures().relative_rms for errors in judged.floor.values()]
+    return Fed(
+        None if math.isinf(work.seconds) else work.seconds,
+        len(cells),
+        positions,
+        max((cell.length for cell in cells), default=0),
+        max((cell.batch for cell in cells if not cell.tokens), default=0),
+        sum(cell.steps for cell in cells),
+        Counter(cell.group for cell in work.left_out),
+        (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]),
+        1 - 0.05 ** (1 / max(positions, 1)),
     )
 
 
@@ -250,11 +287,11 @@ def _measured_quantised(
         name = "graph"
         errors = run_graph(_graph(subject, exact)[0], work, store, name)
     # Torch on the graph's dequantised weights is the reference and the floor of the usual gates.
-    for precision, run in ((dtype, run_reference), (subject.precision, run_floor)):
+    for precision, side in ((dtype, "reference"), (subject.precision, "floor")):
         torch_model = _loaded(subject, precision)
         put(torch_model, compared.replaced)
         torch_model.move(subject.torch_device)
-        run(torch_model, work, store)
+        run_model(torch_model, work, store, side)
         del torch_model
     judged = judge(work, store, errors, subject.precision, name)
     ours, good = (_float_errors(work, store, name) for name in ("as it runs", "good"))
@@ -305,13 +342,13 @@ def _float_runs(
     tokens = _tokens(subject, model, work.kind, text)
     model.move(subject.torch_device)
     nats = mean_nats(tokens, model.logits)
-    run_passes(model, work, store, "float")
+    run_model(model, work, store, "float")
     model.move(CPU)
     put(model, compared.replaced, good=True)
     model.move(subject.torch_device)
     with rounded_activations(model.model, compared.parameters, activation_forms(subject.graph.path)):
         good = mean_nats(tokens, model.logits)
-        run_passes(model, work, store, "good")
+        run_model(model, work, store, "good")
     return FloatRuns(identity, compared, tokens, nats, good)
 
 

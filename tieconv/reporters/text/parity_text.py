@@ -38,6 +38,8 @@ def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
         yield "graph", f"{structure.kind}, {structure.precision}, opset {structure.opset}"
         for note in structure.notes:
             yield "fed", shown(note, 400)
+    if report.fed is not None:
+        yield from _fed(report.fed)
     placed = ", ".join(f"{number} nodes on {shown(name)}" for name, number in use.placement.items())
     asked = f"requested: {use.requested}" + (f"; {placed}" if placed else "")
     yield "provider", f"{shown(use.active) or 'none'} ({asked})"
@@ -58,12 +60,22 @@ def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
         yield from _not_judged(metrics)
 
 
+def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
+    """Yield what was fed, what was not, and how small a fault fails."""
+    within = "" if fed.budget is None else f" (budget {fed.budget:.0f} s)"
+    steps = f", {count(fed.steps, 'cached step')}" if fed.steps else ""
+    most = f"up to {count(fed.tokens, 'token')} and {count(fed.rows, 'row')}{steps}"
+    yield "fed", f"{count(fed.cases, 'case')}, {count(fed.positions, 'position')}: {most}{within}"
+    if fed.left_out:
+        groups = ", ".join(f"{number} {group}" for group, number in fed.left_out.items())
+        more = sum(fed.left_out.values())
+        yield "not fed", f"{more} more batches ({groups}): --budget full"
+    often = f"in 1 of {1 / fed.share:.0f} positions or more (19 times of 20)"
+    yield "sees", f"a fault that changes the logits of a case by {fed.change:.1e} of their RMS, {often}"
+
+
 def _not_judged(metrics: parity.Metrics) -> Iterator[tuple[str, str]]:
     """Yield the figures that no gate uses."""
-    free = metrics.free_run
-    if free is not None:
-        runs = f"{free.identical:.1%} of {free.sequences} greedy runs of {free.steps} tokens"
-        yield "free run", f"{runs} are the reference's to the end (not judged)"
     logits = metrics.tf32.logits if metrics.tf32 is not None else None
     if logits is not None:
         yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
@@ -151,7 +163,7 @@ def _verdict(report: parity.Parity, paint: Paint, width: int | None) -> Iterator
     }[report.verdict]
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(sentences, "", width))
     if report.reason and report.verdict is parity.Verdict.FAILED:
-        yield from wrapped(f"cause: {shown(report.reason, 400)}", "", width)
+        yield from wrapped(f"likely cause: {shown(report.reason, 400)}", "", width)
 
 
 def quantised_facts(figures: parity.Quantised) -> Iterator[tuple[str, str]]:

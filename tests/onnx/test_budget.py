@@ -1,0 +1,122 @@
+"""What a budget feeds, the reference in float64 with float32 weights, and the faults in a real model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.onnx.exported import make
+from tests.onnx.real_faults import FAULTS, FILE
+from tieconv.api.graphs import seconds_of
+from tieconv.onnx.parity.batches import LONG, Layout, first_cells
+from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
+from tieconv.onnx.parity.measured_pair import Wishes
+from tieconv.onnx.parity.passes import make_work, pieces
+from tieconv.reference import Batch, load
+from tieconv.reference import float64 as wide
+
+LARGE = 1 << 20
+
+
+def test_a_budget_is_a_time() -> None:
+    """Seconds, minutes, hours, or all batches; anything else is refused."""
+    assert [seconds_of(text) for text in ("30s", "5m", "1h", "full")] == [30, 300, 3600, math.inf]
+    for text in ("", "s", "5", "5d", "-1s", "1.5s", "FULL"):
+        with pytest.raises(ValueError, match="is not a time"):
+            seconds_of(text)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_more_seconds_feed_more(kind: Kind) -> None:
+    """Every budget has the first cases, a larger one has those of a smaller one, and the rest is said."""
+    work = make_work(Bindings(kind, {}, (), (), "logits"), SimpleNamespace(vocab_size=99))
+    work = replace(work, weights=10**9, ids=tuple(range(99)), first_ids=(0, 98))
+    least, every = (replace(work, seconds=seconds) for seconds in (0.0, math.inf))
+    enough = sum(cell.seconds(10**9) for cell in least.cells) + 20
+    some = replace(work, seconds=enough)
+    assert least.cells[:3] == list(first_cells(kind, 1 << 30, holes=work.holes))[:3]
+    assert len(least.cells) < len(some.cells) < len(every.cells)
+    assert set(least.cells) < set(some.cells) < set(every.cells) == {*some.cells, *some.left_out}
+    assert every.left_out == []
+    assert sum(cell.seconds(10**9) for cell in some.cells) <= enough
+
+
+def test_a_small_model_gets_all_cases() -> None:
+    """Without a budget, all cases of a small model take less than its export; a large one gets the first."""
+    bindings, config = Bindings(Kind.CACHED, {}, (), (), "logits"), SimpleNamespace(vocab_size=99)
+    for weights, complete in ((10**5, True), (135 * 10**6, False)):
+        work = replace(make_work(bindings, config), weights=weights, seconds=Wishes().seconds(weights))
+        assert (work.left_out == []) is complete
+        assert complete or work.cells == list(first_cells(Kind.CACHED, 1 << 30, holes=work.holes))
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("longest", [3, 9, 17, 100, LARGE])
+@pytest.mark.parametrize("where", Padding)
+def test_the_first_cases_fit(kind: Kind, longest: int, where: Padding) -> None:
+    """No case has more tokens than the model has positions, and the pieces of a case are all its tokens."""
+    made = list(first_cells(kind, longest, where))
+    assert max(max(cell.past, cell.sequence) for cell in made) <= min(LONG, longest)
+    for cell in made:
+        assert not kind.steps or sum(pieces(cell, kind)) == (cell.sequence if kind.encodes else cell.length)
+        assert not cell.padding or where is not Padding.NONE
+    if longest == LARGE and where is not Padding.NONE:
+        six = next(cell for cell in made if cell.batch == 6)
+        assert len({str(six.masked(row, 16)) for row in range(6)}) == 6
+        assert (six.layout is Layout.LEFT) == (kind in (Kind.CACHED, Kind.PLAIN) and where is not Padding.FRONT)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bert", "mixtral"])
+def test_float32_weights_compute_in_float64(name: str, tmp_path: Path) -> None:
+    """The same logits as with all weights in float64; afterwards the weights are float32 again."""
+    made = make(name)
+    made.float().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = load(str(tmp_path), config, "float32")
+    ids = torch.arange(24).reshape(2, 12)
+    batch = Batch(ids, torch.ones_like(ids))
+    before = model.logits(batch)
+    with model.in_float64():
+        logits = model.logits(batch)
+    assert logits.dtype is torch.float64
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
+    assert torch.equal(model.logits(batch), before)
+    assert not any("forward" in vars(module) for module in model.model.modules())
+    # Gemma's class keeps the scale of embeddings in a buffer, which stays float32.
+    whole = load(str(tmp_path), config, "float64").logits(batch)
+    assert float((whole - logits).abs().max()) < (1e-6 if name == "gemma2" else 1e-11)
+
+
+def test_a_class_that_reads_weights_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a layer's weights are not float64 where a class reads them, all weights become float64."""
+    make("llama").save_pretrained(tmp_path)
+    model = load(str(tmp_path), json.loads((tmp_path / "config.json").read_text()), "float32")
+    ids, units = torch.arange(6)[None], list(wide._units(model.model))
+    batch = Batch(ids, torch.ones_like(ids))
+    with model.in_float64():
+        wanted = model.logits(batch)
+    for left_out in (slice(0), slice(2, 3), slice(3, 5), slice(len(units) - 1, None)):
+        chosen = [] if left_out == slice(0) else [unit for unit in units if unit not in units[left_out]]
+        monkeypatch.setattr(wide, "_units", lambda _, chosen=chosen: chosen)
+        with model.in_float64():
+            assert torch.equal(model.logits(batch), wanted) or (model.logits(batch) - wanted).abs().max() < 1e-11
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
+
+
+def test_faults_in_a_real_model() -> None:
+    """Each of the list was measured and failed, at least 30 by the logits alone; the healthy graph passed."""
+    healthy, *rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
+    assert (healthy["fault"], healthy["verdict"]) == ("", "passed")
+    assert [row["fault"] for row in rows] == list(FAULTS)
+    assert {row["verdict"] for row in rows} == {"failed"}
+    stored = {"weights", "graph_weights", "token_lookup"}
+    assert sum(bool(row["cases"]) and not stored & set(row["failed"]) for row in rows) >= 30
