@@ -14,7 +14,10 @@ pytest.importorskip("torch")
 
 import torch
 
+import tieconv
+from tests.onnx import faults
 from tests.onnx.exported import make
+from tests.onnx.planted import arithmetic
 from tests.onnx.real_faults import FAULTS, FILE
 from tieconv.api.graphs import seconds_of
 from tieconv.onnx.parity.batches import LONG, Layout, first_cells
@@ -110,6 +113,23 @@ def test_a_class_that_reads_weights_elsewhere(tmp_path: Path, monkeypatch: pytes
         with model.in_float64():
             assert torch.equal(model.logits(batch), wanted) or (model.logits(batch) - wanted).abs().max() < 1e-11
     assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
+
+
+def test_a_graph_with_fixed_axes_runs_at_its_shape(exported, tmp_path: Path) -> None:
+    """The structure fails, and all else is measured at that shape: a healthy graph passes there, a fault does not."""
+    bert, path = exported("bert"), tmp_path / "model.onnx"
+    for axis, length in ((0, 2), (1, 7)):
+        faults.plant(path if axis else bert.graph, faults.frozen(axis, length), path)
+    wrong = faults.plant(path, arithmetic.number(8**-0.25, 0.6), tmp_path / "wrong.onnx")
+    for graph, more in ((path, set()), (wrong, {"case_ratio", "rms_ratio", "max_ratio"})):
+        report = tieconv.parity(graph, bert.model, provider="cpu")
+        assert {gate.name for gate in report.gates if not gate.passed} == {"structure", *more}
+        assert {(case.batch, case.sequence, case.padding, case.seed) for case in report.cases} == {
+            (2, 7, 2, seed) for seed in range(3)
+        }
+        assert report.structure is not None
+        notes = "only batches of 2 rows with 7 tokens were run", "at this shape every other gate passed"
+        assert report.structure.notes == notes[: 1 if more else 2]
 
 
 def test_faults_in_a_real_model() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import TYPE_CHECKING
 
 from tieconv.api.evidence import inspect, refuse_graphs
@@ -249,12 +250,10 @@ def _stored(path: str | Path) -> int:
 
 def seconds_of(budget: str) -> float:
     """Return the seconds of ``30s``, ``5m`` or ``1h``, and infinity for ``full``. Raises `ValueError`."""
-    if budget == "full":
-        return math.inf
-    number, unit = budget[:-1], budget[-1:]
-    if not (number.isascii() and number.isdecimal()) or unit not in ("s", "m", "h"):
+    time = re.fullmatch("([0-9]+)([smh])", budget)
+    if time is None and budget != "full":
         raise ValueError(f"budget {budget!r} is not a time such as 30s or 5m, or full")
-    return int(number) * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit]
+    return math.inf if time is None else int(time[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[time[2]]
 
 
 def _check_graph(onnx: str) -> None:

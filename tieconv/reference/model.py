@@ -190,7 +190,6 @@ class Reference:
 
         _run_experts_apart(self.model)
         before, self.dtype = self.dtype, "float64"
-        self._encoded.clear()
         with widened(self.model) as self.widen_all:
             yield
         self.dtype, self.widen_all = before, None

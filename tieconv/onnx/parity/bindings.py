@@ -112,6 +112,17 @@ class Bindings:
         side = value.shape[-1] if value is not None and value.shape else 0
         return side if isinstance(side, int) else 0
 
+    @property
+    def own_shape(self) -> tuple[int, int] | None:
+        """Rows and tokens of a graph without a cache. An open axis gets two rows or 16 tokens."""
+        ids = self.inputs.get(Role.IDS)
+        if self.kind not in (Kind.PLAIN, Kind.MASKED) or ids is None or len(ids.shape) != 2:
+            return None
+        rows, tokens = (
+            side if isinstance(side, int) else open_ for side, open_ in zip(ids.shape, (2, 16), strict=True)
+        )
+        return rows, tokens
+
 
 # transformers' exporters, optimum and onnxruntime-genai: input.past_key_values.layers.0.keys, past_key_values.0.key
 _CACHE = re.compile(

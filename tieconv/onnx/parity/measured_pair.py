@@ -363,10 +363,7 @@ def _room(subject: Subject) -> int:
 
 
 def reference_bytes(subject: Subject, length: int) -> int:
-    """Return the memory of a float64 reference, with the logits and attention scores of ``length`` tokens.
-
-    Its weights stay float32, besides those of one layer.
-    """
+    """Return the memory of a float32 model that computes in float64, with logits and scores of ``length`` tokens."""
     heads = int(getattr(subject.config, "num_attention_heads", 0) or 1)
     rows = int(getattr(subject.config, "vocab_size", 0) or 0)
     return 4 * subject.elements + 8 * (length * rows + 2 * heads * length * length)

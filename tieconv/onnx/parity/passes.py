@@ -21,6 +21,7 @@ from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import NotRunError
 from tieconv.onnx.ort_session import CUDA, Chained, open_session, out_of_memory, release_memory
 from tieconv.onnx.parity.batches import (
+    SEEDS,
     Cell,
     Drawn,
     cells,
@@ -57,7 +58,8 @@ class Work:
     ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one, and
     ``first_ids`` do at any budget. ``seconds`` is the budget for a model of so many ``weights``.
     ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` describes the rows of a
-    decoder of `inputs_embeds`. ``features`` are those that an encoder reads in place of token ids.
+    decoder of `inputs_embeds`. ``features`` are those that an encoder reads in place of token ids. ``own_shape`` has
+    the rows, tokens and padding of a graph that is run at one shape alone.
     """
 
     kind: Kind
@@ -77,6 +79,7 @@ class Work:
     own: Batch | None = None
     rows_drawn: Drawn | None = None
     features: EncoderInput | None = None
+    own_shape: tuple[int, int, int] | None = None
 
     @property
     def cells(self) -> list[Cell]:
@@ -100,11 +103,14 @@ class Work:
     def _first(self) -> Iterator[Cell]:
         kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
         yield from self._own_cells()
+        if self.own_shape is not None:
+            rows, tokens, padding = self.own_shape
+            yield from (Cell(rows, tokens, 0, padding, seed, where=where) for seed in SEEDS)
+            return
         yield from first_cells(kind, longest, where, holes=self.holes)
-        if self.length or self.rows:
-            usual = set(single_seed_cells(kind, longest, where, holes=self.holes))
-            wanted = single_seed_cells(kind, longest, where, holes=self.holes, length=self.length, batch=self.rows)
-            yield from (cell for cell in wanted if cell not in usual)
+        usual = set(single_seed_cells(kind, longest, where, holes=self.holes))
+        wanted = single_seed_cells(kind, longest, where, holes=self.holes, length=self.length, batch=self.rows)
+        yield from (cell for cell in wanted if cell not in usual)
         yield from token_cells(kind, self.first_ids, where)
         if drawn is not None:
             yield from islice(embedding_cells(longest, where, blocks=drawn.blocks), 2)
@@ -112,6 +118,8 @@ class Work:
     def _more(self) -> Iterator[Cell]:
         """Yield nine shapes with three seeds each, those with one seed, single tokens and steps."""
         kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
+        if self.own_shape is not None:
+            return
         yield from single_seed_cells(kind, longest, where, holes=self.holes, window=self.window)
         yield from cells(kind, longest, where)
         yield from token_cells(kind, tuple(token for token in self.ids if token not in self.first_ids), where)
@@ -405,15 +413,13 @@ def model_numbers(reference: Reference, config: Any) -> ModelNumbers:
     model = reference.model
     own = {value for module in model.modules() for value in vars(module).values() if isinstance(value, float)}
     scalars = {float(buffer) for buffer in model.buffers() if buffer.numel() == 1 and buffer.is_floating_point()}
-    known = {*own, *scalars, *factors(config), *_entries(config)} - reference.epsilons
+    entries = {
+        float(value)
+        for name, value in config.to_dict().items()
+        if isinstance(value, float) or (type(value) is int and _SCALE.search(name))
+    }
+    known = {*own, *scalars, *factors(config), *entries} - reference.epsilons
     return ModelNumbers(reference.epsilons, tuple(sorted({*ACTIVATIONS, *_forms(known)})))
-
-
-def _entries(config: Any) -> Iterator[float]:
-    for name, value in config.to_dict().items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and _SCALE.search(name)
-        if isinstance(value, float) or whole:
-            yield float(value)
 
 
 def _forms(known: set[float]) -> Iterator[float]:
