@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.onnx.real_faults import UNSEEN
 from tieconv.onnx.parity.judge import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 
 MEASURED = Path(__file__).parent / "parity.json"
@@ -82,12 +83,12 @@ def _real(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"`python -m tests.onnx.real_faults DIR` plants {len(faults)} faults into the graph of SmolLM2-135M-Instruct,"
     yield f"and measures them with `--budget 1s`. Of these, {failed} failed. The healthy graph passed."
     yield ""
-    yield "| fault | worst case | cases above the limit | gates of the weights and ids that failed |"
+    yield "| fault | worst case | cases above the limit | gates of weights and ids, or those that failed |"
     yield "|---|---|---|---|"
     for row in faults:
         cases = "all" if len(row["cases"]) == len(CASES) else ", ".join(row["cases"])
-        gates = ", ".join(f"`{name}`" for name in row["failed"] if name in STORED)
-        passed = " (passed)" if row["verdict"] == "passed" else ""
+        gates = ", ".join(f"`{name}`" for name in row["failed"] if name in STORED or not cases)
+        passed = f" (passed: {UNSEEN[row['fault']]})" if row["verdict"] == "passed" else ""
         yield f"| {row['fault']}{passed} | {_figure(row['case_ratio'])} | {cases} | {gates} |"
     yield ""
 

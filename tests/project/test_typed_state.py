@@ -35,7 +35,6 @@ ALLOWED = {
     ("tieconv/onnx/parity/graph_file.py", "Graph", "model"): MODULE,
     ("tieconv/onnx/parity/measured_pair.py", "Subject", "config"): MODULE,
     ("tieconv/onnx/parity/passes.py", "Work", "config"): MODULE,
-    ("tieconv/onnx/parity/passes.py", "SessionRuns", "tokens"): MODULE,
     ("tieconv/onnx/parity/lookups.py", "FirstNodes", "model"): MODULE,
     ("tieconv/onnx/parity/weight_identity.py", "Fold", "apply"): MODULE,
     ("tieconv/onnx/parity/weight_identity.py", "Weight", "bits"): MODULE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -48,14 +47,14 @@ def widened(model: Any) -> Iterator[Callable[[], None]]:
     type, as in a float64 model.
     """
     narrow: dict[Any, Any] = {}
-    unused: dict[Any, list[Any]] = defaultdict(list)  # float64 tensors by shape: the next layer takes those of the last
+    unused: dict[Any, list[Any]] = {}  # float64 tensors by shape: the next layer takes those of the last
 
     def widen(parameters: Iterable[Any]) -> None:
         with torch.inference_mode(False), torch.no_grad():
             for parameter in parameters:
                 if parameter.dtype is torch.float32:
                     narrow[parameter] = parameter.data
-                    ready = unused[parameter.shape]
+                    ready = unused.get(parameter.shape)
                     wide = ready.pop() if ready else torch.empty_like(parameter.data, dtype=torch.float64)
                     parameter.data = wide.copy_(parameter.data)
 
@@ -67,7 +66,7 @@ def widened(model: Any) -> Iterator[Callable[[], None]]:
     def restore(parameters: Iterable[Any]) -> None:
         for parameter in parameters:
             if parameter in narrow:
-                unused[parameter.shape].append(parameter.data)
+                unused.setdefault(parameter.shape, []).append(parameter.data)
                 parameter.data = narrow.pop(parameter)
 
     def widen_all() -> None:

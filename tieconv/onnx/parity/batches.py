@@ -76,8 +76,8 @@ def first_cells(kind: Kind, longest: int, where: Padding = Padding.FRONT, *, hol
     yield from (Cell(1, length, 0, 0, 0, where=where), rows, Cell(1, 1, 0, 0, 0, where=where))
     if kind is Kind.CACHED and width > 4:
         # Only a graph that takes any padding accepts several tokens of padded rows after a past.
-        last = (3, 1) if where is Padding.FRONT else (1,)
-        yield replace(rows, sequence=sum(last), past=width - sum(last), later=last)
+        ends = (3, 1) if where is Padding.FRONT else (1,)
+        yield replace(rows, sequence=sum(ends), past=width - sum(ends), later=ends)
     left = length - PROMPT - _FEW_STEPS
     if kind is Kind.CACHED and left > 0:
         later = (left - _CHUNK, _CHUNK) if left > _CHUNK else (left,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import torch
 
 from tieconv.checkpoint.results.parity import (
     Case,
+    Fed,
     Figures,
     Gate,
     Histogram,
@@ -81,6 +83,24 @@ class Judged:
             figures = graph.figures(), floor.figures()
             pools.append(Pooled(*ratios(graph, floor, self.precision), *figures) if graph.positions else None)
         return Pools(*pools)
+
+    def fed(self, work: Work) -> Fed:
+        """Return what was fed. A healthy graph has up to twice the floor's error, which a fault must exceed too."""
+        least = float(torch.finfo(getattr(torch, self.precision)).eps)
+        cells = list(self.graph)
+        positions = sum(errors.positions for errors in self.graph.values())
+        floors = [errors.figures().relative_rms for errors in self.floor.values()]
+        return Fed(
+            None if math.isinf(work.seconds) else work.seconds,
+            len(cells),
+            positions,
+            max((cell.length for cell in cells), default=0),
+            max((cell.batch for cell in cells if not cell.tokens), default=0),
+            sum(cell.steps for cell in cells),
+            Counter(cell.group for cell in work.left_out),
+            (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]),
+            1 - 0.05 ** (1 / max(positions, 1)),
+        )
 
     def histograms(self) -> Iterator[Histogram]:
         """Yield the two distributions of errors of each group of cases."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ import torch
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import (
-    Fed,
     Gate,
     Identity,
     Loss,
@@ -36,16 +34,7 @@ from tieconv.onnx.parity.bindings import Kind, Role
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import DTYPES, read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.parity.judge import (
-    CELL_LIMIT,
-    RMS_LIMIT,
-    Errors,
-    Judged,
-    identity_gates,
-    judge,
-    lookup_gates,
-    structure_gates,
-)
+from tieconv.onnx.parity.judge import Errors, identity_gates, judge, lookup_gates, structure_gates
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
 from tieconv.onnx.parity.measured_pair import (
     Subject,
@@ -189,26 +178,7 @@ def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
             None if seen is None else replace(seen, whole=len(ids)),
         ),
         histograms=tuple(judged.histograms()),
-        fed=_fed(work, judged),
-    )
-
-
-def _fed(work: Work, judged: Judged) -> Fed:
-    """Return what was fed. A healthy graph has up to twice the floor's error, which a fault must exceed too."""
-    least = float(torch.finfo(getattr(torch, judged.precision)).eps)
-    cells = list(judged.graph)
-    positions = sum(errors.positions for errors in judged.graph.values())
-    floors = [errors.figures().relative_rms for errors in judged.floor.values()]
-    return Fed(
-        None if math.isinf(work.seconds) else work.seconds,
-        len(cells),
-        positions,
-        max((cell.length for cell in cells), default=0),
-        max((cell.batch for cell in cells if not cell.tokens), default=0),
-        sum(cell.steps for cell in cells),
-        Counter(cell.group for cell in work.left_out),
-        (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]),
-        1 - 0.05 ** (1 / max(positions, 1)),
+        fed=judged.fed(work),
     )
 
 
