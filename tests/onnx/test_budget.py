@@ -134,7 +134,7 @@ def test_a_graph_with_fixed_axes_runs_at_its_shape(exported, tmp_path: Path) -> 
 
 
 def test_faults_in_a_real_model() -> None:
-    """Each of the list was measured and failed, or has a reason; at least 30 by the logits alone. The healthy passed."""
+    """Each was measured and failed, or has a reason; at least 30 by the logits alone. The healthy graph passed."""
     healthy, *rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
     assert (healthy["fault"], healthy["verdict"]) == ("", "passed")
     assert [row["fault"] for row in rows] == list(FAULTS)
