@@ -289,8 +289,7 @@ FAULTS: dict[str, Fault] = {
 }
 """Each fault of the list with its edit."""
 UNSEEN = {
-    "epsilon 2e-5 in one norm of layer 15": "the mean square there is 27 or more, so the norm changes by 2e-7: the "
-    "rounding of float32",
+    "epsilon 2e-5 in one norm of layer 15": "the norm changes by 2e-7, the rounding of float32",
 }
 """Why parity cannot see a fault."""
 

@@ -128,9 +128,8 @@ class Fed:
     """What a measurement fed, what it left out, and how small a fault it would have seen.
 
     ``budget`` is in seconds of computing, ``None`` for all batches. ``tokens`` and ``rows`` are the most of one batch.
-    ``left_out`` counts the batches that a larger budget feeds, by group. ``change`` is relative to the RMS of a case's
-    logits: a fault that changes them so much fails, in whichever case. A fault in the ``share`` of all positions is
-    missed once in 20 measurements.
+    ``left_out`` counts the batches that a larger budget feeds, by group. A fault that changes the logits of any case by
+    ``change``, relative to their RMS, fails. A fault in the ``share`` of all positions is missed once in 20 times.
     """
 
     budget: float | None

@@ -198,8 +198,8 @@ class Cell:
     """A batch shape: ``past`` tokens are in the cache, and ``padding`` positions of the first row are masked.
 
     Each later row has `STAGGER` masked positions fewer, up to six rows. ``layout`` says where they are. ``where``
-    says where the graph takes padding, if not on the left. So many tokens after the past as ``steps`` are fed one by
-    one, and then pieces of the lengths in ``later``. ``judged_last`` is how many of the last positions are judged; 0
+    says where the graph takes padding, if not on the left. After the past, ``steps`` tokens are fed one by one, and
+    then pieces of the lengths in ``later``. ``judged_last`` is how many of the last positions are judged; 0
     means all. ``tokens`` are the ids of a batch with one token in each row; without them the ids are random. ``own``
     is a batch that the user gave. With ``embeds`` the batch has random rows in place of ids. With ``blocks`` some
     tokens attend to later ones. For an encoder-decoder ``sequence`` counts decoder tokens and ``past`` encoder tokens.
@@ -258,8 +258,8 @@ class Cell:
     def seconds(self, weights: int) -> float:
         """Return about how long graph, reference and floor compute, for a model of so many ``weights``.
 
-        One thread of a processor at 2.5 GHz took these times. The formula decides which batches fit into a budget, so
-        that the same command feeds the same batches on every machine.
+        One thread of a processor at 2.5 GHz took these times. They decide which batches fit into a budget. So the same
+        command feeds the same batches on every machine.
         """
         passes, positions = 1 + len(self.later), self.batch * self.length
         return passes * (0.03 + 3e-9 * weights) + self.steps * (0.01 + 5e-10 * weights) + positions * 1.4e-10 * weights

@@ -1,4 +1,4 @@
-"""Name the constant of a graph that is likely wrong: it is close to a number of the model, and equal to none."""
+"""Name the constant of a graph that is likely wrong: close to a number of the model, but not equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tieconv.onnx.parity.passes import ModelNumbers
 from tieconv.text import shown
 
 _CLOSE = 0.01
-"""Relative difference up to which a constant may stand for a number of the model."""
+"""Relative difference up to which a constant is offered for a number of the model."""
 _USUAL = frozenset({0.0, 0.5, 1.0, 2.0, 3.0})
 """Numbers that formulas have."""
 _CONSTANT_PASSES = frozenset({"Cast", "CastLike", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand"})
@@ -47,7 +47,7 @@ def wrong_constant(subject: Subject, numbers: ModelNumbers) -> Iterator[str]:
 
 
 def _close(uses: Iterable[Used], numbers: ModelNumbers, rounding: float) -> Iterator[tuple[float, Used, float]]:
-    """Yield constants with the number of the model that they may stand for, and their relative difference."""
+    """Yield constants with the number of the model that they may replace, and their relative difference."""
     for value, epsilon in uses:
         choices = numbers.epsilons if epsilon else numbers.factors
         if value in _USUAL or value < 0 or any(math.isclose(value, right, rel_tol=rounding) for right in choices):
