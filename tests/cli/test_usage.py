@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.run import refused, run
+from tieconv.cli import main
 
 LINES = {
     "foo": ('unknown command "foo"', "tieconv --help lists the commands"),
@@ -92,3 +96,17 @@ def test_parity_tells_of_the_graph_first(model, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     folder = model("llama-tied")
     assert refused("parity", folder, *([folder] if model_too else [])) == f"{folder}/model.onnx: no such file"
+
+
+def test_no_help_breaks_the_name_of_an_option() -> None:
+    """At 80 columns, `--in-` at the end of a line and `place` on the next cannot be copied or searched."""
+
+    def texts(command: click.Command, words: list[str]) -> Iterator[str]:
+        yield CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                yield from texts(command.get_command(context, name), [*words, name])
+
+    for text in texts(main, []):
+        assert not re.search(r"(?<![\w-])--?[a-z][a-z-]*-\n", text), text

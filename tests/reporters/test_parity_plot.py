@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram
-from tieconv.reporters.html.parity_page import gate_bar, plot
+from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Parity, ProviderUse, Verdict
+from tieconv.reporters.html.parity_page import gate_bar, plot, render
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 8.0, 412.0, 30.0, 170.0, 420
 
@@ -126,3 +126,12 @@ def test_a_bar_ends_at_the_share_of_its_limit(value: float, limit: float, width:
 def test_no_ratio_no_bar(value: float | None, limit: float | None) -> None:
     """A condition without a limit is no share of anything."""
     assert gate_bar(Gate("rms", value, limit, False, "")) == ""
+
+
+def test_a_failed_page_says_what_was_not_measured() -> None:
+    """A fault of the structure ends the measurement before any logit."""
+    gates = (Gate("structure", 1.0, 0.0, False, "an axis is fixed"),)
+    page = render(Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates))
+    assert "<h2>Not measured</h2>\n<p>Not compared: the weights and the logits.</p>" in page
+    measured = Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates, cases=(case(1e-6, 1e-6),))
+    assert "Not compared: the weights.</p>" in render(measured)

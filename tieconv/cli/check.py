@@ -24,7 +24,7 @@ from tieconv.cli.options import (
 )
 from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
-from tieconv.reporters.ci import check_text, check_view
+from tieconv.reporters.ci import check_text
 from tieconv.reporters.ci.formats import FORMATS, render
 from tieconv.text import count, shell_word, shown
 
@@ -159,7 +159,7 @@ def run(arguments: Arguments) -> int:
     fixed = check_text.fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
     notes = (f"{click.style('note', fg='cyan')}: {note}" for note in report.notes)
     # The annotations end with the closing line.
-    closing = () if arguments.format == "github" else (check_view.summary(report, fixing=arguments.fix),)
+    closing = [] if arguments.format == "github" else check_text.closing(report, arguments.fix, width(sys.stderr))
     for line in (*fixed, *notes, *closing):
         say(line)
     return report.exit_code
@@ -237,7 +237,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     metavar="FILE",
     help="Write the findings to FILE as a baseline, and exit with 0.",
 )
-@click.option("--fix", is_flag=True, help="Apply the safe remedies. Without -o or --in-place, print their plans.")
+@click.option("--fix", is_flag=True, help="Apply the safe remedies; print their plans without -o or --in-place.")
 @click.option(
     "-o",
     "--output",

@@ -267,15 +267,12 @@ def mistakable(family: Family, stored: Collection[str]) -> tuple[str, str] | Non
         thrice = any(a == b == c for a, b, c in zip(steps_of, steps_of[1:], steps_of[2:], strict=False))
         if name in known or thrice or not parts.issuperset(steps_of):
             continue
-        alike = next((lost for lost in missing if tail in _tails(lost, memory.get(lost, lost))), None)
+        alike = next(
+            (lost for lost in missing if tail in (lost.split(".")[-2:], memory.get(lost, lost).split(".")[-2:])), None
+        )
         if alike is not None:
             return alike, name
     return None
-
-
-def _tails(*names: str) -> list[list[str]]:
-    """Return the last two parts of each name."""
-    return [name.split(".")[-2:] for name in names]
 
 
 def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:

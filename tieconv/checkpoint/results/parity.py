@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
@@ -187,9 +186,6 @@ class Parity(Printed):
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         reason = (("reason", self.reason),) if self.reason else ()
         return *reason, *(("passed" if gate.passed else "failed", gate.sentence) for gate in self.gates)
-
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)
 
 
 def _document(report: Parity) -> dict[str, object]:

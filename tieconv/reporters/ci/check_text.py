@@ -10,8 +10,6 @@ from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.text import Paint, columns, finding_lines, plain, wrapped
 from tieconv.text import count, shown
 
-# The report of `tieconv check` as text for people.
-
 _SHOWN_FINDINGS = 40
 _SHOWN_MODELS = 20
 
@@ -76,6 +74,11 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
 
 
 # The lines that `tieconv check` prints on stderr: the result of each remedy, and the closing line.
+def closing(report: CheckReport, fixing: bool, width: int | None) -> list[str]:
+    """Return the closing line in lines of at most ``width`` columns."""
+    return wrapped(view.summary(report, fixing=fixing), "", width)
+
+
 def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Iterator[str]:
     """Yield the result of each remedy, and a line if nothing was written.
 
@@ -95,4 +98,4 @@ def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Ite
         elif out and model.failure is None:
             yield f"{shown(model.source)}: not written: its findings have no safe remedy"
     if fix and not writes:
-        yield "nothing was written: give -o OUT or --in-place (tieconv checks the model again after each remedy)"
+        yield "nothing was written: give -o OUT or --in-place"

@@ -17,7 +17,8 @@ _STYLE = data_text(__name__, "parity.css")
 
 def render(report: Parity) -> str:
     """Return the page."""
-    body = "\n".join((*_head(report), *_plots(report), *_gates(report), *_cases(report), *_weights(report)))
+    parts = (_head, _plots, _gates, _cases, _weights, _absent)
+    body = "\n".join(line for part in parts for line in part(report))
     title = f"{_text(report.verdict)}: parity of {_text(report.graph)}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -35,7 +36,7 @@ def _head(report: Parity) -> Iterator[str]:
     sentences = {
         Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are as small as those of torch.",
         Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} failed."
-        + (f" Likely: {report.reason}." if report.reason else ""),
+        + (f" Cause: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",
     }[report.verdict]
     name = str(report.verdict).replace("_", " ")
@@ -124,6 +125,12 @@ def _weights(report: Parity) -> Iterator[str]:
     yield f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
     if identity.unused:
         yield f"<p>The model's class does not read: {_text(', '.join(identity.unused))}</p>"
+
+
+def _absent(report: Parity) -> Iterator[str]:
+    absent = [name for name, part in (("the weights", report.identity), ("the logits", report.cases)) if not part]
+    if absent:
+        yield f"<h2>Not measured</h2>\n<p>Not compared: {' and '.join(absent)}.</p>"
 
 
 def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:

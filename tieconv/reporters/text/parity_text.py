@@ -120,7 +120,8 @@ def _cases(cases: Iterable[parity.Case]) -> Iterator[tuple[str, ...]]:
             continue
         worst = max(of_shape, key=lambda case: case.ratio or 0.0)
         assert worst.graph is not None and worst.floor is not None
-        yield (*map(str, shape), *_figures(worst.graph, worst.floor, of_shape), _kind(worst))
+        shaped = worst.group in ("one token", "no past", "past", "left padding")  # by the shape
+        yield (*map(str, shape), *_figures(worst.graph, worst.floor, of_shape), "" if shaped else worst.group)
 
 
 def _figures(graph: parity.Figures, floor: parity.Figures, cases: list[parity.Case]) -> tuple[str, ...]:
@@ -135,11 +136,6 @@ def _figures(graph: parity.Figures, floor: parity.Figures, cases: list[parity.Ca
         f"{1 - flips / positions:.1%}" if positions else "",
         f"{max(case.graph.kl for case in cases if case.graph):.1e}",
     )
-
-
-def _kind(case: parity.Case) -> str:
-    """Return the group, if the shape alone does not tell it."""
-    return "" if case.group in ("one token", "no past", "past", "left padding") else case.group
 
 
 def _gate(gate: parity.Gate, paint: Paint) -> tuple[str, ...]:
