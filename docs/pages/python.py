@@ -15,7 +15,8 @@ INTRO = """\
 
 `import tieconv` gives the commands as functions on paths. They return frozen dataclasses. `to_json()` gives the JSON of
 the [schemas](schemas.md). `print` shows a plan as the command does, and any other result as JSON. The prompt shows one
-line, and a notebook shows a small table. A function raises `TieconvError`
+line, and a notebook shows a small table. In it, ■ marks a matrix that equals the embedding, and □ one that differs. ↑
+marks a name without a stored tensor. A function raises `TieconvError`
 where the command exits with 2. The error's `hint` names the next call; a traceback shows it too.
 
 ```python

@@ -132,6 +132,9 @@ def test_a_notebook_shows_a_table(tmp_path: Path) -> None:
     inspection = Text()
     inspection.feed(tieconv.inspect(MODELS / "llama-duplicated")._repr_html_())
     assert "TIE002" in inspection.cells
+    marks = {"llama-duplicated": "■ identical", "llama-tied": "↑ absent", "llama-diverged": "□ near"}
+    for name, mark in marks.items():
+        assert f">{mark}<" in tieconv.inspect(MODELS / name)._repr_html_()
 
 
 def test_a_table_is_short_and_escaped() -> None:

@@ -132,11 +132,13 @@ def check_kl_budget(
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
         covered = scope(costs.uncovered) if costs.uncovered else "every input"
-        return f"the KL is at most {certified:.3g} nats a token (limit {max_kl:g}), certified for {covered}"
+        return (
+            f"the outputs change by at most {certified:.3g} nats a token (KL, limit {max_kl:g}), proved for {covered}"
+        )
     if text is None:
         why = f"the weights give no KL bound{_withheld(findings, survivor)} if the {table} survives"
         if certified is not None:
-            why = f"the KL bound is {certified:.3g}, above {max_kl:g}, if the {table} survives"
+            why = f"the outputs may change by {certified:.3g} nats (KL), above {max_kl:g}, if the {table} survives"
         _refuse(findings, why, _measure(related.kind))
     effect = findings.measured.effects.get(f"{survivor} survives") if findings.measured else None
     worst = effect.worst if effect else None
@@ -150,7 +152,7 @@ def check_kl_budget(
             f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
         )
     return (
-        f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token (limit {max_kl:g}), measured over "
+        f"the outputs change by {effect.mean:.3g} ± {effect.error:.1g} nats a token (KL, limit {max_kl:g}), over "
         f"{count(len(effect.kl), 'window')} of the text"
     )
 

@@ -215,7 +215,13 @@ class Inspection(Printed):
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for tie in self.ties:
-            yield "tie", tie.canonical, ", ".join(f"{member.name} ({member.state})" for member in tie.members)
+            if tie is not self.word_tie:
+                yield "tie", tie.canonical, ", ".join(f"{member.name} ({member.state})" for member in tie.members)
+                continue
+            for member in tie.members:  # a full square has the canonical bytes, an empty one others
+                equal = member.state in (State.CANONICAL, State.ALIASED) or member.relation.repeats_bytes
+                mark = ("■" if equal else "□") if member.stored else "↑"
+                yield "tie", member.name, f"{mark} {member.state}"
         for finding in self.findings:
             yield str(finding.level), finding.rule, finding.message
 

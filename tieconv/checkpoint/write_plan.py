@@ -134,7 +134,10 @@ class Outcome(Printed):
             "command": plan.command,
             "source": plan.checkpoint.source,
             "summary": plan.summary,
-            "operations": [_operation(operation) for operation in plan.operations],
+            "operations": [
+                {"op": type(entry).__name__, **{key: plain(value) for key, value in asdict(entry).items()}}
+                for entry in plan.operations
+            ],
             "files_removed": list(plan.removed),
             "notes": list(plan.notes),
             "bytes_read": plan.bytes_read,
@@ -151,10 +154,6 @@ class Outcome(Printed):
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         return self.plan._rows()
-
-
-def _operation(operation: Operation) -> dict[str, object]:
-    return {"op": type(operation).__name__, **{key: plain(value) for key, value in asdict(operation).items()}}
 
 
 # Operations of a plan on each tensor, config value and file of a model.
@@ -465,16 +464,12 @@ class OutputWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all that is stored (headers not counted)."""
-        return sum(_stored(content) for content in self.contents)
+        return sum(part.range.size if isinstance(part, Scaled) else part.size for part in self.contents)
 
 
 def parts(content: Content | Padded) -> tuple[Content, ...]:
     """Return a content as bytes of one kind each, one after the other."""
     return (content.range, content.tail) if isinstance(content, Padded) else (content,)
-
-
-def _stored(content: Content | Padded) -> int:
-    return content.range.size if isinstance(content, Scaled) else content.size
 
 
 def bytes_taken(content: Content | Padded) -> int:

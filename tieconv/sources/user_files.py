@@ -97,7 +97,8 @@ def decode(data: bytes, path: str) -> str:
     """Return bytes of the file ``path`` as text: UTF-8, with or without a mark. Raises `SettingsError`."""
     encoding = _encoding(data)
     if encoding:
-        raise _unreadable(path, f"it is {encoding.upper()} text instead of UTF-8", _conversion(path, encoding))
+        convert = f"iconv -f {encoding} -t utf-8 {path_word(path)} > {path_word(f'{path}.utf-8')}"
+        raise _unreadable(path, f"it is {encoding.upper()} text instead of UTF-8", convert)
     if b"\0" in data:
         raise _unreadable(path, "it holds NUL bytes, so it is not text")
     try:
@@ -132,10 +133,6 @@ def _encoding(data: bytes) -> str:
     if few or most * 20 < len(data[:_HEAD]):
         return ""
     return ("utf-16be" if first else "utf-16le") if most else ""
-
-
-def _conversion(path: str, encoding: str) -> str:
-    return f"iconv -f {encoding} -t utf-8 {path_word(path)} > {path_word(f'{path}.utf-8')}"
 
 
 def _unreadable(path: str, reason: str, hint: str = "check the path") -> SettingsError:

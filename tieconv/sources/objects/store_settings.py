@@ -132,7 +132,10 @@ def s3_endpoint() -> str:
 def _s3() -> Iterator[tuple[str, Any]]:
     endpoint = s3_endpoint()
     profile = os.environ.get("AWS_PROFILE")
-    if profile or (not os.environ.get("AWS_ACCESS_KEY_ID") and _has_aws_files()):
+    files = (os.environ.get(name, path) for name, path in _AWS_FILES)
+    if profile or (
+        not os.environ.get("AWS_ACCESS_KEY_ID") and any(map(os.path.isfile, map(os.path.expanduser, files)))
+    ):
         provider, configured = _profile(profile)
         if provider is not None:
             yield "credential_provider", provider
@@ -146,10 +149,6 @@ def _s3() -> Iterator[tuple[str, Any]]:
 
 def _first(*names: str) -> str:
     return next((value for name in names if (value := os.environ.get(name))), "")
-
-
-def _has_aws_files() -> bool:
-    return any(os.path.isfile(os.path.expanduser(os.environ.get(name, path))) for name, path in _AWS_FILES)
 
 
 def _profile(profile: str | None) -> tuple[Any, str]:
