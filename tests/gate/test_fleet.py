@@ -78,9 +78,9 @@ def test_the_report_names_models_and_repairs(fleet: Path) -> None:
     run("fleet check fleet -o runs")
     lines = run("fleet report --no-config runs").stdout.splitlines()
     at = lines.index("models that fail, the worst first")
-    assert lines[at + 1].startswith("  fleet/t5                model.safetensors")
+    assert lines[at + 1].startswith("  fleet/t5: model.safetensors")
     repair = "tieconv retie fleet/llama-duplicated -o OUT"
-    assert lines[at + 2 :] == [f"  fleet/llama-duplicated  TIE002; next: {repair}"]
+    assert lines[at + 2 :] == ["  fleet/llama-duplicated: TIE002", f"    next: {repair}"]
     assert f"<code>{repair}</code>" in Path("runs/report.html").read_text(encoding="utf-8")
 
 

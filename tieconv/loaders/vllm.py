@@ -153,7 +153,7 @@ class Tables:
         skips = "skips always" in self.kind or ("skips" in self.kind and tied)
         if skips or pair.has_embedding or not pair.has_head:
             # Read in the sources of 0.5.3.post1, which looks up every stored name, and of 0.5.4, which skips this one.
-            llama = self.model.inspection.family.architecture in ("LlamaForCausalLM", "MistralForCausalLM")
+            llama = self.model.inspection.family.architecture == "LlamaForCausalLM"
             copy = llama and pair.has_embedding and pair.has_head
             old = f"vLLM before 0.5.4 fails with KeyError: '{shown(pair.head)}'" if copy else ""
             return self._checked(self.model.tied(pair.embedding, in_order=not skips, remark=old), tied)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.fleet import FleetReport, Since
-from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
 _MOST = 20
@@ -50,17 +50,13 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
         return
     yield ""
     yield paint("models that fail, the worst first", "heading")
-    rows = []
     for model in report.worst[:_MOST]:
         source, counting = shown(model.source), report.counting(model)
         rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
+        why = model.failure.message.removeprefix(f"{source}: ") if model.failure else rules
+        yield from wrapped(shown(why, 400), f"  {source}: ", width)
         remedy = next((finding.remedy for finding in counting if finding.remedy), None)
-        command = f"next: {remedy.advice}" if remedy else ""
-        if model.failure:
-            rows.append((source, shown(model.failure.message.removeprefix(f"{source}: "), 400)))
-        else:
-            rows.append((source, "; ".join(filter(None, (shown(rules, 200), command)))))
-    yield from columns(rows, width=width)
+        yield from (f"    next: {remedy.advice}",) if remedy else ()  # a command is never broken
     if len(report.worst) > _MOST:
         yield f"  and {len(report.worst) - _MOST:,} more (use --json for all)"
 
