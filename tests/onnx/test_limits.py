@@ -183,3 +183,19 @@ def test_results_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (caught.value.message, caught.value.command_hint, caught.value.code) == ("why", "what next", "some.code")
     with pytest.raises(NotRunError, match="ended by signal 9"):
         child.limited(lambda: os.kill(os.getpid(), signal.SIGKILL), limits, "g")
+
+
+def test_the_parent_hears_how_far_the_child_is() -> None:
+    """A program that has not imported torch runs the work in a child, and its progress reaches the parent."""
+    script = (
+        "from tieconv.onnx.child import Limits, advance, limited, session_call\n"
+        "def work():\n"
+        "    advance('loading', 0, 1)\n"
+        "    with session_call('a run'): advance('running', 3.4, 10)\n"
+        "    import time; time.sleep(0.3)\n"
+        "    return 7\n"
+        "heard = []\n"
+        "made = limited(work, lambda: Limits(30, 1 << 40), 'm.onnx', lambda *all: heard.append(all))\n"
+        "assert (made, heard) == (7, [('loading', 0, 1), ('running', 3, 10)]), heard\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

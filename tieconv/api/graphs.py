@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.graph_plan import ExportOutcome
     from tieconv.checkpoint.model_files import Listing
     from tieconv.checkpoint.results.parity import Parity
+    from tieconv.onnx.child import Progress
     from tieconv.onnx.export.plan import PlannedExport
     from tieconv.onnx.write.plan import PlannedGraphs
 
@@ -184,6 +185,7 @@ def parity(
     budget: str | None = None,
     timeout: float | None = None,
     max_memory: int | None = None,
+    progress: Progress | None = None,
 ) -> Parity:
     """Compare the graph ``onnx`` with the checkpoint ``model``: weights, structure, logits, cached steps.
 
@@ -198,7 +200,8 @@ def parity(
     (``30s``, ``5m``), or ``full`` for all. Without it, they take at most as long as an export.
     A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
     most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
-    with the size of the graph and the model. A graph that exceeds one is not measured.
+    with the size of the graph and the model. ``progress`` is called with the stage, how much is done, and how much
+    there is. A graph that exceeds one is not measured.
     Raises `UnreadableError` if the graph or the model cannot be read. Raises `MissingPackageError` without onnxruntime,
     onnx, torch or transformers.
     """
@@ -210,9 +213,10 @@ def parity(
         raise ValueError("text needs quantised=True")
     if quantised and (inputs or length or batch or budget):
         raise ValueError("inputs, length, batch and budget need quantised=False")
-    from tieconv.onnx.child import limited, limits_for
+    from tieconv.onnx.child import advance, limited, limits_for
 
     def measured() -> Parity:
+        advance("loading torch", 0, 1)
         from tieconv.reference.packages import require
 
         require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
@@ -236,7 +240,9 @@ def parity(
         wishes = Wishes(str(inputs) if inputs else "", length, batch, seconds)
         return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
 
-    return limited(measured, lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory), str(onnx))
+    return limited(
+        measured, lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory), str(onnx), progress
+    )
 
 
 def _stored(path: str | Path) -> int:

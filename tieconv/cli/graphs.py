@@ -250,7 +250,9 @@ def parity_command(
         raise click.UsageError("--inputs, --length, --batch and --budget need a graph without --quantised")
     sizes: dict[str, Any] = {name: options.pop(name) or 0 for name in ("length", "batch")}
     memory = None if max_memory is None else int(max_memory * 1e9)
-    report = parity(onnx, model, provider=on_device(provider, device), max_memory=memory, **sizes, **options)
+    with stage_progress("parity", "TimeRemainingColumn") as progress:
+        options |= {"provider": on_device(provider, device), "max_memory": memory, "progress": progress}
+        report = parity(onnx, model, **sizes, **options)
     if as_json:
         document(str(report))
     else:

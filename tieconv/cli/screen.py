@@ -286,9 +286,9 @@ def rate_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+def stage_progress(label: str, *columns: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yield ``stage(name, done, total)``, which shows the name of the current step at once."""
-    with _bar(label, "BarColumn", "TimeElapsedColumn") as bar:
+    with _bar(label, "BarColumn", "TimeElapsedColumn", *columns) as bar:
 
         def stage(name: str, done: int, total: int) -> None:
             bar.label = f"{label}: {name}"

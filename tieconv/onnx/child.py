@@ -46,6 +46,10 @@ _WAITS = 10
 """A call may wait this many times as long as it may compute: other programs may use the processors."""
 _PARENT_DEATH = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
+_PROGRESS = "%"
+"""The first character of a line that says how far the work is."""
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, how much is done, and how much there is."""
 _status: int | None = None
 """In the child, where it writes when a call of the session starts and ends."""
 
@@ -83,7 +87,15 @@ def session_call(name: str) -> Iterator[None]:
         os.write(_status, b"\n")
 
 
-def limited(work: Callable[[], Result], limits: Callable[[], Limits], graph: str) -> Result:
+def advance(stage: str, done: float, total: float) -> None:
+    """Tell the parent how far the work of the child is. Costs a write to a pipe."""
+    if _status is not None:
+        os.write(_status, f"{_PROGRESS}{stage}:{done:.0f}:{total:.0f}\n".encode())
+
+
+def limited(
+    work: Callable[[], Result], limits: Callable[[], Limits], graph: str, progress: Progress | None = None
+) -> Result:
     """Return what ``work`` returns, or raise what it raises, from a child process with these limits.
 
     Raises `NotRunError` if the graph exceeds a limit, or if the child ends unexpectedly. Runs ``work`` in this process
@@ -105,7 +117,7 @@ def limited(work: Callable[[], Result], limits: Callable[[], Limits], graph: str
     os.close(status[1])
     os.close(result[1])
     try:
-        answer = _watch(child, status[0], result[0], limits(), graph)
+        answer = _watch(child, status[0], result[0], limits(), graph, progress)
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -144,7 +156,7 @@ def _serve(work: Callable[[], Any], status: int, result: int, folder: str, paren
         os._exit(code)
 
 
-def _watch(child: int, status: int, result: int, limits: Limits, graph: str) -> bytes:
+def _watch(child: int, status: int, result: int, limits: Limits, graph: str, progress: Progress | None) -> bytes:
     """Return the child's answer. Raises `NotRunError` at a limit. A Ctrl-C raises here at once."""
     os.set_blocking(status, False)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -158,9 +170,12 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str) -> 
             answer.append(data)
             continue
         with suppress(BlockingIOError):
-            marks = os.read(status, 1 << 16)
-            if marks:  # a call has started or ended since the last look
-                call, started, computed = marks.decode().split("\n")[-2], time.monotonic(), _cpu(child)
+            for mark in os.read(status, 1 << 16).decode().split("\n")[:-1]:
+                if not mark.startswith(_PROGRESS):  # a call has started or ended since the last look
+                    call, started, computed = mark, time.monotonic(), _cpu(child)
+                elif progress is not None:
+                    stage, done, total = mark[1:].split(":")
+                    progress(stage, int(done), int(total))
         if _memory(child) > limits.memory:
             raise NotRunError(
                 f"{shown(graph)}: {call or 'the measurement'} takes more than {bytes_text(limits.memory)} of memory"

@@ -236,24 +236,6 @@ class Reference:
                 "reference.forward",
             ) from error
 
-    def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[Any]:
-        """Yield the logits of consecutive ``pieces`` of the sequence, each from the cache of the earlier ones."""
-        from transformers import DynamicCache
-
-        if batch.decoder_ids is not None:
-            with self._exactly():
-                for logits in encoder_decoder_steps(self.call, self.inputs(batch), pieces):
-                    yield moved(logits, CPU)
-            return
-
-        cache, start = DynamicCache(config=self.model.config), 0
-        for length in pieces:
-            end = start + length
-            with self._exactly():
-                arguments = self.inputs(batch.until(end), start)
-                yield moved(self.call(**arguments, past_key_values=cache, use_cache=True).logits, CPU)
-            start = end
-
     @contextmanager
     def _exactly(self) -> Iterator[None]:
         import torch
@@ -408,31 +390,6 @@ class Features:
         import torch
 
         return states[torch.arange(rows) % len(self.values)]
-
-
-# Run an encoder-decoder of torch step by step, with the caches of both attentions.
-
-
-def encoder_decoder_steps(
-    call: Callable[..., Any], inputs: Mapping[str, Any], pieces: tuple[int, ...]
-) -> Iterator[Any]:
-    """Yield the logits of consecutive ``pieces`` of the decoder's tokens. The encoder runs once.
-
-    ``call`` is the model's forward pass, and ``inputs`` its keyword arguments for the whole sequence.
-    """
-    from transformers import DynamicCache, EncoderDecoderCache
-
-    tokens = inputs["decoder_input_ids"]
-    cache, start = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0
-    arguments = {key: value for key, value in inputs.items() if key != "decoder_input_ids"}
-    for length in pieces:
-        end = start + length
-        piece = tokens[:, start:end]
-        made = call(**arguments, decoder_input_ids=piece, past_key_values=cache, use_cache=True)
-        arguments.pop("input_ids", None)
-        arguments["encoder_outputs"] = encoder_outputs(made.encoder_last_hidden_state)
-        yield made.logits
-        start = end
 
 
 def encoder_outputs(states: Any) -> Any:
