@@ -152,11 +152,9 @@ def test_what_save_model_of_safetensors_writes(model, tmp_path: Path) -> None:
     folder = model("llama-tied")
     edit(folder, lambda tensors: tensors.update({HEAD: tensors.pop(EMBED)}))
     stamped(folder, FILE, {EMBED: HEAD})
-    output = ok("check --fix -o", tmp_path / "out", folder).stdout
-    assert [line.strip() for line in output.splitlines()[1:]] == [
-        f"fixed: tieconv retie {folder} -o OUT",
-        f"fixed: tieconv reindex {folder} --add-format -o OUT",
-    ]
+    fixed = [line for line in ok("check --fix -o", tmp_path / "out", folder).stderr.splitlines() if "fixed: " in line]
+    commands = (f"tieconv retie {folder}", f"tieconv reindex {folder} --add-format")
+    assert [line.endswith(command) for line, command in zip(fixed, commands, strict=True)] == [True, True]
     assert tieconv.inspect(tmp_path / "out").findings == ()
 
 

@@ -110,7 +110,7 @@ def test_a_remedy_changes_the_prediction(tmp_path: Path) -> None:
         assert finding.remedy is not None, architecture
         assert finding.remedy.command == f"tieconv untie {model} --keep-flag -o OUT", architecture
         fixed = run("check --for sglang --fix -o", tmp_path / f"{kind}-fixed", model)
-        assert (fixed.exit_code, "not fixed" in fixed.stdout) == (0, False), (architecture, fixed.output)
+        assert (fixed.exit_code, "not fixed" in fixed.stderr) == (0, False), (architecture, fixed.output)
 
 
 def test_no_command_helps_is_said_once_each_was_tried(tmp_path: Path) -> None:
