@@ -74,6 +74,8 @@ def diff_command(a: str, b: str, embed: str | None, head: str | None, as_json: b
 
     Exits with 0 if both models compute the same. Then every loader gives every parameter the same bytes, and no
     config value differs that can change the outputs. Exits with 1 if they differ, and with 2 if a model cannot be read.
+
+    ONNX graphs are refused: `tieconv parity` compares a graph with its checkpoint.
     """
     comparison = diff(a, b, embed=embed, head=head)
     if as_json:
