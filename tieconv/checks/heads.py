@@ -87,12 +87,13 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
         return missing_head.finding(evidence.without_head(head), (head,), level=Level.NOTE)
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
+    remedy = remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False)
+    choice = f" Run retie if the model is tied to {evidence.listed([embedding])}, or untie to store a copy of it."
     return missing_head.finding(
-        f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}. Run retie if the "
-        f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",
+        f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}.{choice if remedy else ''}",
         (head, embedding),
         level=evidence.certain(inspection, Level.ERROR),
-        remedy=remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False),
+        remedy=remedy,
     )
 
 

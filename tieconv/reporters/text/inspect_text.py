@@ -128,7 +128,10 @@ def _distributed(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     if not checkpoint.table:
         return
     if checkpoint.config is None:
-        yield "config", "no config.json in the checkpoint, in its parent, or in huggingface/ or hf_assets/"
+        yield (
+            "config",
+            "no config.json beside .metadata, or in huggingface/, hf_assets/ or .hf_metadata/: copy it there",
+        )
     elif checkpoint.config.name != "config.json":
         yield "config file", shown(checkpoint.config.name)
     if checkpoint.table.training:
