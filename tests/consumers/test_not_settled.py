@@ -53,7 +53,7 @@ def test_a_type_that_no_release_has(tmp_path: Path) -> None:
         "unknown: tieconv has no measurement of AcmeForCausalLM",
     }
     untyped = {key: value for key, value in of("LlamaForCausalLM", "llama").items() if key != "model_type"}
-    refused = "error: AutoModel of transformers 5 refuses a config without model_type"
+    refused = "error: AutoModel of transformers 5 refuses a config without a model type"
     assert answers(save(tmp_path / "untyped", untyped, llama()), ("transformers",)) >= {refused}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_retie_says_how_the_head_differs(head: np.ndarray, words: str, tmp_path:
     """Each state that is not equality is refused with its figures."""
     error = refusal(tieconv.plan_retie, save(tmp_path / "m", UNTIED, llama(head=head)))
     assert error.code in {"retie.not-equal", "retie.row-mismatch"}
-    assert __import__("re").search(words, error.message), error.message
+    assert re.search(words, error.message), error.message
 
 
 def test_signs_of_zeros_are_a_difference(tmp_path: Path) -> None:
@@ -230,6 +231,26 @@ def test_bart_needs_three_copies(tmp_path: Path) -> None:
     plan = tieconv.plan_untie(save(tmp_path / "m", flagged(BART, True), tensors)).plan
     names = {tensor.name for tensor in plan.weights[0].tensors}
     assert {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"} <= names
+
+
+def test_hints_name_only_commands_that_work(tmp_path: Path) -> None:
+    """No verb takes a transposed head, or a model without both tables, so no hint offers one."""
+    transposed = save(tmp_path / "t", TIED, llama(head=np.ascontiguousarray(matrix().T)))
+    prefixed = save(tmp_path / "p", TIED, {f"_orig_mod.{name}": tensor for name, tensor in llama().items()})
+    for path in (transposed, prefixed):
+        for plan in (partial(tieconv.plan_set_tie, "auto"), tieconv.plan_retie, tieconv.plan_untie):
+            hint = refusal(plan, path).hint
+            assert hint and not {"untie", "retie", "set-tie"} & {*re.findall(r"tieconv ([a-z-]+)", hint)}, hint
+
+
+def test_old_values_are_json(tmp_path: Path) -> None:
+    """A null is not None, and the text "false" is not the boolean."""
+    from tieconv.reporters.text.plan_text import render
+
+    for number, (value, words) in enumerate({None: "null", "false": '"false"', 1: "1"}.items()):
+        config = {**TIED, "tie_word_embeddings": value, "architectures": [""]}
+        plan = tieconv.plan_untie(save(tmp_path / str(number), config, llama(head=matrix())))
+        assert re.search(rf"tie_word_embeddings +{words} becomes false", render(plan.outcome())), value
 
 
 @pytest.mark.parametrize("function", [tieconv.plan_untie, tieconv.plan_retie])

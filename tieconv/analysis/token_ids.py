@@ -57,7 +57,8 @@ def token_ids(files: TokenizerFiles, config: Mapping[str, object]) -> TokenIds:
     listed = frozenset(added).union(*vocabularies) | frozenset(_referred(files.document(TOKENIZER)))
     undecided = next(_undecided(files, config), "")
     texts = set(added.values()).union(*(vocabulary.values() for vocabulary in vocabularies))
-    new = {*named(files), *_of_classes(files, config)} - texts
+    of_classes = {token for name in _class_names(files, config) for token in tokens_of_class(name) or ()}
+    new = {*named(files), *of_classes} - texts
     if not vocabularies:
         return TokenIds(listed, (), undecided or "no vocabulary was read")
     start = min(map(len, vocabularies))
@@ -118,10 +119,6 @@ def _class_names(files: TokenizerFiles, config: Mapping[str, object]) -> set[str
     if names and not passes_over_named_class(model_type):
         return names
     return names | tokenizer_classes(model_type)
-
-
-def _of_classes(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]:
-    return {token for name in _class_names(files, config) for token in tokens_of_class(name) or ()}
 
 
 def too_large(files: TokenizerFiles) -> Iterator[str]:

@@ -52,7 +52,7 @@ def _architectures(config: Mapping[str, object]) -> tuple[str, ...]:
     listed = config.get("architectures")
     if not isinstance(listed, list):
         return ()
-    return tuple(name for name in listed[:_MOST_ARCHITECTURES] if isinstance(name, str))
+    return tuple(name for name in listed[:_MOST_ARCHITECTURES] if isinstance(name, str) and name)
 
 
 _MOST_ARCHITECTURES = 64

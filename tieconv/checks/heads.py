@@ -13,7 +13,6 @@ from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
-from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence, quantised, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers5 import mistakable
@@ -221,7 +220,8 @@ def missing_copies(inspection: Inspection) -> Iterator[Finding]:
     """
     # Yield one finding for each untied group with missing names.
     for tie in evidence.declared_untied(inspection) if not unexplained(inspection) else ():
-        absent = [member.name for member in tie.members if _is_needed(inspection, tie, member)]
+        head = evidence.head_member(inspection, tie)
+        absent = [each.name for each in tie.members if evidence.is_missing(inspection, each) and each is not head]
         if absent and tie.role is not Role.OUTPUT_BIAS:
             from tieconv.loaders.load import TRANSFORMERS_4, load  # few models lack such names
 
@@ -234,10 +234,6 @@ def missing_copies(inspection: Inspection) -> Iterator[Finding]:
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.untie(inspection, safe=False),
             )
-
-
-def _is_needed(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    return evidence.is_missing(inspection, member) and evidence.head_member(inspection, tie) is not member
 
 
 _HEADS = {True: "cls.predictions.", False: "lm_predictions.lm_head."}

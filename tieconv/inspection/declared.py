@@ -34,7 +34,7 @@ def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     levels = {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in declared}
     tied, why = effective(family, levels)
     architectures = config.get("architectures")
-    names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
+    names = tuple(str(name) for name in architectures if name) if isinstance(architectures, list) else ()
     known = family.knowledge is Knowledge.TABLE or any(value is not None for value in levels.values())
     if not config and not known:
         why = _NO_CONFIG

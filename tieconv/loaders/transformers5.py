@@ -148,8 +148,8 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
     if kind and not inspection.family.trusted and kind not in newer_release()["known"] and "auto_map" not in config:
         release = newer_release()["transformers"]
         yield Refusal(Cause.CLASS, f"transformers {release} has no model {with_type(kind, 'of type')}")
-    if "model_type" not in config and inspection.config.architectures and "auto_map" not in config:
-        yield Refusal(Cause.CLASS, "AutoModel of transformers 5 refuses a config without model_type")
+    if not kind and inspection.config.architectures and "auto_map" not in config:
+        yield Refusal(Cause.CLASS, "AutoModel of transformers 5 refuses a config without a model type")
     files = by_name(inspection)
     if files is not None:
         yield files

@@ -173,7 +173,7 @@ def _bitsandbytes(values: Values, module: str, role: str) -> ConfigChoice:
         return ConfigChoice(Verdict.LEFT_OUT, "llm_int8_skip_modules: absent", bits)
     key = _skipping(texts(skipped), module)
     verdict = Verdict.QUANTISED if key is None else Verdict.LEFT_OUT
-    return ConfigChoice(verdict, f"llm_int8_skip_modules: {key or _written(skipped)}", bits)
+    return ConfigChoice(verdict, f"llm_int8_skip_modules: {key or ', '.join(texts(skipped)[:4]) or 'empty'}", bits)
 
 
 def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
@@ -239,10 +239,6 @@ def _skipping(names: tuple[str, ...], module: str) -> str | None:
 def texts(value: object) -> tuple[str, ...]:
     """Return the strings of a list; empty for any other value."""
     return tuple(entry for entry in value[:_MOST_ENTRIES] if isinstance(entry, str)) if isinstance(value, list) else ()
-
-
-def _written(value: list[object]) -> str:
-    return ", ".join(texts(value)[:4]) or "empty"
 
 
 def _truth(value: object) -> bool | None:

@@ -231,6 +231,8 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
         refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
     if member.relation.shape_differs:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
+    if member.state is State.TRANSPOSED:  # untie refuses it too
+        refuse(sentence, "store it in the shape of the embedding first", "retie.not-equal")
     untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
     hint = f"keep them untied with: {again(inspection, 'untie')}" if inspection.config.effective else untied
     if not exponent:

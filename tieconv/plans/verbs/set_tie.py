@@ -116,7 +116,8 @@ def _auto(inspection: Inspection) -> bool:
         return _quantised_auto(inspection, inspection.quantised_tables)
     tie = inspection.word_tie
     if tie is None:
-        _open(inspection, "neither the input embedding nor the output head is stored")
+        hint = f"look for other names of both: {again(inspection, 'inspect')}"
+        _open(inspection, "neither the input embedding nor the output head is stored", hint)
     if not tie.canonical_stored:
         _open(inspection, f"{shown(tie.canonical)} is absent, but another name of its group is stored")
     copies = [member for member in decided(inspection, tie) if member.name != tie.canonical]
@@ -127,7 +128,9 @@ def _auto(inspection: Inspection) -> bool:
         return False
     first = unclear[0]
     reason = "is absent, but another name is stored separately" if not first.stored else difference_clause(first)
-    return _open(inspection, f"{shown(first.name)}: {reason}")
+    misshapen = first.relation.shape_differs or first.state is State.TRANSPOSED
+    hint = "store it in the shape of the embedding first" if misshapen else ""
+    return _open(inspection, f"{shown(first.name)}: {reason}", hint)
 
 
 def _quantised_auto(inspection: Inspection, tables: QuantisedTables) -> bool:
@@ -148,10 +151,10 @@ def _plainly_apart(member: Member) -> bool:
     return member.state in _PLAINLY_APART and not misshapen and not member.relation.sign_of_zero_only
 
 
-def _open(inspection: Inspection, why: str) -> NoReturn:
+def _open(inspection: Inspection, why: str, hint: str = "") -> NoReturn:
     refuse(
         f"{shown(inspection.checkpoint.source)}: the tensors do not show whether the model is tied: {why}",
-        f"choose one: {again(inspection, 'untie')}, or {again(inspection, 'retie')}",
+        hint or f"choose one: {again(inspection, 'untie')}, or {again(inspection, 'retie')}",
         "set-tie.ambiguous",
     )
 

@@ -158,7 +158,9 @@ def _files(plan: write_plan.Plan, hardlink: bool, in_place: bool) -> Iterator[tu
 def _json(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_json, value))}]"
-    return str(value).lower() if isinstance(value, bool) else shown(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f'"{value}"' if value in ("true", "false", "null") else shown(value)
 
 
 # Render a plan for graphs as text.
