@@ -34,8 +34,8 @@ FLAGS = {
 VALUES = (
     "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
     "--max-shard-size", "--head-form", "--quantise", "--precision", "--opset", "--provider", "--depth", "--consumers",
-    "--for", "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference",
-    "--verify", "--include", "--exclude", "--newer-than", "--fuse", "--layout", "--inputs", "--length",
+    "--for", "--against", "--base", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline",
+    "--reference", "--verify", "--include", "--exclude", "--newer-than", "--fuse", "--layout", "--inputs", "--length",
     "--batch", "--counts", "--reference-device", "--timeout", "--max-memory", "--config", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""

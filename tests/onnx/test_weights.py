@@ -146,7 +146,7 @@ def test_data_outside_the_directory_is_refused(tmp_path: Path, matrix: torch.Ten
             read_graph(str(tmp_path / "sub" / "g.onnx"))
     with (tmp_path / "g.onnx.data").open("r+b") as data:
         data.truncate(100)
-    with pytest.raises(UnreadableError, match=r"tensor w needs 14000 bytes at offset 0 .* which has 100"):
+    with pytest.raises(UnreadableError, match=r"tensor w needs 14,000 bytes at offset 0 .* which has 100"):
         read_graph(str(path))
 
 

@@ -109,14 +109,18 @@ def limited(
     folder = tempfile.mkdtemp(prefix="tieconv-child-")
     status, result = os.pipe(), os.pipe()
     parent = os.getpid()
+    # Python calls functions after a fork, and ignores what a signal handler raises there: Ctrl-C would be lost.
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     child = os.fork()
     if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         os.close(status[0])
         os.close(result[0])
         _serve(work, status[1], result[1], folder, parent)
     os.close(status[1])
     os.close(result[1])
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         answer = _watch(child, status[0], result[0], limits(), graph, progress)
     finally:
         with suppress(ProcessLookupError):
