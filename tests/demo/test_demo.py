@@ -21,6 +21,7 @@ from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WOR
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
 
+ROOT = Path(__file__).parents[2]
 STEPS = 40
 
 
@@ -198,3 +199,12 @@ def test_held_out_text_is_not_trained_on() -> None:
     text = generate(50, 3)
     trained = {row.tobytes() for row in text.train}
     assert not any(row.tobytes() in trained for row in text.held_out)
+
+
+def test_the_record_of_the_docs_is_such_a_report(shown: tuple[Path, Result]) -> None:
+    """It has the measures that the demo reports today."""
+    record = json.loads((ROOT / "docs" / "measured" / "demo.json").read_text("utf-8"))
+    sections = {section["title"]: section for section in record["sections"]}
+    measured = [[measure["name"] for measure in section["measures"]] for section in (sections["Alignment"],)]
+    assert measured == [[measure["name"] for measure in alignment(shown[0])["measures"]]]  # type: ignore[attr-defined]
+    assert sections.keys() == {"Alignment", "Training"}

@@ -120,19 +120,15 @@ def run_demo(
     *,
     steps: int,
     seed: int,
-    seeds: int,
-    gradient_ratios: Sequence[str],
     done: Callable[[int, int], None],
 ) -> Analysis:
     """Train the toys in the new directory ``out`` and return their analysis.
 
-    ``gradient_ratios`` are written as ``5:1``. ``done`` is called after each step with the steps so far and of all.
+    ``done`` is called after each step with the steps so far and of all.
     """
-    from tieconv.demo.toy_settings import parse_ratio
     from tieconv.demo.toys import run
 
-    ratios = [parse_ratio(text) for text in gradient_ratios]
-    return run(Path(out), steps=steps, seed=seed, seeds=seeds, ratios=ratios, done=done)
+    return run(Path(out), steps=steps, seed=seed, done=done)
 
 
 def demo_table(analysis: Analysis) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,43 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import RefusedError
-from tieconv.text import shown
-
-# Factors of the two gradients of a tied table, as in Tables 2, 6 and 7 of Lopardo et al. 2026 (arXiv 2603.26663).
-
-_FORM = re.compile(r"(\d{1,6}(?:\.\d{1,6})?):(\d{1,6}(?:\.\d{1,6})?)", re.ASCII)
-
-
-@record
-class GradientRatio:
-    """The factors of a tied table's gradient as input embedding and as output head."""
-
-    embedding: float
-    head: float
-
-    def __str__(self) -> str:
-        return f"{self.embedding:.12g}:{self.head:.12g}"
-
-    @property
-    def directory(self) -> str:
-        """The name of the directory of the tied toy that is trained with these factors."""
-        return f"tied-{str(self).replace(':', '-')}"
-
-
-def parse_ratio(text: str) -> GradientRatio:
-    """Return the ratio that ``text`` writes as ``EMBEDDING:HEAD``. Raises `RefusedError` if it is not one."""
-    match = _FORM.fullmatch(text)
-    ratio = GradientRatio(*map(float, match.groups())) if match else GradientRatio(0.0, 0.0)
-    if ratio == GradientRatio(1.0, 1.0):
-        raise RefusedError("the gradient ratio 1:1 scales nothing", "give another ratio, such as 5:1")
-    if not (ratio.embedding or ratio.head):
-        raise RefusedError(
-            f"the gradient ratio {shown(text)} is not two numbers from 0 to 999,999 of which one is above 0",
-            "write the factor of the input embedding, a colon, and the factor of the head, such as 5:1",
-        )
-    return ratio
-
 
 # Settings of the toy, and the figures of a reference run on natural text.
 
@@ -69,15 +31,11 @@ DECAY = 0.1
 
 @record
 class Toy:
-    """A model to train: its directory, whether it is tied, and its number, which decides its initial weights.
-
-    ``ratio`` scales the two gradients of a tied table.
-    """
+    """A model to train: its directory, whether it is tied, and its number, which decides its initial weights."""
 
     name: str
     tied: bool
     number: int
-    ratio: GradientRatio | None = None
 
     def seed(self, run: int) -> int:
         """Return the seed of the weights and of the order of the text in the run of seed ``run``."""
@@ -86,11 +44,6 @@ class Toy:
 
 TOYS = (Toy("tied", True, 0), Toy("untied", False, 1), Toy("untied-second", False, 2))
 TIED, UNTIED, SECOND = TOYS
-
-
-def scaled(ratio: GradientRatio) -> Toy:
-    """Return the tied toy with scaled gradients. It starts from the weights of the ordinary tied toy."""
-    return Toy(ratio.directory, TIED.tied, TIED.number, ratio)
 
 
 REFERENCE: Mapping[str, tuple[float, ...]] = {

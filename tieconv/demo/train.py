@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import cos, pi
 from typing import Any
 
 import torch
-from torch.func import functional_call
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tieconv.checkpoint.value_type import record
 from tieconv.demo import toy_settings
-from tieconv.demo.toy_settings import Array, GradientRatio, Text
+from tieconv.demo.toy_settings import Array, Text
 
 _WARM = 50  # steps until the full learning rate
 
@@ -34,35 +32,13 @@ def train(
     tied: bool,
     seed: int,
     steps: int,
-    ratio: GradientRatio | None = None,
     step_done: Callable[[], None] = lambda: None,
 ) -> Trained:
-    """Train for ``steps`` steps of AdamW. The same arguments give the same weights on the same machine.
-
-    With a ``ratio``, the two gradients of the tied table are scaled before they are added.
-    """
+    """Train for ``steps`` steps of AdamW. The same arguments give the same weights on the same machine."""
     with _alone(seed):
         model: Any = LlamaForCausalLM(config(tied))
-        forward = model if ratio is None else partial(scaled_forward, model, ratio)
-        losses = tuple(_steps(model, forward, text.train, seed, steps, step_done))
+        losses = tuple(_steps(model, text.train, seed, steps, step_done))
         return Trained(model, losses, _loss(model, text.held_out))
-
-
-def scaled_forward(model: Any, ratio: GradientRatio, **inputs: Any) -> Any:
-    """Run a tied toy. Its outputs are unchanged, and each use of the table has its own factor in the gradient."""
-    table = model.get_input_embeddings().weight
-    uses = {
-        "model.embed_tokens.weight": _scaled_view(table, ratio.embedding),
-        "lm_head.weight": _scaled_view(table, ratio.head),
-    }
-    return functional_call(model, uses, kwargs=inputs, tie_weights=False)
-
-
-def _scaled_view(table: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return a view of the table, (rows, width), whose gradient is multiplied by ``factor``."""
-    view = table.view_as(table)
-    view.register_hook(lambda gradient: gradient * factor)
-    return view
 
 
 def config(tied: bool) -> LlamaConfig:
@@ -94,9 +70,7 @@ def _alone(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _steps(
-    model: Any, forward: Any, passages: Array, seed: int, steps: int, step_done: Callable[[], None]
-) -> Iterator[float]:
+def _steps(model: Any, passages: Array, seed: int, steps: int, step_done: Callable[[], None]) -> Iterator[float]:
     order = torch.randperm(len(passages), generator=torch.Generator().manual_seed(seed))
     ids = torch.from_numpy(passages)[order].reshape(steps, toy_settings.BATCH, toy_settings.CONTEXT)
     rate, decay = toy_settings.RATE, toy_settings.DECAY
@@ -105,7 +79,7 @@ def _steps(
     for step, batch in enumerate(ids):
         for group in optimiser.param_groups:
             group["lr"] = toy_settings.RATE * (min(1.0, (step + 1) / _WARM) * (0.55 + 0.45 * cos(pi * step / steps)))
-        loss = forward(input_ids=batch, labels=batch, use_cache=False).loss
+        loss = model(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()

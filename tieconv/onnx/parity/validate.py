@@ -15,16 +15,7 @@ import numpy as np
 import torch
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.parity import (
-    Gate,
-    Identity,
-    Loss,
-    Metrics,
-    Parity,
-    ProviderUse,
-    Quantised,
-    Verdict,
-)
+from tieconv.checkpoint.results.parity import Gate, Identity, Loss, Metrics, Parity, ProviderUse, Quantised, Verdict
 from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
 from tieconv.formats.strict_json import parse_json
