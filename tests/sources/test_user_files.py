@@ -151,7 +151,7 @@ def _write(call: ast.Call, named: dict[str, str]) -> str:
         return function
     if method == "ZipFile":
         return function if len(call.args) > 1 else ""
-    if method not in _METHODS or function in ("write_text", "write_bytes", "save"):
+    if method not in _METHODS or function in ("write_text", "write_bytes", "save", "self.to_json"):
         return ""
     return function if function.startswith(("tempfile.", "os.")) else method
 
