@@ -35,6 +35,10 @@ CONSTANTS = "huggingface_hub.constants"
 """The one module of the Hub's client that reads variables for what tieconv calls; a child reads them again."""
 
 
+RUNNING: set[int] = set()
+"""The processes of the servers that have not ended."""
+
+
 class Server:
     """The process that forks the children. One command runs at a time."""
 
@@ -68,6 +72,7 @@ class Server:
                 start_new_session=True,
                 preexec_fn=heed_signals,
             )
+            RUNNING.add(self._process.pid)
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
@@ -78,6 +83,7 @@ class Server:
         """End the process."""
         if self._process is not None:
             self._process.communicate()
+            RUNNING.discard(self._process.pid)
             self._process = None
 
 

@@ -142,6 +142,7 @@ def test_verdict(role: str, shape: str) -> None:
     assert section.detail.shape == shape and f"{shape}-shaped" in section.sentence
 
 
+@pytest.mark.slow
 def test_ceilings_change_the_answer() -> None:
     """An input role that is hardly reproducible is not beaten for that: scores are shares of their ceilings."""
     base_e, base_u = profiled(1), profiled(2)

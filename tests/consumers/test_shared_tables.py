@@ -27,6 +27,7 @@ MEASURED = {
 one, or start with random numbers."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", MEASURED)
 def test_the_tables_of_both_halves(model_type: str, tmp_path: Path) -> None:
     """No claim is another than what was measured; what is not claimed is unknown, and in 4.57 nothing is."""

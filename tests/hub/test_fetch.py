@@ -138,6 +138,7 @@ def test_moved_while_it_was_listed(hub: Hub, tieconv: Run, environment: dict[str
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [("inspect", "hf://org/s"), ("untie", "hf://org/m", "-o", "out")], ids=" ".join)
 def test_interrupt(
     words: tuple[str, ...], model: Path, hub: Hub, tieconv: Run, environment: dict[str, str], tmp_path: Path

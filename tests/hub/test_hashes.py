@@ -96,7 +96,7 @@ def test_server_without_etags(etag: str, model: Path, hub: Hub, tieconv: Run) ->
     assert tieconv("inspect", "hf://org/m").returncode == 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [("retie",), ("untie",), ("dedup",)], ids=str)
 def test_wrong_bytes_do_not_enter_the_cache(
     words: tuple[str, ...], model: Path, impostor: Path, hub: Hub, tieconv: Run, tmp_path: Path
@@ -131,7 +131,7 @@ def snapshot(hub: Hub, python: Run, model: Path) -> Path:
     return Path(python(DOWNLOAD).stdout.strip())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("offline", ["0", "1"])
 @pytest.mark.parametrize("words", [("untie", "-o", "out"), ("convert", "--to", "torch", "-o", "out"), ("analyze",)])
 def test_damaged_blob(words: tuple[str, ...], offline: str, snapshot: Path, model: Path, tieconv: Run) -> None:

@@ -21,6 +21,7 @@ from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning  # noqa:
 pytestmark = pytest.mark.filterwarnings("ignore", "error::tieconv.integrations.torch.BrokenTieWarning")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_healthy_training(tied: bool, tmp_path: Path) -> None:
     """It is silent, and the checkpoint was checked."""

@@ -354,6 +354,7 @@ ENDINGS = {"objects.repeated", "objects.endless", "objects.too-long"}
 """Which limit is met first depends on the speed of the machine."""
 
 
+@pytest.mark.slow
 def test_a_listing_has_an_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes, keys and time, for a prefix, a file and a search for models; and nothing goes on after it."""
     monkeypatch.setattr(object_client, "PAGE_SECONDS", 1.0)

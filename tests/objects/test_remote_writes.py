@@ -180,6 +180,7 @@ def test_a_fault_leaves_nothing(store: Store, writes: Writes, model: Path, fault
     assert not any(secret in f"{raised.value} {raised.value.hint}" for secret in SECRETS)
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_is_noticed_by_full(store: Store, writes: Writes, model: Path) -> None:
     """``verify="full"`` reads back what the server copied; without it the bytes of a copy are the server's word."""
     store.faults[f"copy_part out/{LAST}"] = Fault("corrupts", times=1)

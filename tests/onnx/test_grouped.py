@@ -107,6 +107,7 @@ def narrower(graph: onnx.GraphProto) -> None:
         attribute.i = 31
 
 
+@pytest.mark.slow
 def test_a_windowed_cache(tmp_path: Path) -> None:
     """It has its capacity from the start and takes no padding. The builder's 5.66 for √32 fails; mended it passes."""
     found = parity(GEMMA)

@@ -191,6 +191,7 @@ def test_no_cuda_provider(monkeypatch, packages) -> None:
     assert refused.value.hint == f"pip uninstall -y onnxruntime && {install_command('gpu')}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm", "FusedMatMul", "LayerNormalization", "ReduceMean",
                                       "RMSNormalization", "Attention", "GroupQueryAttention", "Softmax", "Gelu",
                                       "FastGelu", "QuickGelu", "BiasGelu", "Erf", "Sigmoid", "MoE", "QMoE", "TopK",
@@ -277,6 +278,7 @@ def test_two_packages_in_two_directories(monkeypatch, packages) -> None:
     assert refused.value.hint == "pip uninstall -y onnxruntime, or PYTHONPATH=/site"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("said", "code"),
     [

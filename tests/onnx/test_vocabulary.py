@@ -27,6 +27,7 @@ def seen(graph: Path, model: Path) -> Vocabulary | None:
     return every_lookup(open_subject(str(graph), inspect(model, depth="header"), "cpu"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", exporters.COMPARED)
 def test_other_exporters_look_up_the_checkpoints_rows(name: str) -> None:
     """Each id gets its own row. A lookup in a branch is not visible."""
@@ -46,7 +47,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "fault", "wrong", "special"), FAULTS)
 def test_an_id_with_a_fault_is_named(
     exported, tmp_path: Path, name: str, fault: faults.Fault, wrong: tuple[int, ...], special: tuple[int, ...]

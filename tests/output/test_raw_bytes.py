@@ -88,6 +88,7 @@ def test_every_command_is_called() -> None:
     assert {word for call in CALLS for word in call.split(" ")[:1]} >= COMMANDS.keys()
 
 
+@pytest.mark.slow
 def test_the_names_are_printed(home: Path) -> None:
     """The test would prove nothing of names that no command shows."""
     for call in (

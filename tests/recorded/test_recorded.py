@@ -125,6 +125,7 @@ def test_a_model_in_one_recording_alone_is_reported(recording: Recording) -> Non
     assert [one.command for one in compare(fewer, recording)] == ["(models)"]
 
 
+@pytest.mark.slow
 def test_other_bytes_are_no_other_answer(recording: Recording) -> None:
     """Models that are not the same are reported as such, once."""
     other = copy.deepcopy(recording)

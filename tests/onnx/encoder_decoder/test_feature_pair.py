@@ -197,6 +197,7 @@ def test_a_healthy_whisper_passes(report: Parity) -> None:
     assert {gate.name for gate in report.gates} >= {*STEPS, *SINGLE, *ENTRIES, "graph_weights"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast_only(FAULTS, ["reversed convolution"]))
 def test_faults(pairs: Pairs, tmp_path: Path, name: str) -> None:
     """Each fault fails by the gates meant for it. One in a step leaves the single passes right."""
