@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.util
 import os
 import signal
@@ -105,11 +106,19 @@ def test_a_caller_that_stops_waits_for_no_model() -> None:
 def test_a_process_that_does_not_heed_the_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that missed SIGTERM, and waits for a lock for ever, ends too."""
     monkeypatch.setattr(workers, "_GRACE", 0.1)
-    results = each(work, ["now", "a-deaf", "b-deaf"], Workers(2), lost)
+    graces: list[float] = []
+    original = multiprocessing.connection.wait
+    monkeypatch.setattr(
+        multiprocessing.connection, "wait",
+        lambda objects, timeout=None: graces.append(timeout) or original(objects, timeout),
+    )  # fmt: skip
+    results = each(work, ["now", *[f"{number}-deaf" for number in range(6)]], Workers(4), lost)
     assert next(results) == "NOW"
+    graces.clear()
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
     assert time.monotonic() - began < HANGS / 2
+    assert graces.count(0.1) <= 1, "each process got the whole time"
     assert not multiprocessing.active_children()
 
 

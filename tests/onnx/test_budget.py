@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,10 @@ from tieconv.onnx.parity.measured_pair import Wishes
 from tieconv.onnx.parity.passes import make_work, pieces
 from tieconv.reference import Batch, load
 from tieconv.reference import float64 as wide
+from tieconv.reference.packages import need
 
 LARGE = 1 << 20
+POLICY = "OMP_WAIT_POLICY"
 
 
 def test_a_budget_is_a_time() -> None:
@@ -93,6 +96,9 @@ def test_float32_weights_compute_in_float64(name: str, tmp_path: Path) -> None:
     assert logits.dtype is torch.float64
     assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
     assert torch.equal(model.logits(batch), before)
+    with pytest.raises(ZeroDivisionError), model.in_float64():
+        raise ZeroDivisionError
+    assert (model.dtype, model.widen_all) == ("float32", None)
     assert not any("forward" in vars(module) for module in model.model.modules())
     # Gemma's class keeps the scale of embeddings in a buffer, which stays float32.
     whole = load(str(tmp_path), config, "float64").logits(batch)
@@ -141,3 +147,16 @@ def test_faults_in_a_real_model() -> None:
     assert {row["fault"] for row in rows if row["verdict"] != "failed"} == UNSEEN.keys()
     stored = {"weights", "graph_weights", "token_lookup"}
     assert sum(bool(row["cases"]) and not stored & set(row["failed"]) for row in rows) >= 30
+
+
+def test_the_wait_policy_of_the_user_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's OpenMP reads it while it is loaded; the variable is not the program's afterwards."""
+    seen: list[str | None] = []
+    monkeypatch.setattr("tieconv.reference.packages.import_module", lambda _: seen.append(os.environ.get(POLICY)))
+    for own in (None, "ACTIVE"):
+        monkeypatch.delenv(POLICY, raising=False)
+        if own:
+            monkeypatch.setenv(POLICY, own)
+        need("torch", "torch", "a test")
+        assert os.environ.get(POLICY) == own
+    assert seen == ["PASSIVE", "ACTIVE"]

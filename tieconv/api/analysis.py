@@ -115,13 +115,7 @@ def analyze_revisions(
 # Run the demonstration: a toy model, trained tied and untied, and its table.
 
 
-def run_demo(
-    out: str | Path,
-    *,
-    steps: int,
-    seed: int,
-    done: Callable[[int, int], None],
-) -> Analysis:
+def run_demo(out: str | Path, *, steps: int, seed: int, done: Callable[[int, int], None]) -> Analysis:
     """Train the toys in the new directory ``out`` and return their analysis.
 
     ``done`` is called after each step with the steps so far and of all.

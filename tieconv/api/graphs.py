@@ -197,7 +197,7 @@ def parity(
     perplexity. A missing provider gives the verdict ``not_run``.
     ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
     ``batch`` add a sequence of so many tokens, and so many rows. ``budget`` is about how long the batches may compute
-    (``30s``, ``5m``), or ``full`` for all. Without it, they take at most as long as an export.
+    (``30s``, ``5m``), or ``full`` for all. Without it, about the time of an export, or less.
     A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
     most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
     with the size of the graph and the model. ``progress`` is called with the stage, how much is done, and how much

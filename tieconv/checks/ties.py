@@ -314,10 +314,8 @@ def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wa
     the, verb = ("copy", "wastes") if is_single else ("copies", "waste")
     are = "is" if is_single else "are"
     if loads_both(inspection.checkpoint.config_values):
-        is_wanted, why = (
-            True,
-            f"The loader that reads this config needs both names, so the {the} of {wasted} {are} wanted.",
-        )
+        is_wanted = True
+        why = f"The loader that reads this config needs both names, so the {the} of {wasted} {are} wanted."
     elif is_wanted:
         why = f"The metadata entry {KEY} says that the {the} of {wasted} {are} wanted."
     else:

@@ -210,8 +210,8 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
     "--budget",
     metavar="TIME",
     callback=_budget,
-    help="How long the batches may compute, such as 30s or 5m. full: all batches. Default: at most as "
-    "long as an export of MODEL.",
+    help="How long the batches may compute, such as 30s or 5m. full: all batches. Default: about as "
+    "long as an export of MODEL, or less.",
 )
 @click.option(
     "--timeout",

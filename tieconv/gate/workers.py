@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -91,7 +92,7 @@ _IN_FLIGHT = 2
 _LONGEST_DIRECTORY = 60
 """Bytes that the path of the temporary directory may have, below which multiprocessing adds about 35."""
 _GRACE = 5.0
-"""Seconds that a process gets to remove its temporary files after SIGTERM."""
+"""Seconds that the processes get to remove their temporary files after SIGTERM."""
 _PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged"]
 
 
@@ -218,8 +219,9 @@ class _Pool:
         for process in processes:
             process.terminate()
         # SIGTERM just before a process waits for the lock of a dead one is handled too late: never.
+        ends = time.monotonic() + _GRACE
         for process in processes:
-            wait([process.sentinel], _GRACE)
+            wait([process.sentinel], max(ends - time.monotonic(), 0))
             process.kill()
         self.executor.shutdown(cancel_futures=True)
 

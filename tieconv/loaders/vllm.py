@@ -155,7 +155,7 @@ class Tables:
             # Read in the sources of 0.5.3.post1, which looks up every stored name, and of 0.5.4, which skips this one.
             llama = self.model.inspection.family.architecture == "LlamaForCausalLM"
             copy = llama and pair.has_embedding and pair.has_head
-            old = f"vLLM before 0.5.4 fails with KeyError: '{shown(pair.head)}'" if copy else ""
+            old = f"vLLM before 0.5.4 fails with KeyError: '{shown(pair.head)}', by its source" if copy else ""
             return self._checked(self.model.tied(pair.embedding, in_order=not skips, remark=old), tied)
         return self._checked(self.model.tied(pair.head), tied)
 

@@ -190,10 +190,12 @@ class Reference:
 
         _run_experts_apart(self.model)
         before, self.dtype = self.dtype, "float64"
-        with widened(self.model) as self.widen_all:
-            yield
-        self.dtype, self.widen_all = before, None
-        self._encoded.clear()
+        try:
+            with widened(self.model) as self.widen_all:
+                yield
+        finally:
+            self.dtype, self.widen_all = before, None
+            self._encoded.clear()
 
     def logits(self, batch: Batch, positions_needed: int = 0) -> Any:
         """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache.

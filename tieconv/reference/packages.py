@@ -16,8 +16,8 @@ from tieconv.text import shown
 def need(module: str, extra: str, purpose: str) -> Any:
     """Return the module. Raises `MissingPackageError` with the pip command if it is missing or its import fails."""
     hint = install_command(extra)
-    if module == "torch":
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # its idle threads sleep, as a session's do
+    policy = {} if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE"}
+    os.environ.update(policy)  # idle threads of torch sleep, as a session's do; OpenMP reads it when it is loaded
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -26,6 +26,9 @@ def need(module: str, extra: str, purpose: str) -> Any:
         raise MissingPackageError(f"{purpose} needs the package {module}, which is not installed", hint) from error
     except (ImportError, OSError) as error:
         raise _broken(module, purpose, error, hint) from error
+    finally:
+        for name in policy:
+            os.environ.pop(name, None)
 
 
 def require(purpose: str, extra: str, *modules: str) -> None:

@@ -128,7 +128,8 @@ class Fed:
 
     ``budget`` is in seconds of computing, ``None`` for all batches. ``tokens`` and ``rows`` are the most of one batch.
     ``left_out`` counts the batches that a larger budget feeds, by group. A fault that changes the logits of any case by
-    ``change``, relative to their RMS, fails. A fault in the ``share`` of all positions is missed once in 20 times.
+    ``change``, relative to their RMS, fails. A fault in the ``share`` of all positions, spread at random, is
+    missed once in 20 times.
     """
 
     budget: float | None

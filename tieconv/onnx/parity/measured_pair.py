@@ -287,8 +287,8 @@ def _refuse(path: str, why: str) -> NoReturn:
 class Wishes:
     """More batches: the arrays of the file ``inputs``, a sequence of ``length`` tokens, and ``batch`` rows.
 
-    ``budget`` is about how many seconds of computing the batches may take. Without it, the measurement takes at most as
-    long as an export of the model. Infinity feeds all batches.
+    ``budget`` is about how many seconds of computing the batches may take. Without it, the measurement takes about
+    as long as an export of the model, or less. Infinity feeds all batches.
     """
 
     inputs: str = ""

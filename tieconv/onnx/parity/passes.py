@@ -244,7 +244,7 @@ def run_graph(graph: CachedModel, work: Work, store: LogitStore, name: str) -> d
 def run_model(model: Reference, work: Work, store: LogitStore, name: str) -> None:
     """Run every cell through torch in one pass, without a cache; its logits are stored as ``name``.
 
-    Cells with the same tokens run once. The error of the floor does not depend on the pieces in which tokens are fed.
+    Cells with the same tokens run once, whatever the pieces in which a graph with a cache gets them.
     """
     for alike in work.announced(list(work.with_same_tokens()), name):
         logits = model.logits(work.batch(alike[0]), max(cell.judged for cell in alike))

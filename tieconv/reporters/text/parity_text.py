@@ -70,7 +70,7 @@ def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
         groups = ", ".join(f"{number} {group}" for group, number in fed.left_out.items())
         more = sum(fed.left_out.values())
         yield "not fed", f"{more} more batches ({groups}): --budget full"
-    often = f"in 1 of {1 / fed.share:.0f} positions or more (19 times of 20)"
+    often = f"in 1 of {1 / fed.share:.0f} random positions or more (19 times of 20)"
     yield "sees", f"a fault that changes the logits of a case by {fed.change:.1e} of their RMS, {often}"
 
 
