@@ -74,6 +74,7 @@ def test_the_section_of_a_pyproject() -> None:
         ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nresaon = "x"', "unknown setting per-model[1].resaon", "reason"),
         ("a = = 1", "is not valid TOML", "correct the line"),
         ("a = " + "[" * 5000, "", ""),
+        ("a = " + "1" * 5000, "is not valid TOML: it holds an integer of thousands of digits", ""),
     ],
 )
 def test_what_is_not_understood_is_told(text: str, message: str, hint: str) -> None:

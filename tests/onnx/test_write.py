@@ -164,6 +164,18 @@ def test_not_proved_is_said(graph: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "proved: a session" not in result.stdout.replace("not proved", "")
 
 
+def test_an_operator_that_no_session_knows(graph: Path, tmp_path: Path) -> None:
+    """The reason that the runtime gives names the graph, not the temporary file."""
+    model = onnx.load(graph, load_external_data=False)
+    model.graph.node.append(onnx.helper.make_node("Acme", [model.graph.output[0].name], ["z"], domain="com.acme"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["n"]))
+    model.opset_import.append(onnx.helper.make_opsetid("com.acme", 1))
+    onnx.save(model, graph)
+    result = ok("dedup", graph, "-o", tmp_path / "out.onnx")
+    assert "Load model from out.onnx failed" in result.stdout and "com.acme:Acme" in result.stdout
+    assert "/proc/" not in result.stdout + result.stderr
+
+
 def test_a_missing_package_is_one_sentence(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the graph library: what is missing, and how to get it."""
     monkeypatch.setattr(graph_packages, "find_spec", lambda name: None)

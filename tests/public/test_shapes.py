@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import tieconv as api
 from fixtures.public import PUBLIC, directories, layouts
@@ -240,3 +241,22 @@ def test_gguf_is_for_llama_cpp(tmp_path: Path) -> None:
 def test_one_parameter_is_one(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "one.pt")
     assert "1 tensor, 1 parameter, 4 B stored" in run(("inspect",), tmp_path / "one.pt").output
+
+
+def test_a_second_head_is_named(tmp_path: Path) -> None:
+    """Two heads and no class that chooses: the finding names both. A head of an added block is not one of them."""
+    head = {"a.lm_head.weight": torch.zeros(96, 32), "b.c.lm_head.weight": torch.zeros(96, 16)}
+    save_file({**head, "mtp.0.lm_head.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
+    (finding,) = api.inspect(tmp_path).findings
+    assert finding.rule == "TIE012" and finding.tensors == tuple(head)
+    assert finding.message.endswith("b.c.lm_head.weight has a name of the same kind.")
+
+
+def test_a_tie_of_an_unknown_class_needs_one_shape(tmp_path: Path) -> None:
+    """No finding says what an unknown class needs or what its loaders do."""
+    tables = {"model.embed_tokens.weight": torch.zeros(96, 32), "lm_head.weight": torch.zeros(32, 96)}
+    save_file(tables, tmp_path / "model.safetensors")
+    config = {"architectures": ["AcmeForCausalLM"], "model_type": "acme", "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    messages = {finding.rule: finding.message for finding in api.inspect(tmp_path).findings}
+    assert set(messages) == {"TIE010", "TIE012"} and messages["TIE010"].endswith("A tie needs one shape for both.")

@@ -129,7 +129,7 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
         start = tuple(f"{module}." for module in modules)
         usual = head.endswith("lm_head.weight")
         candidates = (name for name in tensors if name.startswith(start) or (usual and "lm_head" in name))
-        parts = tuple(name for name in candidates if name not in biases and _is_outside_layers(name))
+        parts = tuple(name for name in candidates if name not in biases and is_outside_layers(name))
         return parts or (_table(inspection, "heads", stored_embedding) if stored_embedding else ())
     if stored_head is not None and inspection.head.input_embedding is None and tables is None:
         return _table(inspection, "inputs", stored_head)
@@ -140,7 +140,8 @@ _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})
 """Modules that have a separate head beside the model's."""
 
 
-def _is_outside_layers(name: str) -> bool:
+def is_outside_layers(name: str) -> bool:
+    """Return whether a tensor belongs to no numbered layer and to no module with a head of its own."""
     return not any(step.isdigit() or step in _OTHER_HEADS for step in name.split("."))
 
 
@@ -150,7 +151,7 @@ def _table(inspection: Inspection, kind: str, partner: str) -> tuple[str, ...]:
     known = {locate(family, name, tensors) for name in known_names(family)}
     shape = tensors[partner].shape
     alike = {name: shape for name, record in tensors.items() if record.shape == shape and name not in known}
-    alike = {name: shape for name in alike if _is_outside_layers(name)}
+    alike = {name: shape for name in alike if is_outside_layers(name)}
     if not alike or len(shape) != 2:
         return ()
     from tieconv.architectures.guess import best  # most models have no other matrix of this shape

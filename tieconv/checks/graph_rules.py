@@ -118,7 +118,7 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see [ONNX
-    graphs](onnx.md). If `dedup` keeps both copies, the message says why and has no command.
+    graphs](onnx.md). If `dedup` keeps both copies, the finding is a note. Its message says why and has no command.
     """
     # Yield one finding for each tied pair, and one for all other copies of a graph.
     # Pairs with a NaN are reported by ONX004.
@@ -133,13 +133,12 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
                 message = f"{shown(member.name)} and {shown(tie.canonical)} are one region of the file. "
                 wasted = size(inspection.checkpoint.tensors[member.name].nbytes)
                 message += f"Each session holds it twice, which wastes {wasted}."
-            # The level: an untied model with equal matrices may be trained next, so it gets a note.
+            # An untied model with equal matrices may be trained next.
+            tied = inspection.config.effective or inspection.checkpoint.config is None
             yield stored_twice.finding(
                 f"{message}{answer.message_end}",
                 (tie.canonical, member.name),
-                level=Level.WARNING
-                if inspection.config.effective or inspection.checkpoint.config is None
-                else Level.NOTE,
+                level=Level.WARNING if tied and answer.remedy else Level.NOTE,
                 remedy=answer.remedy,
             )
     for graph in inspection.checkpoint.graphs:
@@ -173,6 +172,7 @@ def _others(inspection: Inspection, copies: list[Duplicate], answer: Answer) -> 
     return stored_twice.finding(
         f"The graph stores a matrix under several names: {groups}{more}. The copies waste {waste}.{answer.message_end}",
         dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
+        level=Level.WARNING if answer.remedy else Level.NOTE,
         remedy=answer.remedy,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from tieconv.architectures import lookup, unexplained
 from tieconv.architectures.effective_flag import sizes_disagree, vocabulary_rows, vocabulary_sizes
 from tieconv.architectures.lookup import is_headless
-from tieconv.architectures.stored_names import unwrapping, without_wrappers, wrappers_of
+from tieconv.architectures.stored_names import is_outside_layers, unwrapping, without_wrappers, wrappers_of
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
@@ -442,11 +442,10 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
             f"{subject}. No tensor looks like an embedding, so there is no tie to look for.", level=Level.NOTE
         )
         return
+    names_known = ""
     if not named and inspection.checkpoint.native in inspection.checkpoint.states:
         subject = f"{shown(inspection.checkpoint.native)} is in Mistral's own format. {subject}"
         names_known = f" To confirm them, add --embed {_EMBED} --head {_HEAD}."
-    else:
-        names_known = ""
     declared = [entry.value for entry in inspection.config.declared]
     untied = bool(declared) and all(value is False for value in declared)
     tied = named and len(names) == 2 and any(declared)
@@ -456,9 +455,14 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
         " The config says untied, and no tensor looks like an output head. A loader may fill it with random values."
     )
     guess = evidence.clause(names, "is a guess", "are guesses")
+    tensors = inspection.checkpoint.tensors
+    ends = [(tensors[name].shape[:1], name.split(".")[-2:]) for name in names if name in tensors]
+    alike = [name for name, tensor in tensors.items() if (tensor.shape[:1], name.split(".")[-2:]) in ends]
+    rivals = [name for name in alike if name not in names and is_outside_layers(name)]
+    rival = f" {evidence.clause(rivals, 'has', 'have')} a name of the same kind." if rivals else ""
     yield guessed.finding(
-        f"{subject}. {guess} from the names{_shared(inspection)}.{names_known}{missing * bool(lost)}",
-        names,
+        f"{subject}. {guess} from the names{_shared(inspection)}.{rival}{names_known}{missing * bool(lost)}",
+        (*names, *rivals),
         level=Level.WARNING if tied or lost else Level.NOTE,
     )
 

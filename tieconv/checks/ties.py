@@ -461,10 +461,11 @@ def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
             if wrong and tie.role is not Role.OUTPUT_BIAS and evidence.shapes_differ(inspection, tie, member):
                 canonical = evidence.reference(tie)
                 tensors = inspection.checkpoint.tensors
+                known = "The class needs one shape for both, so loaders refuse the model."
                 yield shapes_differ.finding(
                     f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)}, but "
                     f"{evidence.listed([canonical])} has {list(tensors[canonical].shape)}{_rest(member)}. "
-                    "The class needs one shape for both, so loaders refuse the model.",
+                    + (known if inspection.family.trusted else "A tie needs one shape for both."),
                     (member.name, canonical),
                     level=evidence.certain(inspection, Level.ERROR),
                 )

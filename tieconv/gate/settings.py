@@ -165,7 +165,8 @@ def parse_settings(text: str, path: str) -> Settings | None:
     try:
         document = parse_toml(text)
     except ValueError as error:
-        problem = f"{shown(path)} is not valid TOML: {shown(error)}"
+        why = "it holds an integer of thousands of digits" if type(error) is ValueError else shown(error)
+        problem = f"{shown(path)} is not valid TOML: {why}"
         raise SettingsError(problem, "correct the line", "settings.toml") from error
     if own:
         return _settings(_Table(path, "", document))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
@@ -77,7 +77,12 @@ def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = Non
         return _encode(written, [lone], _lone(written[0], data or f"{lone}{DATA}"), ())
     remaining = {content for graph in written for _, content in graph.contents if isinstance(content, ByteRange)}
     lost = {span.file for file in files for span in file.ranges if span not in remaining}
-    homes = {id(t): home for graph in written for t, home in _homes(graph)}
+    # A tensor goes to its former file, or, if it is new, to the graph's data file.
+    homes = {
+        id(t): content.file if isinstance(content, ByteRange) else f"{graph.file.name}{DATA}"
+        for graph in written
+        for t, content in graph.contents
+    }
     grown = {homes[id(t)] for graph in written for t, content in graph.contents if isinstance(content, Gathered)}
     moved = lost | grown
     made = _data(written, homes, moved)
@@ -113,12 +118,6 @@ def _content(file: GraphFile, tensor: onnx.TensorProto) -> Source:
     size = int(entries["length"]) if entries.get("length") else tensor_bytes(tensor)
     assert size is not None
     return ByteRange(name, start, start + size)
-
-
-def _homes(graph: _Written) -> Iterator[tuple[onnx.TensorProto, str]]:
-    """Yield the file that each tensor goes to: its former file, or the graph's data file for a new tensor."""
-    for tensor, content in graph.contents:
-        yield tensor, content.file if isinstance(content, ByteRange) else f"{graph.file.name}{DATA}"
 
 
 def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -> tuple[DataFile, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -198,7 +197,9 @@ def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedG
                 except PreconditionError as error:
                     share.left(str(error))
                 matrices += share.matrices
-    notes = tuple(notes_of(matrices, partial(_again, listing.source)))
+    notes = tuple(
+        notes_of(matrices, lambda form: Action("dedup", listing.source, (("--head-form", str(form)),)).command)
+    )
     used = form or _widest(matrices)
     return PlannedGraphs("dedup", used, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 
@@ -207,10 +208,6 @@ def _widest(matrices: Sequence[SharedMatrix]) -> HeadForm:
     """Return the form that the plan reports. Of several, it is the form that the fewest runtimes support."""
     used = {matrix.form for matrix in matrices}
     return next((form for form in (HeadForm.TRANSPOSE, HeadForm.FUSED) if form in used), HeadForm.GEMM)
-
-
-def _again(source: str, form: HeadForm) -> str:
-    return Action("dedup", source, (("--head-form", str(form)),)).command
 
 
 HELD_TWICE = f"a session of {RUNTIMES} folds the Transpose of a stored matrix, so it holds that matrix twice"

@@ -48,8 +48,9 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
     outside = any(matrix.held_after > matrix.stored_after for matrix in matrices)
     try:
         why_not = _dump(staged / name, staged / dump, outside)
+        if why_not and not refusal(source):  # the written graph alone is at fault
+            raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
         if why_not:
-            _check_source(source, name, why_not)
             return SessionProof(name, why_not=why_not)
         copies, casts = _count(staged, dump, matrices)
     finally:
@@ -103,13 +104,9 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
     try:
         ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
-        return f"onnxruntime {ort.__version__} cannot load the graph: {str(error).splitlines()[0][:300]}"
+        reason = str(error).splitlines()[0].replace(str(graph), graph.name)
+        return f"onnxruntime {ort.__version__} cannot load the graph: {reason[:300]}"
     return "" if to.exists() else "onnxruntime did not write an optimized model"
-
-
-def _check_source(source: Path, name: str, why_not: str) -> None:
-    if not refusal(source):  # the written graph alone is at fault
-        raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
 
 
 def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[dict[str, int], list[str]]:
@@ -528,7 +525,7 @@ def _fault(path: Path) -> str:
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:  # noqa: BLE001 - the checker raises various exceptions
-        return str(error) or type(error).__name__
+        return str(error).replace(str(path), path.name) or type(error).__name__
     return ""
 
 
