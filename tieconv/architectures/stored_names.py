@@ -141,7 +141,7 @@ _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})
 
 
 def is_outside_layers(name: str) -> bool:
-    """Return whether a tensor belongs to no numbered layer and to no module with a head of its own."""
+    """Return whether a tensor belongs to no numbered layer and to no module with a separate head."""
     return not any(step.isdigit() or step in _OTHER_HEADS for step in name.split("."))
 
 
