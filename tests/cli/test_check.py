@@ -131,6 +131,16 @@ def test_a_loader_that_nobody_knows_is_no_fault_of_a_model(models: Path, jobs: i
     assert "no-such-loader" in refused(f"check --for no-such-loader --jobs {jobs}", models / "t5", models / "bart")
 
 
+def test_several_loaders_are_one_list(models: Path) -> None:
+    """The last `--for` does not replace the others: each is judged, as with a comma."""
+    model = models / "llama-headless-config"
+    for line in ("--for transformers==4.48 --for vllm==0.28", "--for transformers==4.48,vllm==0.28"):
+        document = json.loads(run(f"inspect --json {line}", model).stdout)
+        assert [each["name"] for each in document["consumers"]] == ["transformers", "vllm"]
+    for command in ("check", "inspect"):
+        assert "no-such-loader" in refused(f"{command} --for no-such-loader --for vllm", model)
+
+
 SETTINGS = """
 fail-on = "error"
 ignore = ["STO"]

@@ -9,7 +9,15 @@ import click
 
 from tieconv.api import hub
 from tieconv.api.evidence import diff, inspect
-from tieconv.cli.options import MODEL_PATH, base_option, common_options, json_option, model_argument, name_options
+from tieconv.cli.options import (
+    MODEL_PATH,
+    base_option,
+    common_options,
+    json_option,
+    loader_option,
+    model_argument,
+    name_options,
+)
 from tieconv.cli.screen import document, echo, fetched_line, headers_bar, paint, say, show, width
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
@@ -27,24 +35,19 @@ from tieconv.text import shown, size
 )
 @name_options
 @click.option("--consumers", "every", is_flag=True, help="Also predict what each known loader does with MODEL.")
-@click.option(
-    "--for",
-    "spec",
-    metavar="SPEC",
-    help='Predict for these loaders only, such as "vllm,transformers>=4.57".',
-)
+@loader_option
 @click.option(
     "--ties-only", is_flag=True, help="Skip shards without a tied name. Saves requests for large models on the Hub."
 )
 @base_option
 @json_option
 @common_options
-def inspect_command(model: str, every: bool, spec: str | None, as_json: bool, **options: Any) -> None:
+def inspect_command(model: str, every: bool, consumers: str | None, as_json: bool, **options: Any) -> None:
     """Show what MODEL stores, what is tied, and what to run next.
 
     Exits with 0, and with 2 when MODEL cannot be read. Use `tieconv check` as a gate.
     """
-    consumers = spec if spec is not None else "all" if every else None
+    consumers = consumers if consumers is not None else "all" if every else None
     if options["ties_only"] and consumers:
         raise click.UsageError(
             "--ties-only cannot be used with --consumers or --for, because a loader reads every shard"

@@ -71,8 +71,14 @@ depth_option = click.option(
     type=click.Choice(["header", "candidates", "full"]),
     help="How much to read; see `tieconv inspect --help`.  [default: candidates]",
 )
+# Several are one list: Click would keep only the last, and the gate would not judge the others.
 loader_option = click.option(
-    "consumers", "--for", metavar="CONSUMER", help="Also report what this loader does with the model."
+    "consumers",
+    "--for",
+    multiple=True,
+    metavar="SPEC",
+    callback=lambda context, option, values: ",".join(values) if values else None,
+    help='Also predict what these loaders do with the model, such as "vllm,transformers>=4.57".',
 )
 jobs_option = click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Number of processes."

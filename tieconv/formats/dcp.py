@@ -231,7 +231,7 @@ def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...
     chunks: dict[str, list[Chunk]] = {}
     dtypes: dict[str, str] = {}
     for name in names:
-        file = read_weight_file(partial(_pread, files, name), listing.entries[name], name)
+        file = read_weight_file(partial(files.pread, name), listing.entries[name], name)
         for tensor, offsets in _chunks(file):
             if dtypes.setdefault(tensor.name, tensor.dtype) != tensor.dtype:
                 _refuse(name, f"stores {shown(tensor.name)} with another dtype than the other shards")
@@ -239,10 +239,6 @@ def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...
     return tuple(
         StoredChunks(name, dtypes[name], _shape(name, every), tuple(every), ()) for name, every in chunks.items()
     ), tuple(names)
-
-
-def _pread(files: Files, name: str, size: int, offset: int) -> bytes:
-    return files.pread(name, size, offset)
 
 
 def _chunks(file: WeightFile) -> Iterator[tuple[TensorRecord, tuple[int, ...]]]:

@@ -52,7 +52,7 @@ def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]
     """Yield the header's entries in batches. A small header is one batch."""
     title = f"{name} (header)"
     if length <= WINDOW:
-        yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
+        yield loads(_whole(pread(length, 8), length, name), title, limit=HEADER_LIMIT)
         return
     from tieconv.formats.json_text import Members  # few headers are large
 
@@ -84,10 +84,6 @@ def _tensors(
 def _check_new(key: str, repeated: bool, name: str) -> None:
     if repeated:
         refuse(f"{name} (header)", f"the key {shown(key)} is repeated", "json.refused")
-
-
-def _header(pread: Pread, length: int, name: str) -> bytes:
-    return _whole(pread(length, 8), length, name)
 
 
 def _whole(raw: bytes, length: int, name: str) -> bytes:

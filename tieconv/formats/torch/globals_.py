@@ -337,10 +337,6 @@ def _unsupported(name: str, noun: str, hint: str) -> tuple[str, Global]:
     return name, Global(name, stop)
 
 
-def _dtypes() -> dict[str, Global]:
-    return {f"torch.{name}": Global(f"torch.{name}", value=dtype) for name, dtype in DTYPES.items()}
-
-
 def _storages() -> dict[str, Global]:
     names = {f"torch.{word}Storage": DTYPES[name] for word, name in CLASSES.items()}
     names |= dict.fromkeys(
@@ -364,7 +360,7 @@ _NAMESPACE = (_value := _training_value("argparse.Namespace")[1])._replace(insta
 _HINT = "load it with torch, make the tensors dense (.to_dense(), .dequantize(), .cpu()) and save it again"
 
 ALLOWED: Globals = {
-    **_dtypes(),
+    **{f"torch.{name}": Global(f"torch.{name}", value=dtype) for name, dtype in DTYPES.items()},
     **_storages(),
     **dict(
         [
