@@ -9,22 +9,14 @@ import click
 
 from tieconv.api import hub
 from tieconv.api.evidence import diff, inspect
-from tieconv.cli.options import (
-    MODEL_PATH,
-    base_option,
-    common_options,
-    json_option,
-    loader_option,
-    model_argument,
-    name_options,
-)
+from tieconv.cli import options as shared
 from tieconv.cli.screen import document, echo, fetched_line, headers_bar, paint, say, show, width
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
 
 @click.command("inspect")
-@model_argument
+@shared.model_argument
 @click.option(
     "--depth",
     type=click.Choice(["header", "candidates", "full"]),
@@ -33,15 +25,15 @@ from tieconv.text import shown, size
     help="How much to read. header: headers only. candidates: also the tied tensors and tensors of their shape. "
     "full: also every tensor that can be a duplicate.",
 )
-@name_options
+@shared.name_options
 @click.option("--consumers", "every", is_flag=True, help="Also predict what each known loader does with MODEL.")
-@loader_option
+@shared.loader_option
 @click.option(
     "--ties-only", is_flag=True, help="Skip shards without a tied name. Saves requests for large models on the Hub."
 )
-@base_option
-@json_option
-@common_options
+@shared.base_option
+@shared.json_option
+@shared.common_options
 def inspect_command(model: str, every: bool, consumers: str | None, as_json: bool, **options: Any) -> None:
     """Show what MODEL stores, what is tied, and what to run next.
 
@@ -67,11 +59,11 @@ def inspect_command(model: str, every: bool, consumers: str | None, as_json: boo
 
 
 @click.command("diff")
-@click.argument("a", type=MODEL_PATH)
-@click.argument("b", type=MODEL_PATH)
-@name_options
-@json_option
-@common_options
+@click.argument("a", type=shared.MODEL_PATH)
+@click.argument("b", type=shared.MODEL_PATH)
+@shared.name_options
+@shared.json_option
+@shared.common_options
 def diff_command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) -> None:
     """Compare the models A and B tensor by tensor. Different names, ties and shards of equal values do not count.
 
@@ -91,7 +83,7 @@ def diff_command(a: str, b: str, embed: str | None, head: str | None, as_json: b
 
 
 @click.command("push", short_help="Open a pull request on the Hub with the files that differ.")
-@click.argument("directory", type=MODEL_PATH, metavar="DIR")
+@click.argument("directory", type=shared.MODEL_PATH, metavar="DIR")
 @click.argument("target", metavar="hf://org/name")
 @click.option(
     "--create-pr/--no-pr",
@@ -104,8 +96,8 @@ def diff_command(a: str, b: str, embed: str | None, head: str | None, as_json: b
 @click.option("--include", multiple=True, metavar="NAME", help="Also push this dot-file, key or cache.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and push nothing.")
-@json_option
-@common_options
+@shared.json_option
+@shared.common_options
 def push_command(directory: str, target: str, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Open a pull request with the files of DIR that differ from the repository's files.
 
