@@ -31,9 +31,7 @@ class TieconvError(Exception):
     @property
     def hint(self) -> str:
         """The next step, with calls of `tieconv` instead of commands."""
-        from tieconv.python_terms import in_python
-
-        return in_python(self.command_hint)
+        return getattr(self.command_hint, "python", self.command_hint)
 
 
 class UnreadableError(TieconvError):

@@ -73,7 +73,7 @@ class _Trial:
         # The commands of a guessed pair name it, as a user would.
         self.inspection = replace(inspection, depth=depth, family=replace(inspection.family, named=True))
         self.others = [finding.remedy.action for finding in findings if finding.remedy and finding.remedy.action]
-        self.tried: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Plan, tuple[Prediction, ...]] | None] = {}
+        self.tried: dict[tuple[str, tuple[tuple[str, object], ...]], tuple[Plan, tuple[Prediction, ...]] | None] = {}
 
     def needing(self) -> list[Prediction]:
         """Return the loaders that load the model, and fail without the identical copies of the word embedding."""
@@ -124,7 +124,7 @@ class _Trial:
             (
                 unify if rule == "CON004" else None,
                 remedies.retie(inspection, safe=True),
-                remedies.untie(inspection, ("--keep-flag", ""), safe=True),
+                remedies.untie(inspection, keep_flag=True, safe=True),
                 remedies.set_untied(inspection, safe=True),
                 remedies.untie(inspection, safe=True),
                 remedies.add_format(inspection, safe=True),
@@ -146,7 +146,7 @@ class _Trial:
         key = (action.verb, action.options)
         if key not in self.tried:
             inspection = self.inspection
-            if ("--drop-other-formats", "") in action.options:
+            if ("drop_other_formats", True) in action.options:
                 inspection = replace(inspection, checkpoint=alone(inspection.checkpoint))
             try:
                 plan = _plan(action, inspection)
@@ -163,7 +163,7 @@ def _plan(action: Action, inspection: Inspection) -> Plan:
         case "retie":
             return plan_retie(inspection)
         case "untie":
-            return plan_untie(inspection, keep_flag=("--keep-flag", "") in action.options)
+            return plan_untie(inspection, keep_flag=("keep_flag", True) in action.options)
         case "set-tie false":
             return plan_set_tie(inspection, Flag.FALSE)
         case "convert":

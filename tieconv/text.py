@@ -1,4 +1,4 @@
-"""Escape text for the terminal, and format sizes, lists and counts for people."""
+"""Escape text for the terminal, write hints for the shell and for Python, and format sizes, lists and counts."""
 
 from __future__ import annotations
 
@@ -74,9 +74,73 @@ def path_word(path: str) -> str:
     return shell_word(f"./{path}" if path.startswith("-") else path)
 
 
-def command(verb: str, source: str, *options: str) -> str:
-    """Return the shell command `tieconv VERB SOURCE …`; ``options`` are not quoted."""
-    return " ".join(("tieconv", verb, path_word(source), *options))
+class Hint(str):
+    """A next step for two readers: the text itself for the shell, and ``python`` for a caller of `tieconv`.
+
+    It is the join of its parts, of which a `Hint` has both forms. As a value of `call` it is a placeholder.
+    """
+
+    python: str
+
+    def __new__(cls, *parts: str, python: str | None = None) -> Hint:
+        hint = super().__new__(cls, "".join(parts))
+        hint.python = "".join(getattr(part, "python", part) for part in parts) if python is None else python
+        return hint
+
+
+_FLAGS = {"out": "-o", "survivor": "--from", "pull_request": "--pr"}
+"""Options that differ from their keyword."""
+_OF_EXECUTE = ("out", "in_place", "overwrite", "hardlink")
+
+
+def option(*names: str, **values: object) -> Hint:
+    """Return options by their keyword: ``--text`` and ``text``, or with a value ``--text FILE`` and ``text=FILE``."""
+    flags = (*map(_flag, names), *(_flag(name, value) for name, value in values.items()))
+    return Hint(" ".join(flags), python=", ".join((*names, *(_keyword(*entry) for entry in values.items()))))
+
+
+def call(verb: str, *words: str, **options: object) -> Hint:
+    """Return the command `tieconv VERB WORDS --options`, and the call of the function that does the same.
+
+    ``options`` have the keywords of the function, in the order of the command. Only the command has `--json`.
+    """
+    paths = (word if isinstance(word, Hint) else path_word(word) for word in words)
+    shell = " ".join(("tieconv", verb, *paths, *(_flag(name, value) for name, value in options.items())))
+    name, *first = verb.split()
+    values = [*map(_literal, (*first, *words))]
+    if name in ("dedup", "untie") and ("head_form" in options or any(word.endswith(".onnx") for word in words)):
+        name = f"graph_{name}"
+    elif name == "convert" and words:
+        values = [_keyword("path", *words)]
+    if name not in ("inspect", "analyze", "diff", "parity", "check"):
+        name = f"plan_{name.replace('-', '_')}"
+    values += [_keyword(key, value) for key, value in options.items() if key not in ("json", *_OF_EXECUTE)]
+    written = [_keyword(key, value).removeprefix("out=") for key, value in options.items() if key in _OF_EXECUTE]
+    made = f"({', '.join(values)})" if values else ""
+    return Hint(shell, python=f"tieconv.{name}{made}" + (f".execute({', '.join(written)})" if written else ""))
+
+
+def _flag(name: str, value: object = True) -> str:
+    """Return an option of a command with its value. With an empty `Hint` it is a flag."""
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+    return f"{flag} {value if isinstance(value, Hint) else shell_word(str(value))}".rstrip()
+
+
+def _keyword(name: str, value: object) -> str:
+    return f"{name}={_literal(value)}"
+
+
+def _literal(value: object) -> str:
+    text = value.python if isinstance(value, Hint) else repr(value)
+    return shown(text, len(text))
+
+
+OUT, FILE, MODEL = Hint("OUT"), Hint("FILE"), Hint("MODEL")
+ANOTHER_OUT = Hint("give another ", option("out"))
+NEW_OUT = Hint("write a new model with ", option(out=OUT))
+ELSEWHERE = Hint("write somewhere else with ", option("out"))
 
 
 def size(number: int) -> str:

@@ -290,7 +290,7 @@ def test_what_is_left_is_not_announced(tmp_path: Path) -> None:
 def test_a_bare_flag_is_applied_as_it_is_printed(tmp_path: Path) -> None:
     """An option without a value reads as one on the command line, and means the same in the plan."""
     source = str(MODELS / "llama-tied")
-    action = Action("untie", source, (("--keep-flag", ""),))
+    action = Action("untie", source, (("keep_flag", True),))
     assert action.command == f"tieconv untie {source} --keep-flag -o OUT"
     plan_action(action).execute(tmp_path / "out")
     written = api.inspect(tmp_path / "out")

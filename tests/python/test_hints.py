@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import re
 import traceback
 from pathlib import Path
@@ -14,52 +15,66 @@ import pytest
 import tieconv
 from tests import product
 from tests.cli.run import run
-from tieconv import python_terms
 from tieconv.cli import main
 from tieconv.planned import PlannedWrite
-from tieconv.python_terms import in_python
+from tieconv.text import ANOTHER_OUT, FILE, MODEL, OUT, Hint, call, option
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "fixtures" / "models"
 COMMANDS = {name: main.get_command(click.Context(main), name) for name in main.list_commands(click.Context(main))}
+ALONE = r"tieconv (check --recursive|fleet (check|export)|explain|rules).*"
+"""Commands that a hint may spell out: without a function, or with an option that the function lacks."""
+OPTIONS = {name for command in COMMANDS.values() for one in command.params for name in one.opts if name[:2] == "--"} - {
+    "--traceback", "--write-baseline", "--jobs",
+}  # fmt: skip
+"""Options that are keywords in Python; three are the command line's alone."""
+OF_EXECUTE = ("out", "in_place", "overwrite", "hardlink")
 EVIL = "it's $HOME \x1b"
 
 SPOKEN = {
-    "compare the two copies: tieconv inspect m/x --json; or choose the values to keep: tieconv retie 'm x' "
-    "--from embed --force (or --from head)": "compare the two copies: tieconv.inspect('m/x'); "
-    "or choose the values to keep: tieconv.plan_retie('m x', survivor='embed', force=True) (or survivor='head')",
-    "choose: tieconv retie X --from embed|head --force": "choose: tieconv.plan_retie(X, survivor='embed', force=True) "
-    "(or survivor='head')",
-    "add --drop-other-formats to leave out the other": "add drop_other_formats=True to leave out the other",
-    "give another -o, or --overwrite": "give another out, or overwrite=True",
-    "see: --fold-norm in place of --from and --max-kl": "see: fold_norm=True in place of survivor and max_kl",
-    "keep it: --bias keep": "keep it: bias='keep'",
-    "run it on a GPU (--provider cuda), or in fp32": "run it on a GPU (provider='cuda'), or in fp32",
-    "add --text FILE": "add text=FILE",
-    "give --rows N": "give rows=N",
-    "leave the branch out, or add --no-pr": "leave the branch out, or add pull_request=False",
-    "convert it: tieconv convert MODEL --to safetensors -o OUT": "convert it: tieconv.plan_convert(path=MODEL, "
-    "to='safetensors').execute(OUT)",
-    "tieconv set-tie false . -o ../OUT": "tieconv.plan_set_tie('false', '.').execute('../OUT')",
-    "tieconv bias unify m --from bias": "tieconv.plan_bias('unify', 'm', survivor='bias')",
-    "tieconv dedup m/model.onnx -o OUT": "tieconv.plan_graph_dedup('m/model.onnx').execute(OUT)",
-    "run tieconv dedup on what it writes": "run tieconv.plan_dedup on what it writes",
-    "tieconv inspect --depth full compares every byte": "tieconv.inspect(depth='full') compares every byte",
-    "compare the shards: tieconv diff A/S.safetensors B/S.safetensors": "compare the shards: "
-    "tieconv.diff('A/S.safetensors', 'B/S.safetensors')",
-    # What Python has no counterpart of stays a command, and other programs' options stay theirs.
-    "look below it with: tieconv check --recursive x": "look below it with: tieconv check --recursive x",
-    "repair it first: tieconv explain TIE001": "repair it first: tieconv explain TIE001",
-    "hf download a/b --local-dir DIR": "hf download a/b --local-dir DIR",
-    "start it with its GPU (--gpus all)": "start it with its GPU (--gpus all)",
-    "": "",
-}
+    Hint("compare the two copies: ", call("inspect", "m/x", json=True), "; or keep: ",
+         call("retie", "m x", survivor="embed", force=True), " (or ", option(survivor="head"), ")"):
+    ("compare the two copies: tieconv inspect m/x --json; or keep: tieconv retie 'm x' --from embed --force "
+     "(or --from head)", "compare the two copies: tieconv.inspect('m/x'); "
+     "or keep: tieconv.plan_retie('m x', survivor='embed', force=True) (or survivor='head')"),
+    Hint("see: ", option(fold_norm=True), " in place of ", option("survivor"), " and ", option("max_kl")):
+    ("see: --fold-norm in place of --from and --max-kl", "see: fold_norm=True in place of survivor and max_kl"),
+    Hint(ANOTHER_OUT, ", or ", option(overwrite=True)):
+    ("give another -o, or --overwrite", "give another out, or overwrite=True"),
+    Hint("add ", option(text=FILE), ", ", option(rows=Hint("N")), " or ", option(length=8)):
+    ("add --text FILE, --rows N or --length 8", "add text=FILE, rows=N or length=8"),
+    Hint("add ", option(pull_request=False), " or ", option(parity=False)):
+    ("add --no-pr or --no-parity", "add pull_request=False or parity=False"),
+    call("convert", MODEL, to="safetensors", out=OUT):
+    ("tieconv convert MODEL --to safetensors -o OUT",
+     "tieconv.plan_convert(path=MODEL, to='safetensors').execute(OUT)"),
+    call("dedup", "m", in_place=True): ("tieconv dedup m --in-place", "tieconv.plan_dedup('m').execute(in_place=True)"),
+    call("set-tie false", ".", out=Hint("../OUT", python="'../OUT'")):
+    ("tieconv set-tie false . -o ../OUT", "tieconv.plan_set_tie('false', '.').execute('../OUT')"),
+    call("bias unify", "-m", survivor="bias"):
+    ("tieconv bias unify ./-m --from bias", "tieconv.plan_bias('unify', '-m', survivor='bias')"),
+    call("dedup", "m/model.onnx", out=OUT):
+    ("tieconv dedup m/model.onnx -o OUT", "tieconv.plan_graph_dedup('m/model.onnx').execute(OUT)"),
+    call("dedup", "m", head_form="gemm"):
+    ("tieconv dedup m --head-form gemm", "tieconv.plan_graph_dedup('m', head_form='gemm')"),
+    Hint("run ", call("dedup"), " on what it writes"):
+    ("run tieconv dedup on what it writes", "run tieconv.plan_dedup on what it writes"),
+    call("diff", "A", "B"): ("tieconv diff A B", "tieconv.diff('A', 'B')"),
+    call("push", "d", "hf://a/b"): ("tieconv push d hf://a/b", "tieconv.plan_push('d', 'hf://a/b')"),
+    call("inspect", "m", consumers=Hint("", python="'all'")):
+    ("tieconv inspect m --consumers", "tieconv.inspect('m', consumers='all')"),
+    Hint(): ("", ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("command", SPOKEN)
-def test_a_hint_in_both_languages(command: str) -> None:
-    """Each command becomes the call that does the same."""
-    assert in_python(command) == SPOKEN[command]
+def test_a_hint_in_both_languages() -> None:
+    """Each command is also the call that does the same, and each call fits its function."""
+    for hint, (shell, python) in SPOKEN.items():
+        assert (str(hint), hint.python) == (shell, python)
+        for spoken in calls(python):
+            bind(spoken)
+        copied = pickle.loads(pickle.dumps(hint))
+        assert (copied, copied.python) == (hint, hint.python)
 
 
 def calls(text: str) -> list[ast.Call]:
@@ -73,50 +88,36 @@ def bind(call: ast.Call) -> None:
     assert isinstance(call.func, ast.Attribute)
     if isinstance(call.func.value, ast.Call):
         bind(call.func.value)
-        assert {str(word.arg) for word in call.keywords} <= set(python_terms.OF_WRITING)
+        assert {str(word.arg) for word in call.keywords} <= set(OF_EXECUTE)
         return
     named = {str(word.arg): None for word in call.keywords}
     inspect.signature(getattr(tieconv, call.func.attr)).bind_partial(*call.args, **named)
 
 
-@pytest.mark.parametrize("hint", SPOKEN.values())
-def test_a_call_of_a_hint_fits_the_function(hint: str) -> None:
-    """Every call that a hint shows parses, and its function takes these arguments."""
-    for call in calls(hint):
-        bind(call)
+HINTED = re.compile(r"\w*Error|refuse|Loss|Failure")
+OURS = re.compile(rf"tieconv (?:{'|'.join(COMMANDS)})\b|(?<![\w-])(?:{'|'.join(OPTIONS)}|-o)(?![\w-])")
 
 
-def options(command: click.Command) -> set[str]:
-    return {
-        name for one in command.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)
-    }
-
-
-@pytest.mark.parametrize("verb", python_terms.FUNCTIONS)
-def test_each_option_of_a_command_is_a_keyword_of_its_function(verb: str) -> None:
-    """What is translated for one command is a keyword there: of the function, or of `execute`."""
-    command = COMMANDS[verb]
-    commands = [*command.commands.values()] if isinstance(command, click.Group) else [command]
-    signature = set(inspect.signature(getattr(tieconv, python_terms.FUNCTIONS[verb])).parameters)
-    if verb == "dedup":
-        signature |= set(inspect.signature(tieconv.plan_graph_dedup).parameters)
-    for name in {name for one in commands for name in options(one)} & {*python_terms.FLAGS, *python_terms.VALUES}:
-        keyword = python_terms.keyword(name)
-        assert keyword in signature or keyword in python_terms.OF_WRITING, (verb, name)
-
-
-def test_each_option_that_a_hint_may_name_is_translated() -> None:
-    """An option of ours in a text below the command line is in the table, or is the command line's alone."""
-    alone = {"--json", "--traceback", "--recursive", "--write-baseline", "--fix", "--html", "--verbose", "--help"}
-    known = {*python_terms.FLAGS, *python_terms.VALUES, *alone}
-    ours = {name for command in COMMANDS.values() for name in options(command) if name.startswith("--")}
+def test_no_hint_has_a_command_in_its_prose() -> None:
+    """A command in prose stays one in Python. So it is a `call`, in no f-string, with keywords of its function."""
     for path, tree in product.trees().items():
         if path.relative_to(ROOT / "tieconv").parts[0] in ("cli", "reporters"):
             continue
-        texts = [node.value for node in ast.walk(tree)
-                 if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
-        named = {word for text in texts for word in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
-        assert named & ours <= known, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Call):
+                assert getattr(node.value.func, "id", "") not in ("call", "again"), (path, node.lineno)
+            elif isinstance(node, ast.Call) and len(node.args) > 1 and HINTED.fullmatch(ast.unparse(node.func)):
+                texts = [part.value for part in ast.walk(node.args[1]) if isinstance(part, ast.Constant)]
+                assert not [text for text in texts if OURS.search(re.sub(ALONE, "", str(text)))], (path, node.lineno)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("call", "again"):
+                words = [part.value for part in node.args if isinstance(part, ast.Constant)]
+                function = (
+                    getattr(tieconv, call(str(words[0])).python.partition("(")[0].removeprefix("tieconv."))
+                    if words
+                    else None
+                )
+                named = {str(word.arg) for word in node.keywords} - {"json", *OF_EXECUTE, "None"}
+                assert function is None or named <= set(inspect.signature(function).parameters), (path, node.lineno)
 
 
 def test_an_exception_carries_the_hint() -> None:
@@ -155,11 +156,3 @@ def test_without_a_hint_nothing_is_added() -> None:
     """No empty note."""
     error = tieconv.TieconvError("a file is gone")
     assert error.hint == error.command_hint == "" and not hasattr(error, "__notes__")
-
-
-@pytest.mark.parametrize(
-    "hint", ["give the model's directory instead of the file", "the models' files, the config's too", 'a " alone']
-)
-def test_an_apostrophe_is_no_quotation(hint: str) -> None:
-    """Every character of a sentence stays."""
-    assert python_terms.in_python(hint) == hint

@@ -18,7 +18,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import RetieForecast
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.sources.local import FileSet
-from tieconv.text import command, count, shown
+from tieconv.text import FILE, Hint, call, count, option, shown
 
 if TYPE_CHECKING:
     from tieconv.analysis.retie_section import OnText
@@ -149,7 +149,7 @@ def check_kl_budget(
         _refuse(
             findings,
             why,
-            f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
+            Hint("compare the survivors: ", call("analyze", evidence.checkpoint.source, text=FILE)),
         )
     return (
         f"the outputs change by {effect.mean:.3g} ± {effect.error:.1g} nats a token (KL, limit {max_kl:g}), over "
@@ -164,14 +164,15 @@ def _withheld(findings: Findings, survivor: str) -> str:
 
 def _measure(kind: Kinship) -> str:
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return "move the factors into the norm: use --fold-norm instead of --from and --max-kl"
-    return "measure the KL on a text: add --text FILE"
+        instead = Hint(option(fold_norm=True), " instead of ", option("survivor"), " and ", option("max_kl"))
+        return Hint("move the factors into the norm: use ", instead)
+    return Hint("measure the KL on a text: add ", option(text=FILE))
 
 
 def _leave_untied(evidence: Inspection) -> str:
     if not evidence.config.effective:
         return "the model is untied; nothing to change"
-    return f"keep them untied with: {command('untie', evidence.checkpoint.source)}"
+    return Hint("keep them untied with: ", call("untie", evidence.checkpoint.source))
 
 
 def _refuse(findings: Findings, why: str, hint: str) -> NoReturn:

@@ -29,7 +29,7 @@ from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
-from tieconv.text import shell_word, shown
+from tieconv.text import Hint, call, option, shown
 
 ALIGNMENT = "Alignment"
 
@@ -388,7 +388,9 @@ def extended(
     if second is not None and against is None:
         raise RefusedError(
             "--second needs --against",
-            "name the untied model: tieconv analyze TIED --against UNTIED --second UNTIED2",
+            Hint(
+                "name the untied model: ", call("analyze", Hint("TIED"), against=Hint("UNTIED"), second=Hint("UNTIED2"))
+            ),
         )
     sections = list(analysis.sections)
     related = findings.related
@@ -475,7 +477,7 @@ def untied_tables(subject: Subject) -> Untied:
         problem = "stores one table" if subject.head is None else "has two equal tables"
         raise RefusedError(
             f"{shown(_source(subject))} {problem}, but a reference must be untied",
-            "name an untied model: tieconv analyze TIED --against UNTIED",
+            Hint("name an untied model: ", call("analyze", Hint("TIED"), against=Hint("UNTIED"))),
         )
     return Untied(
         table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
@@ -489,7 +491,7 @@ def _require_another(untied: Subject, second: Subject) -> None:
             raise RefusedError(
                 f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}, but "
                 "the ceilings need a model of another seed",
-                "name another untied model with --second, or omit --second",
+                Hint("name another untied model with ", option("second"), ", or omit ", option("second")),
             )
 
 
@@ -498,7 +500,7 @@ def _require_tied(subject: Subject) -> None:
         return
     raise RefusedError(
         f"{shown(_source(subject))} has two tables that differ, but alignment needs a tied table",
-        f"see how they relate: tieconv analyze {shell_word(_source(subject))}",
+        Hint("see how they relate: ", call("analyze", _source(subject))),
     )
 
 

@@ -19,7 +19,7 @@ from tieconv.checkpoint.value_type import record, stated_fields
 from tieconv.checkpoint.write_plan import NormFold
 from tieconv.errors import RefusedError
 from tieconv.execute.arithmetic import floats, rounded
-from tieconv.text import shown
+from tieconv.text import Hint, call, shown
 
 _PRODUCTS = ("F16", "BF16", "F32")
 """Types of which two elements have an exact product in float64."""
@@ -35,7 +35,7 @@ def unfold(subject: Subject) -> NormFold:
     if isinstance(fold, NormFold):
         return fold
     source = shown(subject.evidence.checkpoint.source)
-    raise RefusedError(fold, "see how the tables relate: tieconv analyze", "retie.fold", source=source)
+    raise RefusedError(fold, Hint("see how the tables relate: ", call("analyze")), "retie.fold", source=source)
 
 
 def fold_or_reason(subject: Subject) -> NormFold | str:

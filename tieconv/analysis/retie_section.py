@@ -21,7 +21,7 @@ from tieconv.errors import RefusedError
 from tieconv.execute.arithmetic import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
 from tieconv.reference.windows import parameter
-from tieconv.text import count, shell_word, shown
+from tieconv.text import Hint, call, count, option, shell_word, shown
 
 TITLE = "Re-tying"
 
@@ -347,7 +347,9 @@ def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]
             if bool(log_p.isnan().any()):
                 raise RefusedError(
                     "the model returns logits that are NaN or infinite on this text, so tieconv cannot measure it",
-                    "see which rows of the tables are not finite: tieconv analyze, without --text",
+                    Hint(
+                        "see which rows of the tables are not finite: ", call("analyze"), ", without ", option("text")
+                    ),
                     "analyze.not-finite",
                 )
             before = log_p

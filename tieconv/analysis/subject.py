@@ -38,7 +38,7 @@ from tieconv.inspection.view_reader import readable
 from tieconv.reference import Apart
 from tieconv.sources.local import FileSet
 from tieconv.sources.ranged import RangedFiles
-from tieconv.text import shown
+from tieconv.text import Hint, call, shown
 
 # The last norm and the factors between it and the logits, for the classes with a known last norm.
 #
@@ -331,7 +331,7 @@ def open_tables(evidence: Inspection, files: FileSet | RangedFiles) -> tuple[Byt
     if source is None:
         raise UnreadableError(
             f"{shown(checkpoint.source)} stores no input embedding that tieconv recognises",
-            "name it: tieconv analyze --embed NAME",
+            Hint("name it: ", call("analyze", embed=Hint("NAME"))),
             "analyze.no-embedding",
         )
     tensors = checkpoint.tensors
@@ -396,7 +396,7 @@ def _head(evidence: Inspection, files: ByteReader, embed: Table) -> Table | None
         raise UnreadableError(
             f"{shown(head.record.name)} has rows of {head.width} numbers and {shown(embed.record.name)} of "
             f"{embed.width}, so tieconv cannot compare their rows",
-            "see how they are stored: tieconv inspect",
+            Hint("see how they are stored: ", call("inspect")),
             "analyze.width",
         )
     return head

@@ -12,7 +12,7 @@ from tieconv.live import is_module
 from tieconv.opened import inspected, narrowly, opened, refuse_far_graphs, tensor_reader
 from tieconv.sources import is_remote
 from tieconv.sources.local import locate
-from tieconv.text import count, shown
+from tieconv.text import Hint, call, count, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,17 +103,20 @@ def refuse_graphs(*paths: str | Path) -> None:
             name = shown(os.path.basename(os.path.abspath(path)))
             raise UnreadableError(
                 f"{name} is an ONNX graph, and this command reads only checkpoints",
-                "tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
+                _OF_GRAPHS,
                 "format.unsupported",
             )
 
+
+_READ = Hint(call("inspect"), ", check, dedup and untie read graphs")
+_OF_GRAPHS = Hint(_READ, "; ", call("parity"), " compares them with checkpoints")
 
 # Compare two models.
 
 
 MAX_COMPARED = 250_000
 """Most tensors and torch storages of one model. Two such models and their differences take 300 MiB."""
-_ONE_BY_ONE = "compare the shards one by one: tieconv diff A/SHARD.safetensors B/SHARD.safetensors"
+_ONE_BY_ONE = Hint("compare the shards one by one: ", call("diff", "A/SHARD.safetensors", "B/SHARD.safetensors"))
 
 
 def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | None = None) -> Comparison:

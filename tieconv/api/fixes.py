@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tieconv.api import plans
 from tieconv.api.check import inspecting
@@ -43,15 +43,9 @@ def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
     if action.verb == "dedup" and is_graph(action.source):
         return _plan_graph_remedy(action.source)
     verb, *words = action.verb.split()
-    keywords = {"--from": "survivor"}
-    options: dict[str, Any] = {
-        keywords.get(flag, flag.lstrip("-").replace("-", "_")): value or True for flag, value in action.options
-    }
-    if verb == "convert":
-        words = [options.pop("to")]
     if verb not in _PLANNERS:
         raise ValueError(f"{action.verb!r} is not a command with a plan")
-    return _PLANNERS[verb](*words, action.source, **options)
+    return _PLANNERS[verb](*words, path=action.source, **dict(action.options))
 
 
 def _plan_graph_remedy(source: str) -> PlannedGraphs:

@@ -12,7 +12,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.opened import on_disk
 from tieconv.sources.local import locate
-from tieconv.text import command, path_word, shown
+from tieconv.text import MODEL, OUT, Hint, call, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -227,11 +227,11 @@ def parity(
         refuse_graphs(model)
         evidence = inspect(on_disk(model), depth=Depth.HEADER)
         if quantised and os.path.isdir(graph_file(str(onnx))):
-            again = command("parity", str(onnx), path_word(str(model)))
-            one_graph = command("export", str(model), "-o", "OUT", "--quantise", "int8")
+            again = call("parity", str(onnx), str(model))
+            one_graph = call("export", str(model), out=OUT, quantise="int8")
             raise RefusedError(
                 f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder",
-                f"measure the float pair: {again}; quantise the model as one graph: {one_graph}",
+                Hint("measure the float pair: ", again, "; quantise the model as one graph: ", one_graph),
                 "parity.quantised",
             )
         if quantised:
@@ -262,6 +262,9 @@ def seconds_of(budget: str) -> float:
     return math.inf if time is None else int(time[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[time[2]]
 
 
+_PARITY = call("parity", Hint("ONNX"), MODEL)
+
+
 def _check_graph(onnx: str) -> None:
     from tieconv.onnx.parity.measured_pair import graph_file
 
@@ -269,7 +272,7 @@ def _check_graph(onnx: str) -> None:
     if not os.path.lexists(graph):
         raise UnreadableError(
             f"{shown(graph)}: no such file",
-            "give the graph, or a directory with model.onnx, and then the model: tieconv parity ONNX MODEL",
+            Hint("give the graph, or a directory with model.onnx, and then the model: ", _PARITY),
             "path.absent",
         )
 

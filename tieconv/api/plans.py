@@ -21,7 +21,7 @@ from tieconv.plans.build import alone, dropping, plan_add_format
 from tieconv.plans.guards import guard_many
 from tieconv.sources import is_remote
 from tieconv.sources.local import open_files
-from tieconv.text import parse_size, shown
+from tieconv.text import Hint, call, option, parse_size, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,7 +148,7 @@ def _dense(evidence: Inspection) -> Inspection:
     if evidence.quantised is not None:
         raise RefusedError(
             f"{shown(evidence.checkpoint.source)} has a quantised embedding or head, and --max-kl compares floats",
-            "leave out --max-kl: tieconv retie ties quantised tables that are equal",
+            Hint("leave out ", option("max_kl"), ": ", call("retie"), " ties quantised tables that are equal"),
             "tie.quantised",
         )
     return evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tieconv.checkpoint.value_type import Listed, record
-from tieconv.text import command, shell_word, shown
+from tieconv.text import OUT, Hint, call, shown
 
 REVIEW_FIRST = "(review first: changes the model's outputs)"
 """What is said of every remedy and every plan that may change the model."""
@@ -21,25 +21,22 @@ class Level(StrEnum):
 
 @record
 class Action:
-    """A command that writes, as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values.
-
-    A flag without a value has an empty value.
-    """
+    """A command that writes, as data: ``verb`` such as ``retie`` or ``bias unify``, its options by their keywords."""
 
     verb: str
     source: str
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
 
     @property
-    def command(self) -> str:
+    def command(self) -> Hint:
         """The command to copy to a shell, with OUT for the path that the user chooses."""
-        options = [word for flag, value in self.options for word in (flag, *((shell_word(value),) if value else ()))]
         # OUT beside the model if the working directory is the model: no command writes inside it.
         steps = [step for step in self.source.split("/") if step not in ("", ".")]
         if steps and steps[-1].endswith(".index.json"):
             del steps[-1]
         inside = not self.source.startswith("/") and all(step == ".." for step in steps)
-        return command(self.verb, self.source, *options, "-o", "../" * (len(steps) + 1) + "OUT" if inside else "OUT")
+        out = Hint("../" * (len(steps) + 1) + OUT) if inside else OUT
+        return call(self.verb, self.source, **dict(self.options), out=out)
 
 
 @record

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from tieconv.checkpoint.value_type import quoted, record
 from tieconv.checkpoint.weight_file import ByteRange, ChunkTable, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.text import command, count, shell_word, shown
+from tieconv.text import OUT, Hint, call, count, option, shell_word, shown
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.graph_structure import GraphRecord
@@ -251,22 +251,28 @@ SEVERAL = "torch.several"
 BLOCKING = {
     "layout.ambiguous": "remove the unwanted one, then run the command again",
     "layout.one-shard": "give the model's directory",
-    TWO_FORMATS: "add --drop-other-formats to leave out the other format, which tieconv would not update",
-    "index.absent": "write the index first: tieconv reindex MODEL",
-    "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
-    "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
+    TWO_FORMATS: Hint(
+        "add ", option(drop_other_formats=True), " to leave out the other format, which tieconv would not update"
+    ),
+    "index.absent": "write the index first: ",
+    "index.absent-tensor": "rebuild the index from the shards, then try again: ",
+    "index.extra-tensor": "rebuild the index from the shards, then try again: ",
     "index.repeated": "remove the unwanted copy, then run the command again",
-    TRAINING: "extract the model first: tieconv convert MODEL --to safetensors -o OUT",
+    TRAINING: "extract the model first: ",
     SEVERAL: 'save the model\'s part first: torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)',
     "torch.extra": "save only the tensors first: tieconv would lose the other contents of the file",
 }
-"""Cautions that leave open what the model is, so that tieconv writes nothing; and the hint for each."""
+"""Cautions that leave open what the model is, so that tieconv writes nothing; and the hint for each.
+
+After a colon, `way_out` adds the command."""
 
 
 def way_out(code: str, source: str) -> str:
     """Return what to do about a blocking caution of the model ``source``."""
-    hint = BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
-    return hint.replace("tieconv convert MODEL", command("convert", source))
+    if not BLOCKING[code].endswith(": "):
+        return BLOCKING[code]
+    extracted = call("convert", source, to="safetensors", out=OUT)
+    return Hint(BLOCKING[code], extracted if code == TRAINING else call("reindex", source))
 
 
 # Read the bytes of a model, local or remote.

@@ -13,7 +13,7 @@ from tieconv.checkpoint.model_files import Adapter
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
-from tieconv.text import command, count, shell_word, shown
+from tieconv.text import call, count, shown
 
 
 @rule("PEF001", "adapter-targets-tie", Level.ERROR)
@@ -67,7 +67,7 @@ def _with_base(inspection: Inspection) -> Remedy | None:
     if inspection.base is not None or adapter is None:
         return None
     base = adapter.base if adapter.base.startswith("/") else "BASE"
-    return Remedy(command("check", inspection.checkpoint.source, "--base", shell_word(base)), True)
+    return Remedy(call("check", inspection.checkpoint.source, base=base), True)
 
 
 def _absent(adapter: Adapter) -> str:
@@ -193,7 +193,7 @@ def rows_differ(inspection: Inspection) -> Iterator[Finding]:
     yield rows_differ.finding(
         f"The adapter stores {evidence.listed(rows)} for {count(stored, 'row')}, and the base model has "
         f"{embedding.shape[0]}. peft fails to load the adapter: size mismatch. Resize the base model first.",
-        remedy=remedies.resize(base, ("--to", str(stored)), safe=False) if len({*rows.values()}) == 1 else None,
+        remedy=remedies.resize(base, to=stored, safe=False) if len({*rows.values()}) == 1 else None,
     )
 
 

@@ -70,7 +70,7 @@ def _remedy(inspection: Inspection) -> Remedy | None:
     if head_tie is None or head_tie[0].consistent is not True or evidence.disputed(inspection):
         return None
     verb = remedies.retie if inspection.config.effective else remedies.untie
-    return verb(inspection, ("--bias", "strip"), safe=True)
+    return verb(inspection, bias="strip", safe=True)
 
 
 @rule("BIA002", "half-a-bias-pair", Level.ERROR)
@@ -164,9 +164,7 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
                     f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
                     level=Level.NOTE if harmless else Level.ERROR,
-                    remedy=remedies.bias(inspection, "unify", ("--from", "decoder"), safe=True)
-                    if tie.declared
-                    else None,
+                    remedy=remedies.bias(inspection, "unify", survivor="decoder", safe=True) if tie.declared else None,
                 )
 
 

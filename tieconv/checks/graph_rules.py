@@ -76,7 +76,7 @@ def answer_of(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
     if outcome.why:
         return Answer(None, outcome.why)
     if outcome.rounds:
-        action = Action("dedup", inspection.checkpoint.source, (("--head-form", "gemm"),))
+        action = Action("dedup", inspection.checkpoint.source, (("head_form", "gemm"),))
         return Answer(Remedy(action.command, False), rest=outcome.rest)
     action = Action("dedup", inspection.checkpoint.source)
     hides = any(member.relation.holds_nan for _, member in heads(inspection))

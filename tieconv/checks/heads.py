@@ -602,5 +602,5 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
     longest = max(rows)
     if len(rows) > 1 or (used is not None and used > longest):
         most = max(longest, used or 0)
-        return remedies.resize(inspection, ("--to", str(most)), ("--fill", "mean"), safe=False)
-    return remedies.resize(inspection, ("--to", "rows"), safe=True)
+        return remedies.resize(inspection, to=most, fill="mean", safe=False)
+    return remedies.resize(inspection, to="rows", safe=True)

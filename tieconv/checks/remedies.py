@@ -17,24 +17,21 @@ from tieconv.checks import evidence
 from tieconv.loaders.llama_cpp import TIES, head_rule
 from tieconv.text import shown
 
-Option = tuple[str, str]
-"""A flag and its value."""
-
 _INDEXED = ("safetensors", "torch")
 """Formats that have shards and an index."""
 
 
-def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
+def untie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv untie`, or ``None`` if it would refuse."""
     if any(_untie_refuses(inspection, tie, member) for tie in inspection.ties for member in tie.members):
         return None
     flips = inspection.config.effective and not evidence.unheeded_false(inspection)
-    if flips and ("--keep-flag", "") not in options and not flag_is_storage(inspection):
+    if flips and not options.get("keep_flag") and not flag_is_storage(inspection):
         return None
-    return _remedy(inspection, "untie", *options, safe=safe)
+    return _remedy(inspection, "untie", safe=safe, **options)
 
 
-def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
+def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv retie`, or ``None`` if it would refuse.
 
     It refuses copies that differ, and a flag that also scales the logits.
@@ -52,7 +49,7 @@ def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
     )
     if not all(_is_equal(tie) for tie in merged) or (flips and not flag_is_storage(inspection)):
         return None
-    return _remedy(inspection, "retie", *options, safe=safe)
+    return _remedy(inspection, "retie", safe=safe, **options)
 
 
 def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
@@ -83,12 +80,12 @@ def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
     return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
 
 
-def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:
+def bias(inspection: Inspection, verb: str, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv bias VERB`, or ``None`` if it would refuse."""
-    return _remedy(inspection, f"bias {verb}", *options, safe=safe)
+    return _remedy(inspection, f"bias {verb}", safe=safe, **options)
 
 
-def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
+def resize(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv resize`, or ``None`` if it would refuse.
 
     It refuses a model without config, quantised tables, and names that share a storage.
@@ -98,10 +95,10 @@ def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | Non
     aliased = any(member.state is State.ALIASED for tie in inspection.ties for member in tie.members)
     if source is None or blocked or aliased or checkpoint.config is None or checkpoint.layout is Layout.FILE:
         return None
-    return _over_formats(checkpoint, "resize", source, *options, safe=safe)
+    return _over_formats(checkpoint, "resize", source, safe=safe, **options)
 
 
-def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
+def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing, or two shards hold one tensor."""
     checkpoint = inspection.checkpoint
     repeated = any(evidence.cautions(inspection, "index.repeated"))
@@ -109,18 +106,17 @@ def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | No
         return None
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):
         return None
-    return _command("reindex", checkpoint.source, *options, safe=safe)
+    return _command("reindex", checkpoint.source, safe=safe, **options)
 
 
 def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
     """Return `tieconv reindex --add-format`, which changes no tensor; ``None`` if it would refuse."""
-    option = ("--add-format", "")
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if checkpoint.layout is Layout.SHARDED:
-        return reindex(inspection, option, safe=safe)
+        return reindex(inspection, add_format=True, safe=safe)
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
-    return _over_formats(checkpoint, "reindex", source, option, safe=safe)
+    return _over_formats(checkpoint, "reindex", source, safe=safe, add_format=True)
 
 
 def strip_prefix(inspection: Inspection) -> Remedy | None:
@@ -129,7 +125,7 @@ def strip_prefix(inspection: Inspection) -> Remedy | None:
     blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     if source is None or blocked or checkpoint.format not in _INDEXED or not unwrapping(checkpoint.tensors):
         return None
-    return _over_formats(checkpoint, "reindex", source, ("--strip-prefix", ""), safe=True)
+    return _over_formats(checkpoint, "reindex", source, safe=True, strip_prefix=True)
 
 
 def convert(inspection: Inspection, to: str = "") -> Remedy | None:
@@ -138,7 +134,7 @@ def convert(inspection: Inspection, to: str = "") -> Remedy | None:
     blocked = any(caution.code in BLOCKING for caution in checkpoint.cautions)
     if checkpoint.format not in _INDEXED or checkpoint.special or blocked:
         return None
-    return _command("convert", checkpoint.source, ("--to", to or checkpoint.format), safe=True)
+    return _command("convert", checkpoint.source, safe=True, to=to or checkpoint.format)
 
 
 def dedup(inspection: Inspection) -> Remedy | None:
@@ -156,7 +152,7 @@ def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
     """
     checkpoint = inspection.checkpoint
     if checkpoint.table and is_merged(tie) and not any(caution.code in BLOCKING for caution in checkpoint.cautions):
-        return Remedy(_command("convert", checkpoint.source, ("--to", "safetensors"), safe=True).command, True)
+        return Remedy(_command("convert", checkpoint.source, safe=True, to="safetensors").command, True)
     return retie(inspection, safe=True) if is_merged(tie) else None
 
 
@@ -183,7 +179,7 @@ def _is_equal(tie: Tie) -> bool:
     return all(member.state in evidence.EQUAL or member.relation.is_empty for member in tie.stored_members)
 
 
-def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:
+def _remedy(inspection: Inspection, verb: str, *, safe: bool, **options: object) -> Remedy | None:
     source, names = _source(inspection), _names(inspection)
     if (
         source is None
@@ -193,17 +189,17 @@ def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> 
     ):
         return None
     # What a guess says is for the user to confirm: `check --fix` never applies it.
-    return _over_formats(inspection.checkpoint, verb, source, *names, *options, safe=safe and not names)
+    return _over_formats(inspection.checkpoint, verb, source, safe=safe and not names, **names, **options)
 
 
-def _over_formats(checkpoint: Checkpoint, verb: str, source: str, *options: Option, safe: bool) -> Remedy:
+def _over_formats(checkpoint: Checkpoint, verb: str, source: str, *, safe: bool, **options: object) -> Remedy:
     """Return the command, with an option that leaves out a second format. Only the user can decide that."""
-    drop = (("--drop-other-formats", ""),) if checkpoint.others else ()
-    return _command(verb, source, *options, *drop, safe=safe and not drop)
+    drop = {"drop_other_formats": True} if checkpoint.others else {}
+    return _command(verb, source, safe=safe and not drop, **options, **drop)
 
 
-def _command(verb: str, source: str, *options: Option, safe: bool) -> Remedy:
-    action = Action(verb, source, options)
+def _command(verb: str, source: str, *, safe: bool, **options: object) -> Remedy:
+    action = Action(verb, source, tuple(options.items()))
     return Remedy(action.command, safe, action)
 
 
@@ -250,13 +246,13 @@ def _source(inspection: Inspection) -> str | None:
     return str(path.parent) if path.name in ("model.safetensors", "pytorch_model.bin") else None
 
 
-def _names(inspection: Inspection) -> tuple[Option, ...] | None:
+def _names(inspection: Inspection) -> dict[str, object] | None:
     """Return `--embed` and `--head` for an architecture that is not in the table."""
     family = inspection.family
     if family.knowledge is Knowledge.TABLE:
-        return ()
+        return {}
     embed, head = family.input_embedding, family.output_head
     # A command cannot contain a name with control characters.
     if embed is None or head is None or shown(embed) != embed or shown(head) != head:
         return None
-    return (("--embed", embed), ("--head", head))
+    return {"embed": embed, "head": head}

@@ -30,7 +30,7 @@ from tieconv.install import install_command
 from tieconv.reference.packages import need, quiet
 from tieconv.reporters.html.analyze_page import render_analysis as render
 from tieconv.sources.user_files import write_text
-from tieconv.text import shown
+from tieconv.text import OUT, Hint, option, shown
 
 _NEEDED = ("torch", "transformers", "safetensors")
 
@@ -54,7 +54,9 @@ def run(
             f"the demo needs {' and '.join(missing)}, which {verb} not installed", install_command("torch")
         )
     if os.path.lexists(out):
-        raise DestinationError(f"{shown(out)} already exists", "give a directory that does not exist: -o OUT")
+        raise DestinationError(
+            f"{shown(out)} already exists", Hint("give a directory that does not exist: ", option(out=OUT))
+        )
     ticks, total = count(1), len(toy_settings.TOYS) * steps
 
     def step_done() -> None:
@@ -76,7 +78,8 @@ def _whole(out: Path, write: Callable[[Path], Analysis]) -> Analysis:
     final = Path(os.path.realpath(out.absolute().parent), out.name)
     if not final.parent.is_dir():
         raise DestinationError(
-            f"{shown(out)} cannot be made: no such file or directory", "give another directory with -o"
+            f"{shown(out)} cannot be made: no such file or directory",
+            Hint("give another directory with ", option("out")),
         )
 
     def publish(staging: Staging) -> Analysis:

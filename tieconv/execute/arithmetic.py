@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tieconv.checkpoint.write_plan import Averaged
 from tieconv.errors import RefusedError
 from tieconv.execute.copy import read_full
-from tieconv.text import shown
+from tieconv.text import Hint, option, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ def _averaged(blocks: list[memoryview], content: Averaged) -> bytes:
         if not _all_finite(numbers):
             raise RefusedError(
                 f"{shown(name)} holds infinities or NaNs, so tieconv cannot average it",
-                "use the values of one tensor: --from embed or --from head",
+                Hint("use the values of one tensor: ", option(survivor="embed"), " or ", option(survivor="head")),
                 "mean.not-finite",
             )
     return rounded(midpoints(*values), content.dtype)

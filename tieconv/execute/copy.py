@@ -15,7 +15,7 @@ from pathlib import Path
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats.safetensors import PAGE
-from tieconv.text import count, shown
+from tieconv.text import Hint, count, option, shown
 
 Tick = Callable[[int], None]
 """Receives the number of bytes just done."""
@@ -311,5 +311,9 @@ def not_linkable(name: str, error: TieconvError) -> TieconvError:
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
         reason = (cause.strerror or "").lower()
-        return RefusedError(f"tieconv cannot hard-link {shown(name)}: {reason}", "leave out --hardlink", "out.hardlink")
+        return RefusedError(
+            f"tieconv cannot hard-link {shown(name)}: {reason}",
+            Hint("leave out ", option(hardlink=True)),
+            "out.hardlink",
+        )
     return error

@@ -23,7 +23,7 @@ from tieconv.execute.remote_files import Part, RemoteFile, published, remote_fil
 from tieconv.execute.target import check_contents, is_file, linked_names, stale
 from tieconv.execute.verify import check_promises
 from tieconv.sources.objects.source import CopyUnsupportedError, open_model, require_copier
-from tieconv.text import count, shown
+from tieconv.text import ANOTHER_OUT, Hint, count, option, shown
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
@@ -50,16 +50,15 @@ def check_remote_target(plan: Plan, out: str, options: Mapping[str, object]) -> 
     check_contents(plan)
     local = next((name for name in ("in_place", "overwrite", "hardlink") if options.get(name)), None)
     if local is not None:
-        option = f"--{local.replace('_', '-')}"
         raise DestinationError(
-            f"{shown(out)}: an object store gets a model only below a new prefix, so {option} cannot be used",
-            "give a new prefix with -o",
+            f"{shown(out)}: an object store gets a model only below a new prefix, so {option(local)} cannot be used",
+            Hint("give a new prefix with ", option("out")),
             "out.new-prefix",
         )
     if options.get("resume"):
         raise DestinationError(
             f"{shown(out)}: tieconv resumes only a write to a local path",
-            "give a local path with -o",
+            Hint("give a local path with ", option("out")),
             "out.resume",
         )
     if is_file(plan) or not published(plan):
@@ -77,13 +76,13 @@ def check_free(writer: ObjectWriter) -> None:
     if CLAIM in listed:
         raise DestinationError(
             f"{where} holds the files of a write that was killed or still runs",
-            f"give another -o; after a killed write, first remove all objects below {where}",
+            Hint(ANOTHER_OUT, f"; after a killed write, first remove all objects below {where}"),
             "out.unfinished",
         )
     if listed:
         raise DestinationError(
             f"{where} exists, and an object store gets a model only below a new prefix",
-            "give another -o",
+            ANOTHER_OUT,
             "out.exists",
         )
 
@@ -122,7 +121,7 @@ class NewPrefix:
         if CLAIM not in stored:
             raise DestinationError(
                 f"{shown(str(self.writer.path))}: another program removed {CLAIM} while tieconv wrote",
-                "give another -o",
+                ANOTHER_OUT,
                 "out.replaced",
             )
         del stored[CLAIM]
@@ -177,7 +176,7 @@ class NewPrefix:
         if self.listed({name: entry.size for name, entry in stored.items()}) != stored:
             raise DestinationError(
                 f"{shown(str(self.writer.path))}: another program changed an object while tieconv wrote",
-                "give another -o",
+                ANOTHER_OUT,
                 "out.replaced",
             )
         for name in published(self.plan):

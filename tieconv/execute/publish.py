@@ -19,7 +19,7 @@ from tieconv.execute import tree
 from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.target import stale
 from tieconv.execute.tree import sync_directory, writing
-from tieconv.text import shown
+from tieconv.text import ANOTHER_OUT, NEW_OUT, Hint, option, shown
 
 _AT_FDCWD = -100
 _NOREPLACE = 1
@@ -128,7 +128,7 @@ def cannot_exchange(final: Path) -> RefusedError:
     """Return the refusal for a directory that cannot be replaced in one step."""
     return RefusedError(
         f"this file system cannot replace {shown(final)} in one step",
-        "write a new model with -o OUT",
+        NEW_OUT,
         "in-place.exchange",
     )
 
@@ -145,7 +145,7 @@ def _step_aside(staged: Path, final: Path, aside: Path) -> None:
 def _taken(final: Path) -> DestinationError:
     return DestinationError(
         f"another program created {shown(final)} while tieconv wrote it",
-        "give another -o, or --overwrite",
+        Hint(ANOTHER_OUT, ", or ", option(overwrite=True)),
         "out.exists",
     )
 

@@ -21,7 +21,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import DestinationError
 from tieconv.execute import tree
 from tieconv.execute.target import staging_path
-from tieconv.text import shell_word, shown
+from tieconv.text import ANOTHER_OUT, Hint, shell_word, shown
 
 _ATTEMPTS = 100
 _CREATE_MARKER = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -329,7 +329,7 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
 
 def _check_private(status: os.stat_result, path: Path, label: str) -> None:
     if status.st_uid != os.geteuid():
-        hint = "wait if that user is writing there, otherwise ask them to remove it, or give another -o"
+        hint = Hint("wait if that user is writing there, otherwise ask them to remove it, or ", ANOTHER_OUT)
         raise in_the_way(path, f"{label} belongs to another user", hint)
     if status.st_mode & _OTHERS_WRITE:
         raise in_the_way(path, f"other users have permission to write to {label}")

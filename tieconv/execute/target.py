@@ -23,7 +23,7 @@ from tieconv.formats import GGUF_SUFFIX, GRAPH_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch import SUFFIXES
 from tieconv.sources.local import file_state, in_hub_cache, in_hub_store, open_regular
-from tieconv.text import shown
+from tieconv.text import ANOTHER_OUT, ELSEWHERE, NEW_OUT, Hint, option, shown
 
 _STAGING = re.compile(r"\.[^/]+\.tieconv-staging(/|$)")
 _STAGING_BELOW = re.compile(r"/\.[^/]+\.tieconv-staging(/|$)")
@@ -71,7 +71,9 @@ def destination(plan: Plan, target: Target) -> Path:
         return source_path(plan)
     parent, name = os.path.split(os.path.abspath(target.path))
     if not name:
-        raise DestinationError(f"{shown(target.path)} is not a name for a new model", "give -o a path", "out.name")
+        raise DestinationError(
+            f"{shown(target.path)} is not a name for a new model", Hint("give ", option("out"), " a path"), "out.name"
+        )
     return Path(os.path.realpath(parent)) / name
 
 
@@ -132,17 +134,17 @@ def check_apart(plan: Plan, target: Target, final: Path) -> None:
     """Check that OUT is not the source, not inside it and not around it, whatever links lead there."""
     source = source_path(plan)
     if _same(final, source):
-        hint = "give another -o" + ("" if plan.command in _ONLY_BESIDE else ", or use --in-place")
+        hint = Hint(ANOTHER_OUT, *(() if plan.command in _ONLY_BESIDE else (", or use ", option(in_place=True))))
         raise DestinationError(f"OUT is the model itself: {shown(target.path)}", hint, "out.is-source")
     if not is_file(plan) and any(_same(parent, source) for parent in final.parents):
         raise DestinationError(
             f"{shown(target.path)} is inside the model {shown(source)}",
-            "give a path outside the model with -o",
+            Hint("give a path outside the model with ", option("out")),
             "out.inside-source",
         )
     if any(_same(parent, final) for parent in source.parents):
         raise DestinationError(
-            f"{shown(target.path)} contains the model {shown(source)}", "give another -o", "out.around-source"
+            f"{shown(target.path)} contains the model {shown(source)}", ANOTHER_OUT, "out.around-source"
         )
 
 
@@ -168,7 +170,7 @@ def check_out(plan: Plan, target: Target, final: Path) -> None:
     if in_hub_store(final):
         raise DestinationError(
             f"{shown(target.path)} is in the Hub cache, so other programs would take it for the published model",
-            "give another -o",
+            ANOTHER_OUT,
             "out.hub-cache",
         )
     if is_file(plan) and plan.weights and final.suffix not in file_suffixes(plan):
@@ -185,11 +187,13 @@ def check_out(plan: Plan, target: Target, final: Path) -> None:
             f"{shown(target.path)} is a symlink", "give the path that the symlink points to", "out.link"
         )
     if not target.overwrite:
-        raise DestinationError(f"{shown(target.path)} exists", "give another -o, or --overwrite", "out.exists")
+        raise DestinationError(
+            f"{shown(target.path)} exists", Hint(ANOTHER_OUT, ", or ", option(overwrite=True)), "out.exists"
+        )
     why_not = _not_a_file(final, file_suffixes(plan)) if is_file(plan) else _not_a_model(final)
     if why_not:
         raise DestinationError(
-            f"{shown(target.path)} {why_not}, so tieconv does not overwrite it", "give another -o", "out.not-a-model"
+            f"{shown(target.path)} {why_not}, so tieconv does not overwrite it", ANOTHER_OUT, "out.not-a-model"
         )
 
 
@@ -297,7 +301,7 @@ def _check_special(plan: Plan) -> None:
 
 def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
     root = source_root(plan)
-    hint = "write a new model with -o OUT"
+    hint = NEW_OUT
     if any(caution.code == TRAINING for caution in plan.checkpoint.cautions):
         raise RefusedError(
             f"{shown(plan.checkpoint.source)} is a training checkpoint: a write in place would lose its other contents",
@@ -335,7 +339,7 @@ def _check_parent(plan: Plan, target: Target, final: Path) -> None:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise DestinationError(
                 f"you have no permission to write to {shown(directory)}",
-                "write somewhere else with -o",
+                ELSEWHERE,
                 "out.read-only",
             )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import WriteFailedError
-from tieconv.text import count, shown, size
+from tieconv.text import ELSEWHERE, Hint, count, option, shown, size
 
 _DIRECTORY = -1 << 63
 """Replaces the time of a directory, which changes with its entries."""
@@ -188,7 +188,7 @@ def no_space(target: object, needed: int, free: int, why: str = "not enough spac
     wanted = f"{size(needed)} ({count(needed, 'byte')}) needed, " if needed else ""
     return WriteFailedError(
         f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({count(free, 'byte')}) free",
-        "free some space, or write to another disk with -o",
+        Hint("free some space, or write to another disk with ", option("out")),
         "write.no-space",
     )
 
@@ -225,7 +225,7 @@ def _free_or_zero(directory: Path) -> int:
 
 def _hint(number: int | None) -> str:
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "write somewhere else with -o"
+        return ELSEWHERE
     if number == errno.EIO:
         return "the disk reports an error; check it before you write again"
-    return "tieconv changed nothing; run the command again, or write somewhere else with -o"
+    return Hint("tieconv changed nothing; run the command again, or ", ELSEWHERE)

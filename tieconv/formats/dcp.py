@@ -22,7 +22,7 @@ from tieconv.formats.directory import CONFIG, read_config
 from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX, TENSORS
 from tieconv.formats.safetensors import read_weight_file
 from tieconv.formats.strict_json import loads
-from tieconv.text import command, shown
+from tieconv.text import OUT, Hint, call, shown
 
 
 def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoint:
@@ -68,7 +68,7 @@ def _checkpoint(
         special=listing.special,
         cautions=cautions,
         states={name: files.state(name) for name in sorted(used)},
-        read_only=f"convert it first: {command('convert', listing.source, '--to', 'safetensors', '-o', 'OUT')}",
+        read_only=Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT)),
         headers_only=hasattr(files, "client") or not readable,
         table=table,
     )

@@ -19,7 +19,7 @@ from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.json_text import BEHIND_STRINGS, LARGEST_MEMBER, Members
 from tieconv.formats.limits import INDEX_SUFFIX, WINDOW, NameCount
 from tieconv.formats.strict_json import collector_paused, loads, refuse
-from tieconv.text import command, count, listed, path_word, shown
+from tieconv.text import Hint, call, count, listed, path_word, shown
 
 ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
 """Reads the header of one weight file; returns it with cautions."""
@@ -199,7 +199,7 @@ def _instead(listing: Listing, absent: str) -> str:
     """Return a second hint for a missing shard. A numbered shard has none, because reindex refuses there."""
     if re.search(r"-of-\d+\.\w+$", absent):
         return ""
-    return f", or rebuild the index from the remaining shards: {command('reindex', listing.source)}"
+    return Hint(", or rebuild the index from the remaining shards: ", call("reindex", listing.source))
 
 
 def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
@@ -209,7 +209,7 @@ def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, 
     except UnsafePathError:
         raise
     except UnreadableError as error:
-        hint = f"rebuild the index from the shards: {command('reindex', listing.source)}"
+        hint = Hint("rebuild the index from the shards: ", call("reindex", listing.source))
         raise UnreadableError(error.message, hint, error.code) from error
 
 
@@ -505,7 +505,7 @@ _MAP = re.compile(rb'"weight_map"\s*:\s*\{')
 
 def absent_shard(names: str, shard: str, code: str, hint: str = "") -> UnreadableError:
     """Return the error for a missing shard. ``names`` starts the sentence that ends with the shard's name."""
-    return UnreadableError(f"{names} {shown(shard)}, which is missing", f"fetch the missing file{hint}", code)
+    return UnreadableError(f"{names} {shown(shard)}, which is missing", Hint("fetch the missing file", hint), code)
 
 
 def edit_index(

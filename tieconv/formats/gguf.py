@@ -18,7 +18,7 @@ from tieconv.checkpoint.weight_file import ByteRange, GgufHeader, TensorRecord, 
 from tieconv.errors import UnreadableError
 from tieconv.formats import GGUF_SUFFIX
 from tieconv.formats.limits import MAX_TENSORS, NameCount
-from tieconv.text import count, listed, path_word, shown
+from tieconv.text import Hint, call, count, listed, path_word, shown
 
 # Read a model stored as GGUF: one file, or the numbered parts that `llama-gguf-split` writes. Read only.
 
@@ -61,10 +61,10 @@ def _the_one(listing: Listing) -> str:
     models = models_among(listing.top)
     if len(models) == 1:
         return models[0]
-    paths = [path_word(os.path.join(listing.source, name)) for name in models]
+    paths = [os.path.join(listing.source, name) for name in models]
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(models), 'GGUF model')}: {listed(models)}",
-        f"give the path of one of them: {paths[0]}; or check each: tieconv check {' '.join(paths)}",
+        Hint(f"give the path of one of them: {path_word(paths[0])}; or check each: ", call("check", *paths)),
         "layout.ambiguous",
     )
 

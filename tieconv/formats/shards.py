@@ -32,7 +32,7 @@ from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.safetensors import SAFETENSORS, read_weight_file
 from tieconv.formats.strict_json import loads, read
 from tieconv.formats.torch import TORCH
-from tieconv.text import command, count, shown
+from tieconv.text import Hint, call, count, shown
 
 INDEX_ODD = "index.odd"
 """Caution: the index is not strict JSON, but tieconv could read it."""
@@ -115,7 +115,7 @@ def stale_index(listing: Listing, files: Files, error: UnreadableError) -> Unrea
     return UnreadableError(
         f"{shown(stored.index.name)} is stale: it lists shards that are missing. Other shards store all "
         f"{count(len(tensors), 'tensor')} of the index",
-        f"rebuild the index from the shards: {command('reindex', listing.source)}",
+        Hint("rebuild the index from the shards: ", call("reindex", listing.source)),
         error.code,
     )
 
@@ -259,7 +259,7 @@ def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoR
     reason = f"{shown(stored[0])} is a single file and needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {reason}",
-        "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),
+        Hint("split it into shards: ", call("convert", listing.source, to=naming.format, max_shard_size="5GB")),
         ONE_FILE,
     )
 

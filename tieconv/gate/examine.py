@@ -90,7 +90,7 @@ def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFi
     if recorded is None or remedy is None:
         return entry
     verb, source, options = recorded
-    action = Action(str(verb), str(source), tuple((str(flag), str(value)) for flag, value in options))
+    action = Action(str(verb), str(source), tuple((str(name), value) for name, value in options))
     return replace(entry, finding=replace(entry.finding, remedy=replace(remedy, action=action)))
 
 

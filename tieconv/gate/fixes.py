@@ -68,7 +68,7 @@ class Fixer:
     done: list[Fix] = field(default_factory=list)
     now: Fix | None = None
     applied: list[Action] = field(default_factory=list)
-    refused: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
+    refused: dict[tuple[str, tuple[tuple[str, object], ...]], str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def run(self, model: CheckedModel) -> CheckedModel:

@@ -21,7 +21,7 @@ from tieconv.errors import RefusedError
 from tieconv.inspection import view_reader
 from tieconv.inspection.equality import is_known_equal, relate_cast, transposable, transposed
 from tieconv.inspection.storage import sharing
-from tieconv.text import shown
+from tieconv.text import Hint, option, shown
 
 _EDGE_ELEMENTS = 4
 """Elements at each end that must nearly agree before a cast is tried."""
@@ -335,6 +335,6 @@ def _refuse(classes: Sequence[_Class]) -> NoReturn:
     raise RefusedError(
         f"{shown(first.range.file)} has {len(classes):,} different tensors with the same ends as "
         f"{shown(first.name)}: too many to compare every pair",
-        "read only the headers: --depth header",
+        Hint("read only the headers: ", option(depth="header")),
         "duplicates.pairs",
     )

@@ -21,7 +21,7 @@ from tieconv.formats.directory import CONFIG, LIMIT, read_bytes, read_config, re
 from tieconv.formats.safetensors import SAFETENSORS
 from tieconv.formats.torch import TORCH
 from tieconv.inspection.view_reader import is_sampled
-from tieconv.text import command, shell_word, shown
+from tieconv.text import OUT, Hint, call, shown
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.relation.proved import Relation
@@ -273,10 +273,9 @@ def _unknown_names(checkpoint: Checkpoint, family: Family) -> RefusedError:
 def _several(checkpoint: Checkpoint, family: Family, prefixes: tuple[str, ...]) -> RefusedError:
     first, second = prefixes[:2]
     embedding = family.input_embedding or "NAME"
-    option = f"--embed {shell_word(first + embedding)}"
     return RefusedError(
         f"{shown(checkpoint.source)} holds several models, under {_named(first)} and {_named(second)}",
-        f"choose one: {command('convert', checkpoint.source, '--to', 'safetensors', '-o', 'OUT', option)}",
+        Hint("choose one: ", call("convert", checkpoint.source, to="safetensors", out=OUT, embed=first + embedding)),
         "dcp.several",
     )
 

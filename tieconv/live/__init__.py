@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from tieconv.errors import RefusedError
+from tieconv.text import Hint, call
 
 
 def is_module(value: object) -> bool:
@@ -25,7 +26,7 @@ def unwrapped(module: Any) -> Any:
         if flat is not None and isinstance(module, flat.FullyShardedDataParallel):
             raise RefusedError(
                 "FSDP1 flattens parameters, so tieconv cannot tell which of them are tied",
-                "use FSDP2 (fully_shard), or check the saved directory: tieconv check DIR",
+                Hint("use FSDP2 (fully_shard), or check the saved directory: ", call("check", Hint("DIR"))),
                 "live.fsdp1",
             )
         children = dict(module.named_children())

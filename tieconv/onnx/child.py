@@ -36,7 +36,7 @@ from tieconv.formats.onnx.scopes import label
 from tieconv.onnx.graph_model import has_onnxruntime
 from tieconv.sources.local import open_files
 from tieconv.sources.temporary import PARENT_WATCH
-from tieconv.text import shown
+from tieconv.text import Hint, option, shown
 from tieconv.text import size as bytes_text
 
 Result = TypeVar("Result")
@@ -184,7 +184,7 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str, pro
             raise NotRunError(
                 f"{shown(graph)}: {call or 'the measurement'} takes more than {bytes_text(limits.memory)} of memory"
                 f"{_suspect(graph, _LARGE)}",
-                "allow more with --max-memory, if you trust the graph",
+                Hint("allow more with ", option("max_memory"), ", if you trust the graph"),
                 "session.limit-memory",
             )
         waited = time.monotonic() - started
@@ -192,7 +192,7 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str, pro
         if call and waited > limits.seconds and spent > limits.seconds:
             raise NotRunError(
                 f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s{_suspect(graph, _LOOPS)}",
-                "allow more with --timeout, if you trust the graph",
+                Hint("allow more with ", option("timeout"), ", if you trust the graph"),
                 "session.limit-time",
             )
 

@@ -24,7 +24,7 @@ from tieconv.errors import MissingPackageError, NotRunError, UnreadableError
 from tieconv.install import install_command
 from tieconv.onnx.child import session_call
 from tieconv.reference.packages import need
-from tieconv.text import count, shown
+from tieconv.text import Hint, count, option, shown
 
 ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
 """ONNX element types by number."""
@@ -200,7 +200,7 @@ def _check_precision(precision: str) -> None:
     if precision == "bfloat16":
         raise NotRunError(
             "onnxruntime's CPU provider cannot run this bf16 graph: it has no bf16 kernels for products and norms",
-            "run it on a GPU (--provider cuda), or export in fp32 or fp16",
+            Hint("run it on a GPU (", option(provider="cuda"), "), or export in fp32 or fp16"),
             "session.bf16",
             active=CPU,
         )
@@ -232,7 +232,7 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
         if "NOT_IMPLEMENTED" in str(error):
             raise NotRunError(
                 f"{shown(path)}: onnxruntime {ort.__version__} has no kernel for a node: {shown(error, 300)}",
-                "use another --provider, or export in another precision or opset",
+                Hint("use another ", option("provider"), ", or export in another precision or opset"),
                 _NO_KERNEL,
             ) from error
         raise UnreadableError(

@@ -26,7 +26,7 @@ from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace
 from tieconv.onnx.share.quantised import LOOKUP, heads
 from tieconv.onnx.write.session_proof import prove
 from tieconv.sources.local import open_files
-from tieconv.text import shown
+from tieconv.text import Hint, option, shown
 
 BLOCK = 32
 """Elements of a row that share a scale, as onnxruntime-genai's builder chooses."""
@@ -73,13 +73,13 @@ def check_scheme(scheme: Scheme, precision: str, fuse: str | None, source: str) 
     if fuse is not None:
         raise RefusedError(
             f"{shown(source)}: ONNX Runtime's quantisers skip the head of a graph that is fused for {fuse}",
-            "leave out --fuse, or --quantise",
+            Hint("leave out ", option("fuse"), ", or ", option("quantise")),
             "export.quantise",
         )
     if scheme is Scheme.DYNAMIC and precision != "fp32":
         raise RefusedError(
             f"{shown(source)}: dynamic-int8 quantises activations of float32 only, not {precision}",
-            "use --precision fp32, or --quantise int8",
+            Hint("use ", option(precision="fp32"), ", or ", option(quantise="int8")),
             "export.quantise",
         )
 
@@ -93,7 +93,7 @@ def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan, data: 
     if plan.tied and not made.tied:
         raise RefusedError(
             f"{shown(plan.source)}: the embedding and the head of the graph cannot read one {scheme} matrix",
-            "export without --quantise",
+            Hint("export without ", option("quantise")),
             "export.quantise",
         )
     return made
@@ -151,7 +151,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
     if not products:
         raise RefusedError(
             f"ONNX Runtime's quantiser finds no product to quantise in {shown(raw.name)}",
-            "export without --quantise",
+            Hint("export without ", option("quantise")),
             "export.quantise",
         )
     ir.save(made, new / "model.onnx", external_data=data)

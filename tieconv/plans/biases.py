@@ -10,8 +10,8 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.write_plan import AllZero
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import again, inspect_hint, refuse
-from tieconv.text import shown
+from tieconv.plans.guards import again, refuse
+from tieconv.text import Hint, shown
 
 
 class BiasChoice(StrEnum):
@@ -48,7 +48,7 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     if like is None or not like.shape or not like.dtype:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the bias size is unknown",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "bias.size",
         )
     rows = like.shape[0]
@@ -98,14 +98,14 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         largest = f" (largest magnitude {bias.max_abs:.4g})" if bias.max_abs else ""
         refuse(
             f"{shown(bias.name)} is not all zero{largest}, so removing it changes the logits",
-            f"see its values: {again(inspection, 'analyze')}",
+            Hint("see its values: ", again(inspection, "analyze")),
             "bias.nonzero",
         )
     differing = _differing_copy(inspection, bias.name)
     if differing:
         refuse(
             f"{shown(differing)} differs from {shown(bias.name)}, which is all zero",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "bias.copies-differ",
         )
     tensors = inspection.checkpoint.tensors

@@ -16,7 +16,7 @@ from tieconv.errors import RefusedError
 from tieconv.formats.json_text import remove_keys, set_value, set_values
 from tieconv.inspection.quantised import declared_settings, matched_entry, matches_pattern, quantisation_settings, texts
 from tieconv.loaders.evidence import in_file
-from tieconv.plans.guards import inspect_hint, refuse
+from tieconv.plans.guards import again, refuse
 from tieconv.text import shown
 
 
@@ -276,7 +276,7 @@ def _stored_modules(inspection: Inspection) -> frozenset[str]:
 def _refuse(inspection: Inspection, clause: str) -> NoReturn:
     refuse(
         f"the quantisation config of {shown(inspection.checkpoint.source)} {shown(clause, 200)}",
-        inspect_hint(inspection),
+        again(inspection, "inspect"),
         "quantised.config",
     )
 

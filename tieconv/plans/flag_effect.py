@@ -12,7 +12,7 @@ from tieconv.loaders.load import TRANSFORMERS_4, load, releases
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, refuse
 from tieconv.plans.meaning import Note
-from tieconv.text import shown
+from tieconv.text import Hint, shown
 
 
 def reads_false(inspection: Inspection) -> bool:
@@ -37,7 +37,7 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     if meanings == {FlagMeaning.STORAGE}:
         return 0
     label = family.architecture
-    hint = again(inspection, verb, "--keep-flag") if verb == "untie" else "do not change the head"
+    hint = again(inspection, verb, keep_flag=True) if verb == "untie" else "do not change the head"
     if FlagMeaning.STORAGE in meanings:
         refuse(
             f"{label} scales its logits by the flag in one transformers major version only, so no one head fits both",
@@ -119,7 +119,7 @@ def _instead(inspection: Inspection, verb: str) -> str:
         return "keep the model untied"
     if inspection.family.misfit:
         return "keep the model tied: loaders refuse the embedding under the head's name"
-    return f"store the head and keep the flag: {again(inspection, 'untie', '--keep-flag')}"
+    return Hint("store the head and keep the flag: ", again(inspection, "untie", keep_flag=True))
 
 
 def _half_log2(width: int) -> int | None:

@@ -11,7 +11,7 @@ from tieconv.checkpoint.model_files import BLOCKING, Checkpoint, Layout, way_out
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.errors import RefusedError
-from tieconv.text import command, shell_word, shown
+from tieconv.text import Hint, call, option, shown
 
 
 def refuse(reason: str, hint: str, code: str, *, source: str = "") -> NoReturn:
@@ -19,14 +19,15 @@ def refuse(reason: str, hint: str, code: str, *, source: str = "") -> NoReturn:
     raise RefusedError(reason, hint, code, source=source)
 
 
-def inspect_hint(inspection: Inspection) -> str:
-    """Return the ``inspect`` command for the model."""
-    return again(inspection, "inspect")
-
-
-def again(inspection: Inspection, verb: str, *options: str) -> str:
+def again(inspection: Inspection, verb: str, **options: object) -> Hint:
     """Return the command ``verb`` for the same model."""
-    return command(verb, inspection.checkpoint.source, *options)
+    return call(verb, inspection.checkpoint.source, **options)
+
+
+def choose_values(inspection: Inspection, verb: str, first: str, second: str, **options: object) -> Hint:
+    """Return the hint that ``verb`` can keep the values of either tensor."""
+    chosen = again(inspection, verb, survivor=first, **options)
+    return Hint("choose the values to keep: ", chosen, " (or ", option(survivor=second), ")")
 
 
 def guard(inspection: Inspection, verb: str, *, quantised: bool = False) -> None:
@@ -55,7 +56,7 @@ def guard_head(inspection: Inspection, verb: str) -> None:
     _guard_knowledge(inspection, verb)
     if inspection.family.tying is Tying.HEADLESS:
         label = inspection.family.architecture or shown(inspection.checkpoint.source)
-        refuse(f"{label} has no output embedding by design", inspect_hint(inspection), "tie.headless")
+        refuse(f"{label} has no output embedding by design", again(inspection, "inspect"), "tie.headless")
 
 
 def guard_layout(inspection: Inspection, *, allowed: str = "") -> None:
@@ -118,7 +119,7 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{reason}, so the tied tensors are a guess",
-        f"give their names: {again(inspection, verb, '--embed', shell_word(embed), '--head', shell_word(head))}",
+        Hint("give their names: ", again(inspection, verb, embed=embed, head=head)),
         "family.unknown",
         source=shown(inspection.checkpoint.source),
     )
@@ -130,25 +131,25 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
     if family.tying is Tying.HEADLESS:
         refuse(
             f"{label} has no output embedding by design, so there is nothing to {verb}",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "tie.headless",
         )
     if family.tying is Tying.NEVER:
         refuse(
             f"{label} never ties its output embedding, whatever the config says, so there is nothing to {verb}",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "tie.never",
         )
     if family.output_head is not None and family.output_head == family.input_embedding:
         refuse(
             f"{label} uses its input embedding as the output head, so there is no second tensor to {verb}",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "tie.one-name",
         )
     if inspection.word_tie is None and inspection.quantised is None:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores neither the input nor the output embedding of {label}",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "tie.absent",
         )
 
@@ -207,6 +208,6 @@ def guard_many(checkpoint: Checkpoint, most: int = MANY) -> None:
         refuse(
             f"{shown(checkpoint.source)} has {number:,} tiny tensors, whose names have {letters:,} characters: a write "
             "would take over 300 MiB of memory",
-            "tieconv inspect and check read the model; join the tensors, or leave out what is not a weight",
+            Hint(call("inspect"), " and check read the model; join the tensors, or leave out what is not a weight"),
             "plan.many-tensors",
         )

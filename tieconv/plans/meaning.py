@@ -42,8 +42,8 @@ from tieconv.inspection.quantised import declared_quantisation
 from tieconv.inspection.ties import survey, view_head
 from tieconv.loaders.load import MLX_LM, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
-from tieconv.plans.guards import again, refuse
-from tieconv.text import shown
+from tieconv.plans.guards import refuse
+from tieconv.text import Hint, call, shown
 
 
 def judged(
@@ -65,8 +65,9 @@ def judged(
         return replace(plan, notes=texts)
     asked = tuple(note for note in notes if isinstance(note, Note))
     seen = tuple(_views(before, after, plan, asked))
+    each = Hint("", python="'all'")
+    hint = Hint("see what each loader makes of the model: ", call("inspect", before.checkpoint.source, consumers=each))
     if not forced:
-        hint = f"see what each loader makes of the model: {again(before, 'inspect', '--consumers')}"
         for view in seen:
             newest = view.release == TRANSFORMERS_5
             if newest and view.refused:
@@ -74,7 +75,7 @@ def judged(
             for change in view.changes:
                 if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
                     refuse(lost(view.release, change.name, *ends(change)), hint, "meaning.lost")
-        _refuse_in_mlx(before, after)
+        _refuse_in_mlx(before, after, hint)
     types = type_may_change(before.checkpoint, after.checkpoint)
     computed = (*_notes(seen), *((first_type(types),) if types else ()))
     return replace(plan, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
@@ -122,7 +123,7 @@ def _unasked(
             yield change
 
 
-def _refuse_in_mlx(before: Inspection, after: Inspection) -> None:
+def _refuse_in_mlx(before: Inspection, after: Inspection, hint: Hint) -> None:
     """Refuse a plan for files of MLX if mlx-lm loads the model, but would not load the result."""
     if not before.checkpoint.mlx or after.checkpoint.format != before.checkpoint.format:
         return  # another format was asked for, and mlx-lm reads safetensors alone
@@ -131,7 +132,6 @@ def _refuse_in_mlx(before: Inspection, after: Inspection) -> None:
     release, name = MLX_LM
     was, comes = (consumer(name, release).predict(model) for model in (before, after))
     if comes.outcome in _FAULTS and was.outcome not in (*_FAULTS, Outcome.UNKNOWN):
-        hint = f"see what each loader makes of the model: {again(before, 'inspect', '--consumers')}"
         refuse(f"{name} {release} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
 
 

@@ -21,9 +21,9 @@ from tieconv.plans.build import build, still_stored
 from tieconv.plans.config import Document, config_with_flag, config_with_head, config_without_head, set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, guard_flip, reads_false, scaling_exponent
-from tieconv.plans.guards import again, guard, guard_lone_config, inspect_hint, refuse
+from tieconv.plans.guards import again, guard, guard_lone_config, refuse
 from tieconv.plans.meaning import Note, Notes, described
-from tieconv.text import count, listed, shown, size
+from tieconv.text import Hint, count, listed, shown, size
 
 _UNEQUAL = {
     PairState.EQUAL_VALUES: "their dequantised values are equal, but not their bytes",
@@ -49,7 +49,7 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
             refuse(
                 f"{inspection.family.architecture} ties {shown(others[0])} too, and tieconv changes only quantised "
                 "models that tie two tables",
-                inspect_hint(inspection),
+                again(inspection, "inspect"),
                 "tie.quantised",
             )
     embedding = tables.of(EMBEDDING)
@@ -112,7 +112,7 @@ def unequal_clause(tables: QuantisedTables) -> str:
 def separate_hint(inspection: Inspection) -> str:
     """Return what to do with two matrices that stay separate."""
     if inspection.config.effective:
-        return f"make the config say untied: {again(inspection, 'set-tie false')}"
+        return Hint("make the config say untied: ", again(inspection, "set-tie false"))
     return "the model is untied: nothing to change"
 
 
@@ -127,13 +127,13 @@ def _guard_matrices(inspection: Inspection, tables: QuantisedTables) -> None:
         for fault in matrix.faults[:1]:
             refuse(
                 f"the quantised {shown(matrix.name)} is broken: {fault.reason}",
-                inspect_hint(inspection),
+                again(inspection, "inspect"),
                 "quantised.broken",
             )
         if not matrix.scheme or matrix.uncomputed:
             refuse(
                 f"tieconv does not know how {shown(matrix.name)} is quantised",
-                inspect_hint(inspection),
+                again(inspection, "inspect"),
                 "tie.quantised",
             )
         parts = {part.name for part in matrix.parts}
@@ -142,7 +142,7 @@ def _guard_matrices(inspection: Inspection, tables: QuantisedTables) -> None:
             if name.startswith(module) and name not in parts and name != f"{module}bias":
                 refuse(
                     f"{shown(name)} is stored beside the parts of {shown(matrix.name)}, and tieconv does not know it",
-                    inspect_hint(inspection),
+                    again(inspection, "inspect"),
                     "tie.quantised",
                 )
 
@@ -204,7 +204,7 @@ def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: boo
         spared=biases.dropped(edits),
         forced=force,
     )
-    hint = f"accept it with: {again(inspection, 'retie', '--from embed --force')}"
+    hint = Hint("accept it with: ", again(inspection, "retie", survivor="embed", force=True))
     return with_loader_notes(plan, inspection, without_head(tables), forced=force, hint=hint)
 
 
@@ -245,7 +245,7 @@ def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag:
     if keep_flag:
         refuse(
             f"{shown(embedding.name)} is quantised, and loaders fail on a tied model that stores a quantised head",
-            f"change the flag too: {again(inspection, 'untie')}",
+            Hint("change the flag too: ", again(inspection, "untie")),
             "tie.quantised",
         )
     if sentence := always_tied(inspection):

@@ -13,8 +13,8 @@ from typing import Any
 
 from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
-from tieconv.reference.packages import need, quiet
-from tieconv.text import command, shown
+from tieconv.reference.packages import BY_TRANSFORMERS, need, quiet
+from tieconv.text import Hint, call, option, shown
 
 # Run the torch reference on a GPU: find it, its free memory, and products without a loss of precision.
 
@@ -31,10 +31,13 @@ def torch_device(name: str, number: int) -> str:
         why = f"finds {visible} GPUs" if torch.version.cuda else "is a CPU build"
         raise NotRunError(
             f"the reference cannot run on GPU {number}: torch {torch.__version__} {why}",
-            "run the reference on the CPU: --reference-device cpu",
+            ON_CPU,
             "parity.reference-device",
         )
     return f"cuda:{number}"
+
+
+ON_CPU = Hint("run the reference on the CPU: ", option(reference_device="cpu"))
 
 
 def free_memory(device: str) -> int:
@@ -58,7 +61,7 @@ def memory_of(device: str) -> Iterator[None]:
             raise
         raise NotRunError(
             f"the memory of {device} ran out in the torch reference",
-            "use --reference float32, or run the reference on the CPU: --reference-device cpu",
+            Hint("use ", option(reference="float32"), ", or ", ON_CPU),
             "parity.memory",
         ) from error
 
@@ -234,7 +237,7 @@ class Reference:
             lines = str(error).strip().splitlines() or [""]
             raise UnreadableError(
                 f"{path}: {name} cannot run with this config: {type(error).__name__}: {shown(lines[0], 200)}",
-                "compare the sizes in config.json with the shapes of the tensors: tieconv inspect",
+                Hint("compare the sizes in config.json with the shapes of the tensors: ", call("inspect")),
                 "reference.forward",
             ) from error
 
@@ -297,7 +300,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str, device: str =
         except Exception as error:  # as in `load_whole_config`
             raise UnreadableError(
                 f"transformers cannot load {shown(directory)} as {shown(name)}: {shown(error)}",
-                f"list the tensors of the checkpoint: {command('inspect', str(directory))}",
+                Hint("list the tensors of the checkpoint: ", call("inspect", str(directory))),
                 "reference.load",
             ) from error
     missing = tuple(sorted(map(str, info["missing_keys"])))
@@ -305,7 +308,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str, device: str =
     if missing or mismatched:
         raise RefusedError(
             f"{shown(directory)}: transformers would fill {shown((missing + mismatched)[0])} with random values",
-            f"list the tensors of the checkpoint: {command('inspect', str(directory))}",
+            Hint("list the tensors of the checkpoint: ", call("inspect", str(directory))),
             "reference.missing",
         )
     unused = tuple(sorted(map(str, info["unexpected_keys"])))
@@ -438,7 +441,8 @@ def planned_encoder_input(cls: Any, directory: str) -> EncoderInput | None:
     except Exception as error:
         # a class's constructor raises any exception
         why = f"cannot be built without weights ({shown(error, 200)})"
-        raise RefusedError(f"{shown(cls.__name__)} {why}", _HINT, "export.kind") from error
+        hint = Hint("export it ", BY_TRANSFORMERS)
+        raise RefusedError(f"{shown(cls.__name__)} {why}", hint, "export.kind") from error
     return encoder_input(model)
 
 
@@ -464,12 +468,10 @@ def encoder_input(model: Any) -> EncoderInput | None:
         return EncoderInput(name, (bins, positions * prod(strides)))
     raise RefusedError(
         f"{shown(type(model).__name__)} reads {shown(name)}, and its config does not fix their shape, as export needs",
-        _HINT,
+        Hint("export it ", BY_TRANSFORMERS),
         "export.kind",
     )
 
-
-_HINT = "export it with transformers.exporters, then run tieconv dedup on the result"
 
 # Tell the language model of a loaded class from its other parts, by transformers' own accessors.
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from tieconv.errors import MissingPackageError
 from tieconv.install import install_command
-from tieconv.text import shown
+from tieconv.text import Hint, call, shown
+
+BY_TRANSFORMERS = Hint("with transformers.exporters, then run ", call("dedup"), " on the result")
 
 
 def need(module: str, extra: str, purpose: str) -> Any:

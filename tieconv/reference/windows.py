@@ -10,7 +10,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.model import Batch, Reference, load, load_config, load_whole_config
 from tieconv.reference.packages import need, require
-from tieconv.text import count, shown
+from tieconv.text import Hint, count, option, shown
 
 EVERY = 7
 """A masked model predicts one of this many tokens: about the 15 % that BERT was trained with."""
@@ -161,7 +161,7 @@ def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDeco
 
 
 def _refusal(why: str) -> RefusedError:
-    return RefusedError(why, "run analyze without --text", "analyze.not-language")
+    return RefusedError(why, Hint("run analyze without ", option("text")), "analyze.not-language")
 
 
 def _ids(token: int | None) -> tuple[int, ...]:
@@ -286,7 +286,7 @@ def load_apart(
         raise UnreadableError(
             f"{shown(directory)}: the model cannot be run on {count(untied.windows.shape[1], 'token')} of text: "
             f"{shown(' '.join(str(why).split()), 200)}",
-            "run analyze without --text",
+            Hint("run analyze without ", option("text")),
             "analyze.run",
         ) from error
     return untied
@@ -303,7 +303,7 @@ def _exchange(directory: str, untied: Apart) -> None:
     if output is None or first.weight.shape != untied.embed.shape:
         raise RefusedError(
             f"{shown(directory)}: the model that transformers builds has other tables than the checkpoint stores",
-            "run analyze without --text",
+            Hint("run analyze without ", option("text")),
             "analyze.tables",
         )
     torch = untied.torch
@@ -357,7 +357,7 @@ def _windows(ids: list[int], reading: Reading, most: int) -> Any:
     if most < 1 or not reading.predicted(most):
         raise RefusedError(
             "the model has too few positions to predict a token of a text",
-            "run analyze without --text",
+            Hint("run analyze without ", option("text")),
             "analyze.short",
         )
     length, enough = min(most, len(ids)), max(WINDOWS, -(-LEAST // reading.predicted(most)))

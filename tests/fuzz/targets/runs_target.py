@@ -32,7 +32,7 @@ _EXTRA: tuple[object, ...] = (
 
 
 def _line(rng: random.Random, source: str) -> dict[str, object]:
-    action = Action("retie", source, (("-o", "OUT"),))
+    action = Action("retie", source, (("bias", "strip"),))
     finding = Finding("TIE002", Level.WARNING, rng.choice(NAMES), (rng.choice(NAMES),), Remedy("x", True, action))
     model = CheckedModel(source, (CheckedFinding(finding, "model.safetensors"),) * rng.randint(0, 2))
     if rng.random() < 0.2:

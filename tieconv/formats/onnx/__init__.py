@@ -15,12 +15,12 @@ from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor, Wire, read
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.scopes import CALL, Origin, Scope, cautions, is_shaped, origin, scope_of, scopes, uses
 from tieconv.formats.onnx.tensor import TYPES, External, byte_range, needed_bytes, read_tensor
-from tieconv.text import shown
+from tieconv.text import Hint, call, shown
 
 # Read an ONNX graph, or a directory of graphs, as a checkpoint, with initializers as tensors.
 
 SUFFIX = ".onnx"
-NEXT_STEP = "only tieconv dedup and tieconv untie change ONNX graphs"
+NEXT_STEP = Hint("only ", call("dedup"), " and ", call("untie"), " change ONNX graphs")
 _PASSING = ("Transpose", "Cast", "Identity")
 
 

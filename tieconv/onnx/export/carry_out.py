@@ -49,7 +49,7 @@ from tieconv.onnx.write.session_proof import check_written, prove
 from tieconv.reference import Reference, load, load_config
 from tieconv.sources.local import locate
 from tieconv.sources.user_files import new_file
-from tieconv.text import shown
+from tieconv.text import Hint, call, option, shown
 from tieconv.version import VERSION
 
 Progress = Callable[[str, int, int], None]
@@ -379,9 +379,9 @@ def check_finite(reference: Reference, source: str) -> None:
         if parameter.is_floating_point() and not _is_finite(parameter.data):
             raise RefusedError(
                 f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
-                "use a precision with a wider range: --precision fp32 or bf16"
+                Hint("use a precision with a wider range: ", option(precision="fp32"), " or bf16")
                 if reference.dtype == "float16"
-                else "inspect the tensor: tieconv inspect --depth full",
+                else Hint("inspect the tensor: ", call("inspect", depth="full")),
                 "export.range",
             )
 

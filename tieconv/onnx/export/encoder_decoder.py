@@ -18,8 +18,9 @@ from tieconv.onnx.parity.bindings import DECODER, ENCODER
 from tieconv.onnx.write.data_placement import PAGE, SMALL
 from tieconv.reference import EncoderInput, Reference
 from tieconv.reference.model import encoder_input
-from tieconv.reference.packages import need
+from tieconv.reference.packages import BY_TRANSFORMERS, need
 from tieconv.sources.user_files import new_file
+from tieconv.text import Hint
 
 
 def trace_pair(
@@ -143,7 +144,7 @@ def named(cache: Any, side: str) -> Layers:
         if not keeps_keys_and_values(layer):
             raise RefusedError(
                 f"the cache layer {type(layer).__name__} holds other states than keys and values",
-                "export with transformers.exporters, then run tieconv dedup on the result",
+                Hint("export ", BY_TRANSFORMERS),
                 "export.cache",
             )
     return {str(index): {side: {"key": layer.keys, "value": layer.values}} for index, layer in enumerate(layers)}

@@ -20,7 +20,7 @@ from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.quantise import Scheme
 from tieconv.reference import load_config
 from tieconv.sources.local import open_files
-from tieconv.text import shown
+from tieconv.text import Hint, option, shown
 
 
 @record
@@ -122,7 +122,7 @@ class Layout:
         """Return the error of a model that this layout cannot express."""
         return RefusedError(
             f"{shown(self.model.source)}: {shown(self.model.architecture)}: {shown(why, 300)}",
-            "export without --layout, or with another layout",
+            Hint("export without ", option("layout"), ", or with another layout"),
             "export.layout",
         )
 

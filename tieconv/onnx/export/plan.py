@@ -38,8 +38,8 @@ from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
 from tieconv.onnx.write.plan import HELD_TWICE
 from tieconv.reference import architecture, load_config
 from tieconv.reference.model import planned_encoder_input
-from tieconv.reference.packages import need
-from tieconv.text import shown, size
+from tieconv.reference.packages import BY_TRANSFORMERS, need
+from tieconv.text import Hint, option, shown, size
 
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".data", ".onnx_data", ".gguf", ".h5", ".msgpack", ".npz",
@@ -213,7 +213,7 @@ def _check_consistent(evidence: Inspection) -> None:
     remedy = fault.remedy.command if fault.remedy else f"tieconv explain {fault.rule}"
     raise RefusedError(
         f"{shown(evidence.checkpoint.source)} must be repaired before the export: {fault.rule}: {fault.message}",
-        f"repair it first: {remedy}",
+        Hint("repair it first: ", remedy),
         "export.finding",
     )
 
@@ -292,7 +292,7 @@ def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) ->
     if kind is Kind.SEQ2SEQ and reads_features(cls, encoder_decoder_kind(cls, one_graph=False)):
         raise RefusedError(
             f"{shown(name)} reads {modality_input(cls)}: --quantise supports only encoder-decoders of token ids",
-            "export without --quantise",
+            Hint("export without ", option("quantise")),
             "export.quantise",
         )
     if kind is not Kind.CACHED or not reads_embeddings(cls):
@@ -305,10 +305,10 @@ def check_options(layout: str, quantise: Scheme | None) -> None:
     """Check that no option asks for one graph. Raises `RefusedError`."""
     if layout == "plain" and quantise is None:
         return
-    option = "--layout" if layout != "plain" else "--quantise"
+    name = option("layout" if layout != "plain" else "quantise")
     raise RefusedError(
-        f"{option} supports only one graph, but this export writes a decoder of inputs_embeds and its embedding",
-        f"export without {option}",
+        f"{name} supports only one graph, but this export writes a decoder of inputs_embeds and its embedding",
+        Hint("export without ", name),
         "export.embeds",
     )
 
@@ -331,7 +331,7 @@ def check_cache(name: str, directory: str, source: str) -> None:
         raise RefusedError(
             f"{shown(source)}: {shown(name)} keeps another state than keys and values {where}, "
             "which export does not support",
-            "export with transformers.exporters, then run tieconv dedup on the result",
+            Hint("export ", BY_TRANSFORMERS),
             "export.cache",
         )
 

@@ -25,8 +25,8 @@ from tieconv.onnx.write.plan import split_at
 from tieconv.onnx.write.session_proof import prove
 from tieconv.reference import Batch, Reference
 from tieconv.reference.model import feature_argument, language_modules, left_out, load_whole_config, stored_outside
-from tieconv.reference.packages import need, quiet
-from tieconv.text import shown
+from tieconv.reference.packages import BY_TRANSFORMERS, need, quiet
+from tieconv.text import Hint, shown
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
 _MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
@@ -134,7 +134,7 @@ def _cached(reference: Reference, batch: Batch, reads: Reads | None) -> dict[str
     if not layers or not all(keeps_keys_and_values(layer) for layer in layers):
         raise RefusedError(
             f"{type(model).__name__} caches other states than keys and values, which export does not support",
-            "export with transformers.exporters, then run tieconv dedup on the result",
+            Hint("export ", BY_TRANSFORMERS),
             "export.cache",
         )
     inputs: dict[str, Any] = reference.inputs(batch, past)
@@ -212,7 +212,7 @@ def refused(name: str, why: str) -> RefusedError:
     """Return the error of a class whose language model cannot be exported alone."""
     return RefusedError(
         f"{shown(name)} {why}: export cannot write its language model as a decoder of inputs_embeds",
-        "export it with transformers.exporters, then run tieconv dedup on the result",
+        Hint("export it ", BY_TRANSFORMERS),
         "export.kind",
     )
 

@@ -18,7 +18,7 @@ from tieconv.onnx.parity.graph_file import BLOCKS, CAUSAL, DTYPES, EMBEDS, Graph
 from tieconv.reference import Batch, architecture
 from tieconv.reference.model import planned_encoder_input
 from tieconv.reference.packages import need
-from tieconv.text import shown
+from tieconv.text import MODEL, OUT, Hint, call, shown
 
 
 class Role(StrEnum):
@@ -133,7 +133,7 @@ _WINDOW = re.compile(r".*\._sliding_window_tensor")
 _HALVES = {
     "encoder_hidden_states": (
         "the decoder of a pair",
-        "give the directory with its encoder: tieconv parity DIR MODEL",
+        Hint("give the directory with its encoder: ", call("parity", Hint("DIR"), MODEL)),
     ),
     EMBEDS: (
         "a decoder without its embedding",
@@ -487,7 +487,7 @@ def read_pair(files: tuple[str, str, str]) -> Pair:
     return Pair(encoder, inputs, _STATES, first, step, features)
 
 
-_EXPORT_PAIR = "export it with tieconv export MODEL -o OUT, or with optimum"
+_EXPORT_PAIR = Hint("export it with ", call("export", MODEL, out=OUT), ", or with optimum")
 
 
 def _decoder(graph: Graph) -> Decoder:

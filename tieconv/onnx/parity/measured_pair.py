@@ -38,7 +38,7 @@ from tieconv.onnx.parity.weight_identity import head_width
 from tieconv.reference import Batch, architecture, load_config
 from tieconv.reference.model import CPU, free_memory, torch_device
 from tieconv.sources.user_files import read_bytes
-from tieconv.text import command, shown, size
+from tieconv.text import MODEL, OUT, Hint, call, option, shown, size
 
 
 @record
@@ -163,7 +163,7 @@ def check_model(checkpoint: Checkpoint) -> None:
     if blocking is not None:
         hint = way_out(blocking.code, source)
         if blocking.code == TWO_FORMATS:  # parity has no option that chooses one
-            hint = f"leave one out first: {command('dedup', source, '--drop-other-formats', '-o', 'OUT')}"
+            hint = Hint("leave one out first: ", call("dedup", source, drop_other_formats=True, out=OUT))
         raise UnreadableError(f"{shown(source)}: {blocking.message}", hint, blocking.code)
     lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
     if lone or checkpoint.headers_only or checkpoint.table or checkpoint.config is None:
@@ -174,9 +174,12 @@ def check_model(checkpoint: Checkpoint) -> None:
         )
 
 
-_FLOATS = "measure the loss of a quantised graph with --quantised, or give the graph before quantization"
-_FLOAT_PAIR = (
-    "give the pair before quantization, or quantise the model as one graph: tieconv export MODEL -o OUT --quantise int8"
+_FLOATS = Hint(
+    "measure the loss of a quantised graph with ", option(quantised=True), ", or give the graph before quantization"
+)
+_FLOAT_PAIR = Hint(
+    "give the pair before quantization, or quantise the model as one graph: ",
+    call("export", MODEL, out=OUT, quantise="int8"),
 )
 _QUANTISED = "parity.quantised"
 
@@ -276,7 +279,7 @@ def _arrays(path: str) -> dict[str, np.ndarray]:
 
 def _refuse(path: str, why: str) -> NoReturn:
     raise UnreadableError(
-        f"{shown(path)} {why}", f"list the graph's inputs: {command('inspect', 'ONNX')}", "parity.inputs"
+        f"{shown(path)} {why}", Hint("list the graph's inputs: ", call("inspect", Hint("ONNX"))), "parity.inputs"
     )
 
 
@@ -309,14 +312,14 @@ def check_length(subject: Subject, length: int, longest: int) -> None:
     if length > longest:
         raise RefusedError(
             f"--length {length} is more than the {longest} positions of the model",
-            f"--length {longest}",
+            option(length=longest),
             "parity.length",
         )
     wanted, room = reference_bytes(subject, length), available_memory()
     if length and wanted > room:
         raise NotRunError(
             f"a sequence of {length} tokens needs {size(wanted)} of memory, but only {size(room)} is free",
-            "give a shorter --length, or use a machine with more memory",
+            Hint("give a shorter ", option("length"), ", or use a machine with more memory"),
             "parity.memory",
         )
 

@@ -65,7 +65,7 @@ from tieconv.reference.model import CPU
 from tieconv.reference.windows import load_tokenizer
 from tieconv.sources.temporary import temporary_directory
 from tieconv.sources.user_files import decode, read_bytes
-from tieconv.text import count, shown
+from tieconv.text import FILE, Hint, call, count, option, shown
 
 
 def run_parity(
@@ -229,7 +229,7 @@ def _open_quantised(path: str, evidence: Inspection, provider: str) -> tuple[Sub
     dequantised = list(matrices(graph.model))
     if unknown or not dequantised:
         why = unknown or "it has no quantised weight"
-        hint = f"measure it without --quantised: tieconv parity {shown(path)} {shown(evidence.checkpoint.source)}"
+        hint = Hint("measure it without ", option("quantised"), ": ", call("parity", path, evidence.checkpoint.source))
         raise RefusedError(
             f"parity --quantised cannot measure {shown(graph.path)}: {shown(why)}",
             "give a graph with MatMulNBits, MatMulInteger or DequantizeLinear" if unknown else hint,
@@ -502,7 +502,7 @@ def _tokens(subject: Subject, model: Reference, kind: Kind, text: str | None) ->
         if text is not None:
             raise RefusedError(
                 f"{shown(subject.evidence.checkpoint.source)} does not predict the next token of a text",
-                "leave out --text",
+                Hint("leave out ", option("text")),
                 "parity.text",
             )
         return None
@@ -564,4 +564,6 @@ def _ids(path: str, directory: str) -> Any:
 
 
 def _unreadable(path: str, why: str) -> UnreadableError:
-    return UnreadableError(f"{shown(path)} {why}", "give a text, or ids as .npy or .json: --text FILE", "parity.text")
+    return UnreadableError(
+        f"{shown(path)} {why}", Hint("give a text, or ids as .npy or .json: ", option(text=FILE)), "parity.text"
+    )

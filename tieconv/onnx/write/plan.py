@@ -197,9 +197,7 @@ def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedG
                 except PreconditionError as error:
                     share.left(str(error))
                 matrices += share.matrices
-    notes = tuple(
-        notes_of(matrices, lambda form: Action("dedup", listing.source, (("--head-form", str(form)),)).command)
-    )
+    notes = tuple(notes_of(matrices, lambda form: Action("dedup", listing.source, (("head_form", str(form)),)).command))
     used = form or _widest(matrices)
     return PlannedGraphs("dedup", used, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 

@@ -33,7 +33,7 @@ from tieconv.execute.write import Record, Syncer, Writer, created
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.write.data_placement import DATA, Source, Store
 from tieconv.sources.local import locate, open_files
-from tieconv.text import shell_word, shown
+from tieconv.text import ANOTHER_OUT, NEW_OUT, Hint, shell_word, shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
@@ -281,7 +281,7 @@ def check(target: GraphTarget, store: Store) -> None:
     if target.target.hardlink:
         raise RefusedError(
             f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}",
-            "write a new model with -o OUT",
+            NEW_OUT,
             "onnx.option",
         )
     if not target.is_file and target.listing.special:
@@ -316,7 +316,7 @@ def check_beside(target: GraphTarget, store: Store) -> None:
         if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
             raise DestinationError(
                 f"{shown(target.final.parent / file.name)} already exists, but the graph's data needs this name",
-                "give another -o",
+                ANOTHER_OUT,
                 "out.exists",
             )
 
@@ -401,7 +401,7 @@ def check_removal(listing: Listing, names: tuple[str, ...], graphs: Iterable[str
         if name.lower().endswith(_OF_OTHERS):
             raise RefusedError(
                 f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data",
-                "write a new model with -o OUT",
+                NEW_OUT,
                 "in-place.data",
             )
     for graph, read in _readers(listing, set(graphs)) if names else ():
@@ -425,7 +425,7 @@ def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str
             except TieconvError as error:
                 raise RefusedError(
                     f"tieconv cannot read {shown(name)}, which may use the same data: {error.message}",
-                    "move it out of the directory, or write a new model with -o OUT",
+                    Hint("move it out of the directory, or ", NEW_OUT),
                     "in-place.other-graph",
                 ) from error
 

@@ -19,9 +19,9 @@ from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, kept_promise, still_stored
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
+from tieconv.plans.guards import again, choose_values, guard_head, refuse
 from tieconv.plans.meaning import Note, Notes
-from tieconv.text import count, shown
+from tieconv.text import Hint, count, option, shown
 
 IsZero = Callable[[TensorRecord], bool]
 """Prove whether every value of the record is zero."""
@@ -70,12 +70,12 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     # The tied group of the bias; at least one of its names is stored.
     label = inspection.family.architecture or "this architecture"
     if not any(group.role is Role.OUTPUT_BIAS for group in inspection.family.groups):
-        refuse(f"the head bias of {label} does not have two names", inspect_hint(inspection), "bias.no-pair")
+        refuse(f"the head bias of {label} does not have two names", again(inspection, "inspect"), "bias.no-pair")
     tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
     if tie is None:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores no head bias",
-            f"add one: {again(inspection, 'bias zero')}",
+            Hint("add one: ", again(inspection, "bias zero")),
             "bias.absent",
         )
     edits = Edits(inspection.checkpoint)
@@ -87,7 +87,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
             refuse(
                 f"{shown(differing[0].name)} and {shown(source)} differ: {difference_clause(differing[0])}; "
                 f"{_readers(inspection)}",
-                f"choose the values to keep: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
+                choose_values(inspection, "bias unify", "bias", "decoder"),
                 "bias.copies-differ",
             )
         source, notes = _choose(inspection, tie, survivor)
@@ -149,7 +149,7 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
     if not stored:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores no head bias",
-            f"add one: {again(inspection, 'bias zero')}",
+            Hint("add one: ", again(inspection, "bias zero")),
             "bias.absent",
         )
     own = head_rows(inspection)
@@ -157,12 +157,12 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
     if target is None:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores no head, so the length of the bias is unknown",
-            "give --rows N",
+            Hint("give ", option(rows=Hint("N"))),
             "bias.size",
         )
     edits = Edits(inspection.checkpoint)
     for record in stored:
-        _resize(edits, record, target, is_zero, again(inspection, "bias resize"))
+        _resize(edits, record, target, is_zero, again(inspection, "bias resize", rows=record.shape[-1]))
     notes: tuple[str, ...] = ()
     if own is not None and own != target:
         notes = (f"the head has {count(own, 'row')}, so a bias of {target:,} does not load with it",)
@@ -177,7 +177,7 @@ def head_rows(inspection: Inspection) -> int | None:
     return None
 
 
-def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, command: str) -> None:
+def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, hint: Hint) -> None:
     is_row = len(record.shape) == 2 and record.shape[0] == 1
     if (len(record.shape) != 1 and not is_row) or BITS.get(record.dtype, 1) % 8 or record.stride is not None:
         refuse(
@@ -193,7 +193,7 @@ def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, comm
         refuse(
             f"{shown(record.name)} has nonzero values from row {rows:,} on: cutting it to {count(rows, 'row')} "
             f"loses trained values",
-            f"{command} --rows {before}",
+            hint,
             "bias.nonzero",
         )
     edits.resize(record, (*record.shape[:-1], rows))

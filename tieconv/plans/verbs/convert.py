@@ -20,7 +20,7 @@ from tieconv.formats.limits import MAX_TENSORS
 from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import described, judged
 from tieconv.plans.verbs.dedup import shared_groups, trimmed
-from tieconv.text import count, shown, size
+from tieconv.text import OUT, Hint, count, option, shown, size
 
 SHARD_SIZE = 5_000_000_000
 """Default number of bytes in a shard; huggingface_hub has the same default."""
@@ -63,7 +63,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
             refuse(
                 f"{shown(file.name)} would hold {len(file.tensors):,} tensors, and tieconv reads at most "
                 f"{MAX_TENSORS // 2:,} storages of a torch file",
-                "write smaller files with --max-shard-size",
+                Hint("write smaller files with ", option("max_shard_size")),
                 "plan.many-storages",
             )
     texts = (
@@ -302,7 +302,7 @@ def convertible(inspection: Inspection, to: str) -> Inspection:
     if to != "safetensors":
         refuse(
             f"{source} is a training checkpoint, which tieconv converts only to safetensors",
-            again(inspection, "convert", "--to", "safetensors", "-o", "OUT"),
+            again(inspection, "convert", to="safetensors", out=OUT),
             "dcp.target",
         )
     if not checkpoint.tensors:

@@ -20,9 +20,9 @@ from tieconv.formats.strict_json import Number, loads
 from tieconv.plans import build as named_format
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard_layout, inspect_hint, refuse
+from tieconv.plans.guards import again, guard_layout, refuse
 from tieconv.plans.meaning import described, judged
-from tieconv.text import command, count, listed, shown
+from tieconv.text import Hint, call, count, listed, shown
 
 IsEqual = Callable[[TensorRecord, TensorRecord], bool]
 """Return whether two records hold the same bytes."""
@@ -91,7 +91,7 @@ def _as_indexed(evidence: Inspection, old: Mapping[str, str]) -> Inspection:
 
 
 def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
-    named_format.guard_named(checkpoint, command("inspect", checkpoint.source))
+    named_format.guard_named(checkpoint, call("inspect", checkpoint.source))
     return named_format.with_format(checkpoint)
 
 
@@ -264,7 +264,7 @@ def plan_strip_prefix(inspection: Inspection) -> Plan:
     if not changed:
         refuse(
             f"{shown(checkpoint.source)}: the tensor names have no removable prefix of a training wrapper",
-            f"look at the names: {inspect_hint(inspection)}",
+            Hint("look at the names: ", again(inspection, "inspect")),
             "reindex.no-prefix",
         )
     edits = Edits(checkpoint)

@@ -13,8 +13,8 @@ from tieconv.checkpoint.write_plan import OutputText, Plan, Promises, SetConfig
 from tieconv.formats.json_text import set_values
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
-from tieconv.text import count, shown
+from tieconv.plans.guards import again, guard_head, refuse
+from tieconv.text import OUT, Hint, count, shown
 
 MeanRow = Callable[[TensorRecord], bytes]
 """Return the mean of a matrix's rows, rounded to its dtype."""
@@ -42,7 +42,7 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     if not sizes or not tables or inspection.checkpoint.config is None:
         refuse(
             f"{shown(inspection.checkpoint.source)}: tieconv cannot tell which config key counts the embedding's rows",
-            f"look at the config: {inspect_hint(inspection)}",
+            Hint("look at the config: ", again(inspection, "inspect")),
             "resize.unknown",
         )
     target = _target(inspection, to, sizes, tables)
@@ -78,7 +78,7 @@ def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict
         listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(rows_by_name.items())[:4])
         refuse(
             f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}",
-            f"choose the number of rows: {again(inspection, 'resize', f'--to {different[-1]}')}",
+            Hint("choose the number of rows: ", again(inspection, "resize", to=different[-1])),
             "resize.disagree",
         )
     return different[0]
@@ -94,7 +94,7 @@ def _records(inspection: Inspection) -> list[TensorRecord]:
         if shared:
             refuse(
                 f"{shown(shared.name)} shares its storage with another name",
-                f"store these tensors once first: {again(inspection, 'dedup', '-o OUT')}",
+                Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT)),
                 "resize.shared",
             )
     names |= {
@@ -124,7 +124,7 @@ def _resize(
     if averaged and (rows - before) * (record.nbytes // before) > _MOST_MEAN:
         refuse(
             f"{shown(record.name)} would get {count(rows - before, 'row')}, too many to fill with a mean",
-            f"fill them with zeros: {again(inspection, 'resize', f'--to {rows}')}",
+            Hint("fill them with zeros: ", again(inspection, "resize", to=rows)),
             "resize.mean",
         )
     edits.resize(record, shape, mean_row(record) if averaged else None, zero_end=False)
@@ -141,13 +141,13 @@ def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: 
         unread = inspection.tokenizer_unread or "no tokenizer shows that the rows are unused"
         refuse(
             f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}",
-            f"keep the rows and change the config: {again(inspection, 'resize', '--to rows')}",
+            Hint("keep the rows and change the config: ", again(inspection, "resize", to="rows")),
             "resize.no-tokenizer",
         )
     if used > rows:
         refuse(
             f"{shown(record.name)} would lose {count(before - rows, 'row')}, and the tokenizer has tokens up to "
             f"row {used - 1:,}",
-            f"keep them: {again(inspection, 'resize', f'--to {used}')}",
+            Hint("keep them: ", again(inspection, "resize", to=used)),
             "resize.used-rows",
         )

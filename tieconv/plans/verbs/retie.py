@@ -23,10 +23,10 @@ from tieconv.plans.build import build, still_stored
 from tieconv.plans.config import flag_document, set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
-from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, inspect_hint, refuse
+from tieconv.plans.guards import again, choose_values, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
 from tieconv.plans.verbs.untie import plan_gguf_retie
-from tieconv.text import shown
+from tieconv.text import OUT, Hint, shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
@@ -228,15 +228,15 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
             f"the logits by 2**{exponent}"
         )
     if tie.role is not Role.WORD_EMBEDDING:
-        refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
+        refuse(sentence, Hint("compare the two copies: ", again(inspection, "inspect", json=True)), "retie.not-equal")
     if member.relation.shape_differs:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
     if member.state is State.TRANSPOSED:  # untie refuses it too
         refuse(sentence, "store it in the shape of the embedding first", "retie.not-equal")
     untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
-    hint = f"keep them untied with: {again(inspection, 'untie')}" if inspection.config.effective else untied
+    hint = Hint("keep them untied with: ", again(inspection, "untie")) if inspection.config.effective else untied
     if not exponent:
-        hint += f"; or choose the values to keep: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
+        hint = Hint(hint, "; or ", choose_values(inspection, "retie", "embed", "head", force=True))
     refuse(sentence, hint, "retie.not-equal")
 
 
@@ -258,7 +258,7 @@ def folded(
         names = ", ".join(shown(member.name) for member in differing)
         refuse(
             f"{names} differ from {shown(reference.name)}, but only a head can contain a folded norm",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "fold.group",
         )
     tensors = inspection.checkpoint.tensors
@@ -345,31 +345,32 @@ def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: 
     names = ", ".join(shown(member.name) for member in (reference, *differing))
     refuse(
         f"{names} differ, but retie averages only one input embedding and one head",
-        f"choose the values to keep: {_command(inspection)} --from embed|head --force",
+        _choose(inspection),
         "mean.pair",
     )
 
 
 def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRecord, differing: Member) -> None:
     names = f"{shown(first.name)} and {shown(second.name)}"
-    one_of_them = f"choose the values to keep: {_command(inspection)} --from embed|head --force"
     if first.dtype != second.dtype:
         refuse(
             f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: the dtype of their mean is not clear",
-            one_of_them,
+            _choose(inspection),
             "mean.dtype",
         )
     if differing.state not in _ALIKE:
         clause = difference_clause(differing)
         why = f"{shown(differing.name)}{clause.removeprefix('it')}" if clause.startswith("it ") else clause
-        refuse(f"{names} have no useful mean: {why}", one_of_them, "mean.state")
+        refuse(f"{names} have no useful mean: {why}", _choose(inspection), "mean.state")
     if first.stride is not None or second.stride is not None:
         refuse(
             f"{names} are not both stored as contiguous rows",
-            f"write contiguous tensors first: {again(inspection, 'convert', '-o OUT --to safetensors')}",
+            Hint("write contiguous tensors first: ", again(inspection, "convert", out=OUT, to="safetensors")),
             "mean.stride",
         )
 
 
-def _command(inspection: Inspection) -> str:
-    return again(inspection, "retie")
+def _choose(inspection: Inspection) -> Hint:
+    either = Hint("embed|head", python="'embed'")
+    hint = Hint("choose the values to keep: ", again(inspection, "retie", survivor=either, force=True))
+    return Hint(hint, python=f"{hint.python} (or survivor='head')")

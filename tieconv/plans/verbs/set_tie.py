@@ -18,9 +18,9 @@ from tieconv.plans.build import ALIKE, build
 from tieconv.plans.config import flag_document
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
-from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
+from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
-from tieconv.text import shown
+from tieconv.text import Hint, call, shown
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.quantised_matrix import QuantisedTables
@@ -69,7 +69,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
         return plan
     from tieconv.plans.quantised_ties import with_loader_notes  # most models are not quantised
 
-    hint = f"accept it with: {again(inspection, f'set-tie {flag}', '--force')}"
+    hint = Hint("accept it with: ", again(inspection, f"set-tie {flag}", force=True))
     return with_loader_notes(plan, inspection, tables, forced=force, hint=hint)
 
 
@@ -101,11 +101,11 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
         refuse(
             f"some transformers versions multiply the logits of {family.architecture} by d_model**-0.5 if the flag is "
             "true, so its outputs would change",
-            f"run tieconv {verb}, which rewrites the head if that is exact",
+            Hint("run ", call(verb), ", which rewrites the head if that is exact"),
             "flag.forward",
         )
     if not tied and (sentence := always_tied(inspection)):
-        refuse(sentence, f"keep the flag: {again(inspection, 'set-tie true')}", "tie.always")
+        refuse(sentence, Hint("keep the flag: ", again(inspection, "set-tie true")), "tie.always")
 
 
 def _auto(inspection: Inspection) -> bool:
@@ -116,7 +116,7 @@ def _auto(inspection: Inspection) -> bool:
         return _quantised_auto(inspection, inspection.quantised_tables)
     tie = inspection.word_tie
     if tie is None:
-        hint = f"look for other names of both: {again(inspection, 'inspect')}"
+        hint = Hint("look for other names of both: ", again(inspection, "inspect"))
         _open(inspection, "neither the input embedding nor the output head is stored", hint)
     if not tie.canonical_stored:
         _open(inspection, f"{shown(tie.canonical)} is absent, but another name of its group is stored")
@@ -129,8 +129,8 @@ def _auto(inspection: Inspection) -> bool:
     first = unclear[0]
     reason = "is absent, but another name is stored separately" if not first.stored else difference_clause(first)
     misshapen = first.relation.shape_differs or first.state is State.TRANSPOSED
-    hint = "store it in the shape of the embedding first" if misshapen else ""
-    return _open(inspection, f"{shown(first.name)}: {reason}", hint)
+    reshape = "store it in the shape of the embedding first" if misshapen else ""
+    return _open(inspection, f"{shown(first.name)}: {reason}", reshape)
 
 
 def _quantised_auto(inspection: Inspection, tables: QuantisedTables) -> bool:
@@ -154,7 +154,7 @@ def _plainly_apart(member: Member) -> bool:
 def _open(inspection: Inspection, why: str, hint: str = "") -> NoReturn:
     refuse(
         f"{shown(inspection.checkpoint.source)}: the tensors do not show whether the model is tied: {why}",
-        hint or f"choose one: {again(inspection, 'untie')}, or {again(inspection, 'retie')}",
+        hint or Hint("choose one: ", again(inspection, "untie"), ", or ", again(inspection, "retie")),
         "set-tie.ambiguous",
     )
 
@@ -246,14 +246,16 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
         return [
             Loss(
                 f"{shown(canonical)} is not stored, and transformers 4 reads the tied values only from that name",
-                f"restore this name: {again(inspection, 'retie')}",
+                Hint("restore this name: ", again(inspection, "retie")),
                 "set-tie.inverted",
                 tuple(member.name for member in tie.members),
             )
         ]
-    hint = f"set the flag to match the stored tensors: {again(inspection, 'set-tie false')}"
+    hint = Hint("set the flag to match the stored tensors: ", again(inspection, "set-tie false"))
     if not inspection.config.effective:
-        hint = f"the flag already matches the stored tensors; compare the two tables: {again(inspection, 'analyze')}"
+        hint = Hint(
+            "the flag already matches the stored tensors; compare the two tables: ", again(inspection, "analyze")
+        )
     return [
         Loss(
             f"{shown(member.name)} is not {shown(canonical)} ({difference_clause(member)}): with the flag true, "
@@ -272,7 +274,7 @@ def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
         Loss(
             f"{shown(member.name)} is not stored: with the flag false, it would start "
             f"{'at zero' if tie.role is Role.OUTPUT_BIAS else 'random'}",
-            f"store it: {again(inspection, 'untie')}",
+            Hint("store it: ", again(inspection, "untie")),
             "set-tie.random",
             (member.name,),
         )
@@ -298,7 +300,7 @@ def _no_head(inspection: Inspection) -> list[Loss]:
     if any(member.name == head.name for tie in inspection.ties for member in tie.members):
         return []
     sentence = f"{shown(head.name)} is not stored, and neither is a tensor that it could be tied to"
-    return [Loss(sentence, inspect_hint(inspection), "set-tie.random", (head.name,))]
+    return [Loss(sentence, again(inspection, "inspect"), "set-tie.random", (head.name,))]
 
 
 def _quantised(inspection: Inspection, tables: QuantisedTables, tied: bool) -> list[Loss]:
@@ -310,10 +312,12 @@ def _quantised(inspection: Inspection, tables: QuantisedTables, tied: bool) -> l
     for matrix in tables.matrices:
         for fault in matrix.faults[:1]:
             sentence = f"the quantised {shown(matrix.name)} is broken: {fault.reason}"
-            return [Loss(sentence, inspect_hint(inspection), "quantised.broken", fault.tensors)]
+            return [Loss(sentence, again(inspection, "inspect"), "quantised.broken", fault.tensors)]
     if tables.of(HEAD) is None and float_table(inspection, name) is None:
         sentence = f"{shown(name)} is not stored: with the flag false, it would start random"
-        return [] if tied else [Loss(sentence, f"store it: {again(inspection, 'untie')}", "set-tie.random", (name,))]
+        return (
+            [] if tied else [Loss(sentence, Hint("store it: ", again(inspection, "untie")), "set-tie.random", (name,))]
+        )
     if not tied or (tables.relation is not None and tables.relation.state is PairState.EQUAL):
         return []
     sentence = (

@@ -17,9 +17,9 @@ from tieconv.plans.build import ALIKE, build, still_stored
 from tieconv.plans.config import flag_document
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
-from tieconv.plans.guards import again, guard, guard_contents, inspect_hint, refuse
+from tieconv.plans.guards import again, guard, guard_contents, refuse
 from tieconv.plans.meaning import Note
-from tieconv.text import shown
+from tieconv.text import Hint, shown
 
 
 def plan_untie(inspection: Inspection, *, bias: BiasChoice = BiasChoice.KEEP, keep_flag: bool = False) -> Plan:
@@ -42,7 +42,11 @@ def plan_untie(inspection: Inspection, *, bias: BiasChoice = BiasChoice.KEEP, ke
         guard_flip(inspection, "untie")
     notes: list[str | Note] = []
     if flips and not exponent and (sentence := always_tied(inspection)):
-        refuse(sentence, f"write a copy and leave the flag: {again(inspection, 'untie', '--keep-flag')}", "tie.always")
+        refuse(
+            sentence,
+            Hint("write a copy and leave the flag: ", again(inspection, "untie", keep_flag=True)),
+            "tie.always",
+        )
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent, keep_flag)
     if keep_flag and inspection.config.effective:
@@ -136,7 +140,7 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
         refuse(
             f"the config's src_vocab_size gives {shown(member.name)} {rows:,} rows, but {shown(source.name)} has "
             f"{source.shape[0] if source.shape else 0:,}",
-            inspect_hint(inspection),
+            again(inspection, "inspect"),
             "untie.shape",
         )
 
@@ -202,9 +206,9 @@ def _guard(inspection: Inspection, verb: str, bias: BiasChoice, options: str) ->
     if bias is not BiasChoice.KEEP:
         options = f"--bias {bias}"
     if options:
-        refuse(f"{verb} takes no {options} for a GGUF file", f"use: {again(inspection, verb)}", "gguf.option")
+        refuse(f"{verb} takes no {options} for a GGUF file", Hint("use: ", again(inspection, verb)), "gguf.option")
     if inspection.word_tie is None or not inspection.word_tie.canonical_stored:
-        refuse(f"{source} has no token_embd.weight", inspect_hint(inspection), "tie.absent")
+        refuse(f"{source} has no token_embd.weight", again(inspection, "inspect"), "tie.absent")
 
 
 def _pair(inspection: Inspection) -> tuple[str, Member]:
@@ -220,4 +224,4 @@ def _guard_architecture(inspection: Inspection, head: str, *, needed: bool = Fal
     if head_rule(architecture) is None:
         why = f"tieconv does not know what llama.cpp does with {shown(head)} of the architecture {shown(architecture)}"
     if why is not None:
-        refuse(why, inspect_hint(inspection), "gguf.architecture")
+        refuse(why, again(inspection, "inspect"), "gguf.architecture")

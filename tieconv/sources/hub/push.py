@@ -16,7 +16,7 @@ from tieconv.sources.digest import hash_file, kind_of
 from tieconv.sources.hub.client import Snapshot
 from tieconv.sources.hub.session import Transport, status_of, transferring, translate
 from tieconv.sources.local import FileSet, follow
-from tieconv.text import count, shown
+from tieconv.text import Hint, count, option, shown
 from tieconv.version import VERSION
 
 
@@ -123,7 +123,7 @@ def private(names: Iterable[str], include: Sequence[str]) -> frozenset[str]:
         if _FORBIDDEN.intersection(wanted.split("/")):
             raise RefusedError(
                 f"{shown(wanted)} cannot be pushed: the Hub refuses files of a .git or .cache directory",
-                "remove it from --include",
+                Hint("remove it from ", option("include")),
                 "push.include",
             )
         if not any(_stands_for(wanted, name) for name in every):

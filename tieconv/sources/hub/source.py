@@ -14,7 +14,7 @@ from tieconv.errors import RefusedError, SettingsError, TieconvError, Unreadable
 from tieconv.install import install_command
 from tieconv.sources import PREFIX, is_hub
 from tieconv.sources.hub import RepoPath, parse, parse_pattern
-from tieconv.text import path_word, shell_word, shown
+from tieconv.text import Hint, call, option, shell_word, shown
 
 if TYPE_CHECKING:
     from tieconv.sources.hub.files import HubFiles
@@ -51,19 +51,19 @@ def guard_push(directory: str, repo_path: RepoPath, pull_request: bool) -> None:
     if repo_path.path:
         raise RefusedError(
             f"{repo_path} is a path inside a repository, but push compares the whole repository",
-            f"tieconv push {path_word(directory)} hf://{repo_path.repo}",
+            call("push", directory, f"hf://{repo_path.repo}"),
             "push.path",
         )
     if is_hub(directory):
         raise RefusedError(
             f"{shown(directory)} is on the Hub, but push needs a local directory",
-            "write the model to a directory first, with -o",
+            Hint("write the model to a directory first, with ", option("out")),
             "push.source",
         )
     if pull_request and repo_path.revision not in (None, "main"):
         raise RefusedError(
             f"{repo_path} has a branch, but a pull request always targets main",
-            "remove the branch, or add --no-pr to push to it",
+            Hint("remove the branch, or add ", option(pull_request=False), " to push to it"),
             "push.branch",
         )
 

@@ -16,6 +16,7 @@ from tieconv.sources.objects.client import RemoteObject
 from tieconv.sources.objects.source import CopyUnsupportedError
 from tieconv.sources.objects.store_settings import s3_endpoint
 from tieconv.sources.ranged import interruptible
+from tieconv.text import ANOTHER_OUT
 
 ATTEMPTS = 6
 _DESCRIPTION = (
@@ -141,7 +142,7 @@ class S3Copier:
         try:
             self._ask(label, "put_object", Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*", **attributes)
         except UnreadableError:
-            raise DestinationError(f"{label} exists", "give another -o", "out.exists") from None
+            raise DestinationError(f"{label} exists", ANOTHER_OUT, "out.exists") from None
 
     def _client_call(self, operation: str, **arguments: Any) -> Any:
         ask: Callable[..., Any] = getattr(self._client, operation)

@@ -12,7 +12,7 @@ from tieconv.errors import DestinationError, UnreadableError, WriteFailedError
 from tieconv.sources.objects import ObjectPath
 from tieconv.sources.objects.client import OBSTORE, ObjectClient, RemoteObject, StoredObject, call
 from tieconv.sources.ranged import interruptible
-from tieconv.text import shown
+from tieconv.text import ANOTHER_OUT, shown
 
 UPLOAD = 32 << 20
 """Bytes of one part of an upload."""
@@ -45,7 +45,7 @@ class ObjectWriter(ObjectClient):
         try:
             self._send(name, partial(self._store.put, self.path.key(name), data, mode="create", use_multipart=False))
         except exceptions.AlreadyExistsError:
-            raise DestinationError(f"{self.label(name)} exists", "give another -o", "out.exists") from None
+            raise DestinationError(f"{self.label(name)} exists", ANOTHER_OUT, "out.exists") from None
 
     def check_own(self, name: str, data: bytes) -> None:
         """Raise `DestinationError` if an existing object has other bytes.
@@ -55,7 +55,7 @@ class ObjectWriter(ObjectClient):
         stored = self.listed().get(name)
         if stored is None or stored.size != len(data) or self.fetch(name, stored, 0, stored.size) != data:
             raise DestinationError(
-                f"{self.label(name)} exists: another program writes to this prefix", "give another -o", "out.exists"
+                f"{self.label(name)} exists: another program writes to this prefix", ANOTHER_OUT, "out.exists"
             )
 
     def upload(self, name: str, path: Path) -> None:
