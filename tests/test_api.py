@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,17 @@ def test_a_subject_is_loaded_alone(models: Path) -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in loaded if name.startswith("tieconv.api.")] == ["tieconv.api.evidence"]
     assert not {"tieconv.plans", "tieconv.planned", "tieconv.gate", "tieconv.execute"} & set(loaded)
+
+
+def test_what_costs_or_destroys_is_asked_for() -> None:
+    """No function downloads, replaces files or changes outputs by default."""
+    costly = {"fetch", "force", "overwrite", "drop_other_formats", "hardlink", "run_model_code"}
+    functions = [getattr(tieconv, name) for name in tieconv.__all__]
+    defaults = {
+        (function.__name__, name): parameter.default
+        for function in filter(inspect.isfunction, functions)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name in costly
+    }
+    assert {name for _, name in defaults} >= {"fetch", "force", "drop_other_formats"}
+    assert set(defaults.values()) == {False}

@@ -51,6 +51,7 @@ def test_faults_within_the_block(fault: Callable[[Any], None]) -> None:
     assert caught.value.faults[0].rule == planted.FAULTS[fault]
     assert "lm_head.weight" in caught.value.message and "at the end" in caught.value.message
     assert "model." in caught.value.command_hint
+    assert ("Their values are still equal." in str(caught.value)) == (fault is planted.copy_head)
 
 
 @pytest.mark.parametrize("fault", planted.FAULTS)

@@ -37,11 +37,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onnx/parity": ("tests/onnx",),
     "onnx/share": ("tests/onnx/share", "tests/onnx"),
     "analysis": ("tests/analysis", "tests/cli"),
-    "api": ("tests/gate", "tests/cli", "tests/test_api.py", "tests/hub", "tests/onnx"),
+    "api": ("tests/gate", "tests/cli", "tests/test_api.py", "tests/hub", "tests/objects", "tests/onnx"),
     "checkpoint": ("tests/checkpoint", "tests/checks", "tests/cli", "tests/gate", "tests/onnx"),
     "checks": ("tests/checks",),
-    "cli": ("tests/cli", "tests/output"),
-    "comparison": ("tests/cli", "tests/reporters", "tests/hub"),
+    "cli": ("tests/cli", "tests/output", "tests/gate"),
+    "comparison": ("tests/cli", "tests/reporters", "tests/hub", "tests/composites"),
+    "live": ("tests/live",),
+    "integrations": ("tests/live",),
     "loaders": ("tests/consumers",),
     "demo": ("tests/demo",),
     "execute": EXECUTE,
@@ -54,7 +56,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "reference": ("tests/onnx", "tests/analysis"),
     "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx"),
     "sources": ("tests/sources", "tests/hub", "tests/formats"),
-    BASE: ("tests/cli", "tests/test_api.py", "tests/output", "tests/hub", "tests/project/test_install.py"),
+    BASE: (
+        "tests/cli",
+        "tests/test_api.py",
+        "tests/output",
+        "tests/hub",
+        "tests/objects",
+        "tests/consumers",
+        "tests/project/test_install.py",
+    ),
 }
 
 
