@@ -87,6 +87,5 @@ if not TYPE_CHECKING:  # a type checker uses the imports above, and reports a mi
             raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
         from importlib import import_module
 
-        import_module("tieconv.errors").require_posix()
         home = next(module for module, names in _HOMES.items() if name in names)
         return getattr(import_module(f"tieconv.{home}"), name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What Python raises if a value of a document has another type, size or range than its reader expects."""
 
@@ -86,13 +84,3 @@ class NotRunError(TieconvError):
         super().__init__(message, hint, code)
         self.active = active
         self.fallback = fallback
-
-
-def require_posix() -> None:
-    """Raise `UnsupportedSystemError` on Windows, which has no directory descriptors and no `O_NOFOLLOW`."""
-    if sys.platform == "win32":
-        raise UnsupportedSystemError(
-            "tieconv does not run on Windows: it needs the file operations of Linux or macOS",
-            "run tieconv in WSL (Windows Subsystem for Linux)",
-            "system.windows",
-        )

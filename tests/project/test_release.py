@@ -80,6 +80,7 @@ def test_nothing_is_published_before_tests_check_and_attestation() -> None:
     assert jobs["release"]["needs"] == "publish"
     calls = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
     assert ".ci/release.py" in calls[0] and calls[1] == "bash .ci/run wheel"
+    assert "dist/*.whl dist/*.tar.gz" in jobs["publish"]["steps"][-1]["run"]  # and not tieconv.pyz
     assert WORKFLOW[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
 
 

@@ -1,7 +1,8 @@
-"""Windows is refused with one sentence; macOS gets on without what only Linux has."""
+"""Windows, a browser and macOS get on without what only Linux has; what cannot be kept there is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -9,40 +10,94 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
 
 import tieconv
 from tests.cli.run import run
-from tieconv.errors import UnsupportedSystemError
+from tieconv.cli import main
 from tieconv.execute import tree
+from tieconv.inspection import equality
 
 ROOT = Path(__file__).parents[2]
-SENTENCE = "tieconv does not run on Windows: it needs the file operations of Linux or macOS"
-WINDOWS = """
-import os, sys
-for module in ("fcntl", "resource", "termios", "pwd", "grp"):
-    sys.modules[module] = None
-for name in ("O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_CLOEXEC", "O_PATH", "O_TMPFILE", "getuid", "geteuid"):
+BARE = """
+import json, os, sys
+for name in ("numpy", "fcntl", "resource", "termios", "pwd", "grp"):
+    sys.modules[name] = None
+for name in (
+    "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_CLOEXEC", "O_PATH", "O_TMPFILE", "getuid", "geteuid", "statvfs",
+    "fork", "pread", "preadv", "pwrite", "SEEK_DATA", "SEEK_HOLE", "posix_fadvise", "fchmod", "copy_file_range",
+):
     if hasattr(os, name):
         delattr(os, name)
+os.supports_dir_fd = set()
+from click.testing import CliRunner
 from tieconv.cli import main
-sys.platform = "win32"
-main(["inspect", "fixtures/models/llama-tied"])
+for line in json.load(sys.stdin):
+    result = CliRunner().invoke(main, line)
+    print(json.dumps([result.exit_code, result.stdout, result.stderr]))
 """
+"""A process without the modules and functions that Windows or a browser lacks, which runs commands."""
+MODELS = [
+    f"fixtures/models/{name}" for name in ("llama-tied", "llama-duplicated", "llama-tied-sharded", "t5", "qwen2-vl")
+]
 
 
-def test_windows_is_refused_in_one_sentence() -> None:
-    """Without the modules and flags that Windows lacks the program starts, says so and exits with 2."""
-    done = subprocess.run([sys.executable, "-c", WINDOWS], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.splitlines() == [f"error: {SENTENCE}", "hint: run tieconv in WSL (Windows Subsystem for Linux)"]
+def bare(*lines: str) -> list[tuple[int, str, str]]:
+    """The exit code, the output and the messages of commands on such a system."""
+    words = json.dumps([line.split() for line in lines])
+    done = subprocess.run([sys.executable, "-c", BARE], cwd=ROOT, input=words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_the_python_api_refuses_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first function that is asked for raises; `import tieconv` does not."""
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(UnsupportedSystemError, match="does not run on Windows"):
-        _ = tieconv.inspect
-    assert not hasattr(tieconv, "plan_nothing")
+def test_the_base_needs_neither_numpy_nor_posix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a browser and Windows have is enough: each answer and each plan is the same there."""
+    monkeypatch.chdir(ROOT)
+    lines = [
+        f"{command} {model}" for model in MODELS for command in ("inspect --json --consumers", "check --no-config")
+    ]
+    lines += [f"{verb} {MODELS[1]}" for verb in ("retie", "untie", "dedup", "set-tie auto", "bias zero")]
+    lines += [f"diff --json {MODELS[0]} {MODELS[2]}", "explain TIE001", "rules", f"convert --to torch {MODELS[0]}"]
+    for line, answer in zip(lines, bare(*lines), strict=True):
+        usual = CliRunner().invoke(main, line.split())
+        assert answer == (usual.exit_code, usual.stdout, usual.stderr), line
+
+
+def test_differences_without_numpy() -> None:
+    """Rows are counted by their bytes; types that differ and codes are not compared; the rest is refused."""
+    inspected, compared, refused, written = bare(
+        "inspect fixtures/models/llama-diverged",
+        "diff fixtures/models/llama-diverged fixtures/models/llama-tied",
+        "resize fixtures/models/llama-tied --to 200",
+        "retie fixtures/models/llama-duplicated -o nowhere",
+    )
+    sentence = "3 of 192 rows differ, the first of them by at most 0.252; numpy measures the rest"
+    assert inspected[0] == 0 and sentence in inspected[1] and "error    TIE001" in inspected[1]
+    assert compared[0] == 1 and sentence in compared[1]
+    assert refused[0] == 2 and refused[2].startswith("error: this needs numpy, which is not installed")
+    assert written[0] == 2 and "tieconv does not write files on this system" in written[2]
+    assert not (ROOT / "nowhere").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_rows_are_counted_without_numpy(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row that differs is measured; the transpose is proved; two types are not compared."""
+    table = torch.arange(2400).reshape(300, 8).to(getattr(torch, dtype))
+    head, wider = table.clone(), table.to(torch.float64 if dtype != "float64" else torch.float32)
+    head[7, 3] += 0.5
+    head[290, 3] *= 2
+    monkeypatch.setattr(equality, "find_spec", lambda name: None)
+    for stored, state, reason in (
+        (head, "distinct", "2 of 300 rows differ, the first of them by at most 0.5; numpy measures the rest"),
+        (table.T.contiguous(), "transposed", ""),
+        (wider, "unread", "the types differ, and tieconv compares such values only with numpy"),
+    ):
+        save_file({"model.embed_tokens.weight": table, "lm_head.weight": stored}, tmp_path / "model.safetensors")
+        tie = tieconv.inspect(tmp_path, depth="full").word_tie
+        assert tie is not None
+        assert (str(tie.members[1].state), getattr(tie.members[1].relation, "reason", "")) == (state, reason)
 
 
 def test_a_forbidden_directory_is_removed_without_o_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

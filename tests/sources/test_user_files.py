@@ -98,7 +98,7 @@ WRITES = {
 """Calls that write elsewhere than in the one module, by room and function, and why each may."""
 LIBRARIES = {"demo": TORCH, "onnx": TORCH, "gate": "Parquet in memory", "reporters": "Parquet in memory"}
 """Rooms in which a library writes, and where."""
-_FLAGS = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC", "O_TMPFILE")
+_FLAGS = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC", "O_TMPFILE", "local.CREATE")
 _LIBRARY = {"save", "save_pretrained", "write_table"}
 _METHODS = _LIBRARY | {
     "write_text", "write_bytes", "touch", "save", "savez", "savez_compressed", "save_pretrained", "save_file",

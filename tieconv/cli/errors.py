@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from tieconv.cli.screen import echo, has_colour, reset
-from tieconv.errors import TieconvError, require_posix
+from tieconv.errors import TieconvError
 from tieconv.text import close, path_word, shown
 from tieconv.version import VERSION
 
@@ -189,7 +189,6 @@ class ErrorBoundary(click.Group):
             kwargs["args"] = [word for word in argv if word != "--traceback"]
             args = args[1:]
         try:
-            require_posix()
             return super().main(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported in one sentence too
             if wanted:
@@ -206,6 +205,8 @@ def ending(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, OSError):
         where = shown(error.filename or "a file or standard output")
         return f"{where}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2
+    if isinstance(error, ModuleNotFoundError) and error.name == "numpy":
+        return "this needs numpy, which is not installed", "install it: pip install numpy", 2
     return f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2
 
 

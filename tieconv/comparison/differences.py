@@ -27,8 +27,8 @@ from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.comparison.pair import Pair, Relations, Source, of_side
 from tieconv.inspection.quantised.survey_quantised import Table, relate_tables
 from tieconv.inspection.view_reader import is_costly
+from tieconv.sources import local
 from tieconv.sources.digest import same_hash
-from tieconv.sources.local import open_regular
 from tieconv.text import count, shown, size
 
 # Compare two configs value by value, and classify each difference.
@@ -110,14 +110,14 @@ def _differences(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: objec
 
 
 def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
-    first, second = open_regular(folder_a / name, folder_a), -1
+    first, second = local.open_regular(folder_a / name, folder_a), -1
     try:
-        second = open_regular(folder_b / name, folder_b)
+        second = local.open_regular(folder_b / name, folder_b)
         if os.path.samestat(os.fstat(first), os.fstat(second)):
             return True
         offset = 0
         while True:
-            left, right = os.pread(first, _BLOCK, offset), os.pread(second, _BLOCK, offset)
+            left, right = (local.read_at(descriptor, _BLOCK, offset) for descriptor in (first, second))
             if left != right or not left:
                 return left == right
             offset += len(left)

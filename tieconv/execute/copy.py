@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats.safetensors import PAGE
+from tieconv.sources import local
 from tieconv.text import Hint, count, option, shown
 
 Tick = Callable[[int], None]
@@ -142,7 +142,7 @@ _NO_REFLINK = frozenset(
 def clone(source: int, descriptor: int) -> bool:
     """Make the empty file ``descriptor`` share all blocks of ``source``; return false if the file system cannot."""
     try:
-        fcntl.ioctl(descriptor, _FICLONE, source)
+        local.fcntl.ioctl(descriptor, _FICLONE, source)
     except OSError as error:
         if error.errno not in _NO_REFLINK:
             raise
@@ -158,7 +158,7 @@ def can_clone(source: int, directory: Path) -> bool:
         return False
     try:
         length = _BLOCK if os.fstat(source).st_size >= _BLOCK else 0  # a length of 0 means: to the end
-        fcntl.ioctl(probe, _FICLONERANGE, struct.pack("qQQQ", source, 0, length, 0))
+        local.fcntl.ioctl(probe, _FICLONERANGE, struct.pack("qQQQ", source, 0, length, 0))
     except OSError:
         return False
     finally:
@@ -169,8 +169,8 @@ def can_clone(source: int, directory: Path) -> bool:
 # Copy mode, owner, extended attributes and access control list from the replaced file to the written file.
 
 
-_ACCESS = "system.posix_acl_access"
-_LISTS = frozenset({_ACCESS, "system.posix_acl_default"})
+_ACCESS = "local.posix_acl_access"
+_LISTS = frozenset({_ACCESS, "local.posix_acl_default"})
 _OF_CONTENT = frozenset({"security.ima", "security.evm"})
 """Signatures of the old content, which are wrong for the new content."""
 _NONE = frozenset({errno.EOPNOTSUPP, errno.ENODATA})
@@ -220,7 +220,7 @@ def reset(descriptor: int, like: Like | None, directory: Path) -> None:
     """
     fresh = directory / f"{secrets.token_hex(8)}.tmp"
     mode = 0o666 if like is None else like.creation_mode
-    made = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    made = os.open(fresh, local.CREATE, mode)
     try:
         status = os.fstat(made)
         os.fchown(descriptor, -1, status.st_gid)
@@ -237,7 +237,7 @@ def reset(descriptor: int, like: Like | None, directory: Path) -> None:
 def inherit_directory(directory: Path, like: Like) -> tuple[str, ...]:
     """Copy attributes to a directory as `inherit` does; a directory that replaces another keeps its whole mode."""
     old = like.status
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(directory, local.DIRECTORY | local.NO_FOLLOW)
     try:
         if like.replaces:
             return _take_over(descriptor, like.path, old, stat.S_IMODE(old.st_mode))

@@ -7,7 +7,6 @@ cannot put another directory in its place.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -21,10 +20,10 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import DestinationError
 from tieconv.execute import tree
 from tieconv.execute.target import staging_path
+from tieconv.sources import local
 from tieconv.text import ANOTHER_OUT, Hint, shell_word, shown
 
 _ATTEMPTS = 100
-_CREATE_MARKER = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = 0o022
 
 
@@ -40,9 +39,10 @@ class Staging:
         With ``resume``, take that directory over instead: `new` then holds the files of the killed run. Raises
         `DestinationError` if a live process holds it or something else has its name.
         """
+        local.require_posix()
         self.final = final
         self.path = staging_path(final)
-        self._home = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._home = os.open(self.path.parent, local.DIRECTORY)
         try:
             taken = _take_over(self._home, self.path, final) if resume else None
             self._directory, self._marker = taken or _make(self._home, self.path, final)
@@ -134,7 +134,7 @@ def sweep(final: Path) -> bool:
     if not os.path.lexists(path):
         return False
     with suppress(DestinationError, OSError):
-        home = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        home = os.open(path.parent, local.DIRECTORY)
         try:
             clear(home, path, final)
         finally:
@@ -172,7 +172,7 @@ def _make(home: int, path: Path, final: Path) -> tuple[int, int]:
 def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
     directory = open_directory(home, path.name)
     try:
-        marker = os.open(MARKER, _CREATE_MARKER, 0o600, dir_fd=directory)
+        marker = os.open(MARKER, local.CREATE, 0o600, dir_fd=directory)
         try:
             _check_own(directory, marker, path)
             _claim(directory, marker, home, path, final)
@@ -251,7 +251,7 @@ DATA = ".data"
 EARLIER = "earlier"
 _OURS = re.compile(r"new|old|earlier|raw|exchange-[ab]|step-[0-9]+")
 """The directories that a run makes in its staging directory."""
-_OPEN_MARKER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_MARKER = os.O_RDWR | local.READ | local.NO_FOLLOW
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -314,7 +314,7 @@ def _opened(home: int, path: Path) -> Iterator[int | None]:
 def open_directory(home: int, name: str) -> int:
     """Open a directory without following links. Raises `FileNotFoundError` if it is missing or cannot be opened."""
     try:
-        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=home)
+        return os.open(name, local.DIRECTORY | local.NO_FOLLOW, dir_fd=home)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
             raise FileNotFoundError(name) from error
@@ -386,7 +386,7 @@ def _open_marker(directory: int, path: Path) -> int:
 def lock(marker: int, directory: int, final: Path) -> None:
     """Take the lock of the open marker. Raises `DestinationError` if another process has it."""
     try:
-        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        local.fcntl.flock(marker, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
     except BlockingIOError:
         who = parse(os.pread(marker, SIZE, 0))
         raise DestinationError(

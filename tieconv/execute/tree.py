@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import WriteFailedError
+from tieconv.sources import local
 from tieconv.text import ELSEWHERE, Hint, count, option, shown, size
 
 _DIRECTORY = -1 << 63
@@ -96,7 +97,7 @@ def directories(root: Path) -> list[Path]:
 
 def remove(path: Path) -> None:
     """Remove ``path`` and its content; do nothing if it is missing."""
-    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent = os.open(path.parent, local.DIRECTORY)
     try:
         remove_at(parent, path.name)
     finally:
@@ -130,12 +131,12 @@ def remove_at(directory: int, name: str, levels: int = 0) -> None:
 
 def _open_writable(directory: int, name: str) -> int:
     """Open a directory whose entries are to go; its mode may forbid its owner to change it."""
-    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = local.DIRECTORY | local.NO_FOLLOW
     try:
-        below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
+        below = os.open(name, flags, dir_fd=directory)
     except PermissionError:
         _allow(directory, name, flags)
-        below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
+        below = os.open(name, flags, dir_fd=directory)
     if os.fstat(below).st_mode & 0o700 != 0o700:
         os.fchmod(below, 0o700)
     return below
@@ -163,7 +164,7 @@ def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the directory's entries durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, local.DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -178,6 +179,7 @@ _SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def free_bytes(directory: Path) -> int:
     """Return the bytes that this user may still write to the file system of ``directory``."""
+    local.require_posix()
     status = os.statvfs(directory)
     blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
     return blocks * status.f_frsize

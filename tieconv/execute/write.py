@@ -45,6 +45,7 @@ from tieconv.execute.target import Target
 from tieconv.execute.tree import writing
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.view_reader import stream
+from tieconv.sources import local
 from tieconv.sources.local import FileSet, file_state, open_files, open_regular
 from tieconv.sources.strided import StridedRange, dense, gather
 from tieconv.text import count, shown
@@ -260,16 +261,13 @@ def _finish(descriptor: int, name: str, like: Like | None, syncer: Syncer, writt
     syncer.add(descriptor)
 
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
 def is_finished(path: Path, layout: FileLayout) -> bool:
     """Return whether ``path`` is a file of this user with the size and the header of ``layout``.
 
     The header is written last. Says nothing about the tensors.
     """
     try:
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(path, local.READ | local.NO_FOLLOW)
     except OSError:
         return False
     try:

@@ -135,7 +135,6 @@ def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -
 
 
 def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
-
     # The shards that the index ``name`` lists. Raises `UnreadableError` if a shard is missing.
     data = read_bytes(files, name, LIMIT)
     value, weight_map = _read_index(data, name, listing)

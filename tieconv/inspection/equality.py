@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.model_files import ByteReader
@@ -31,7 +32,7 @@ NEAR_ROWS = 0.5
 """Largest share of differing rows for tensors to count as near, however large the difference."""
 
 
-def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Compared:
+def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Compared | proved.Unread:
     """Return how ``compared`` relates to ``canonical``: identical, transposed, cast, scaled, near or distinct.
 
     Returns the first state that can be proved, with its figures. Integers and quantised codes are only compared as
@@ -54,6 +55,10 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
     reason = _incomparable(canonical, compared)
     if reason:
         return proved.OtherBytes(reason)
+    if not _has_numpy() and canonical.dtype != compared.dtype:
+        return proved.Unread(reason="the types differ, and tieconv compares such values only with numpy")
+    if not _has_numpy():
+        return proved.OtherBytes(_differing_rows(reader, canonical, compared))
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.rows import difference
 
@@ -73,7 +78,7 @@ def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
 
     Raises what the reader raises.
     """
-    if left.dtype == right.dtype or left.shape != right.shape or _incomparable(left, right):
+    if left.dtype == right.dtype or left.shape != right.shape or _incomparable(left, right) or not _has_numpy():
         return None
     from tieconv.inspection.numeric.bits import Pair, cast_direction
 
@@ -116,6 +121,36 @@ def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
         if not tensor.elements:
             return "the tensors are empty and of different types"
     return ""
+
+
+def _has_numpy() -> bool:
+    return find_spec("numpy") is not None
+
+
+def _differing_rows(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> str:
+    """Return how many rows differ, by their bytes, and the largest difference in the first of them.
+
+    It is what the standard library measures, for a machine without numpy.
+    """
+    rows = left.shape[0] if left.shape else 1
+    width = left.nbytes // rows
+    differing, first = 0, ""
+    for offset, size in view_reader.pieces(0, left.nbytes, max(1, view_reader.BLOCK // width) * width):
+        a, b = (view_reader.read(reader, record.range, offset, size) for record in (left, right))
+        for start in range(0, size, width) if a != b else ():
+            pair = a[start : start + width], b[start : start + width]
+            if pair[0] != pair[1]:
+                differing += 1
+                values = zip(*(_floats(row, left.dtype) for row in pair), strict=True)
+                first = first or f"{max(abs(x - y) for x, y in values):.3g}"
+    return f"{differing:,} of {rows:,} rows differ, the first of them by at most {first}; numpy measures the rest"
+
+
+def _floats(data: bytearray, dtype: str) -> tuple[float, ...]:
+    if dtype == "BF16":  # the upper half of a float32
+        data, dtype = bytearray(b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))), "F32"
+    code = {"F16": "e", "F32": "f", "F64": "d"}[dtype]
+    return struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
 
 
 def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Scaled | None:
@@ -202,6 +237,9 @@ def _places(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def _proved(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
+    if not _has_numpy():
+        reader, (left, right) = view_reader.readable(reader, view_reader.one_way(a, b))
+        return equal(reader, left.range, right.range)
     from tieconv.inspection.numeric.bits import transpose_equal
 
     return transpose_equal(reader, a, b, BITS[a.dtype] // 8)

@@ -7,14 +7,17 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import reduce
+from importlib import import_module
 from itertools import pairwise
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tieconv.checkpoint.model_files import LARGEST, FileState, Listing, check_git_file
 from tieconv.checkpoint.weight_file import ByteRange, WeightFile
-from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.errors import UnreadableError, UnsafePathError, UnsupportedSystemError
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -171,27 +174,18 @@ def open_regular(path: AnyPath, root: AnyPath) -> int:
     """
     target = _resolve(os.fspath(path), os.fspath(root))
     try:
-        descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(target, READ | NO_FOLLOW)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-
         raise not_regular(path, mode)
     return descriptor
 
 
-def _unreadable(path: AnyPath, error: OSError) -> UnreadableError:
-
-    return unreadable(path, error)
-
-
 def _resolve(path: str, root: str) -> str:
-    if not os.path.islink(path):
-        return path
-
-    return follow(path, root)
+    return follow(path, root) if os.path.islink(path) else path
 
 
 def file_state(descriptor: int) -> FileState:
@@ -225,9 +219,9 @@ class FileSet:
         """
         descriptor = self.descriptor(name)
         try:
-            data = os.pread(descriptor, size, offset)
+            data = read_at(descriptor, size, offset)
         except OSError as error:
-            raise _unreadable(self._path(name), error) from error
+            raise unreadable(self._path(name), error) from error
         if not offset and 0 < len(data) <= LARGEST:
             check_git_file(name, data, os.fstat(descriptor).st_size)
         return data
@@ -239,9 +233,9 @@ class FileSet:
         read_ahead(descriptor, position, len(buffer), span.end)
         while done < len(buffer):
             try:
-                got = os.preadv(descriptor, [buffer[done:]], position + done)
+                got = _read_into(descriptor, buffer[done:], position + done)
             except OSError as error:
-                raise _unreadable(self._path(span.file), error) from error
+                raise unreadable(self._path(span.file), error) from error
             if not got:
                 raise shrank(span.file)
             done += got
@@ -269,7 +263,7 @@ class FileSet:
         """
         descriptor = self.descriptor(span.file)
         try:
-            data_offset = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
+            data_offset = _next_data(descriptor, span.start + offset)
         except OSError as error:
             if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
                 return offset  # reading raises the error
@@ -309,8 +303,7 @@ def locate(source: str) -> Listing:
         os.lstat(source)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in _ABSENT:
-            raise _unreadable(source, error) from error
-
+            raise unreadable(source, error) from error
         problem = f"{shown(source) or 'an empty name'}: no such file or directory"
         raise UnreadableError(problem, hint_for_missing(source), "path.absent") from None
     if os.path.isdir(source):
@@ -328,7 +321,6 @@ def _check_regular(path: str, root: str) -> None:
     except UnsafePathError as error:
         if error.code != "path.not-regular":
             raise
-
         raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
 
 
@@ -349,7 +341,7 @@ def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
                 files.append(name)
         for name in files:
             path = os.path.join(directory, name)
-            relative = path.removeprefix(root).lstrip(os.sep)
+            relative = path.removeprefix(root).lstrip(os.sep).replace(os.sep, "/")
             size = _regular_size(path, root)
             if size is None:
                 special.append(relative)
@@ -373,7 +365,7 @@ def _check_extent(root: str, directory: str, files: int) -> None:
 
 
 def _raise_unreadable(error: OSError) -> NoReturn:
-    raise _unreadable(str(error.filename), error)
+    raise unreadable(str(error.filename), error)
 
 
 def _regular_size(path: str, root: str) -> int | None:
@@ -400,3 +392,54 @@ def read_ahead(descriptor: int, position: int, size: int, end: int) -> None:
     if size < _LARGE or position // AHEAD == after // AHEAD or after >= end or not hasattr(os, "posix_fadvise"):
         return
     os.posix_fadvise(descriptor, after, min(2 * AHEAD, end - after), os.POSIX_FADV_WILLNEED)
+
+
+# What Linux and macOS have, and Windows and WebAssembly lack: reading has a fallback, writing a refusal.
+fcntl: Any = None
+"""The module of the locks; ``None`` on Windows."""
+with suppress(ImportError):
+    fcntl = import_module("fcntl")
+
+
+def _flags(*names: str) -> int:
+    return reduce(or_, (getattr(os, name, 0) for name in names))
+
+
+READ = _flags("O_RDONLY", "O_NONBLOCK", "O_BINARY")
+"""Flags that open a file for reading, without waiting for the writer of a FIFO."""
+NO_FOLLOW = _flags("O_NOFOLLOW")
+DIRECTORY = _flags("O_RDONLY", "O_DIRECTORY")
+CREATE = _flags("O_RDWR", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_BINARY")
+"""Flags that create a file and fail if the name exists, also as a symlink."""
+
+
+def require_posix() -> None:
+    """Raise `UnsupportedSystemError` before a write on a system without locks and directory descriptors."""
+    if fcntl is None or os.open not in os.supports_dir_fd:
+        raise UnsupportedSystemError(
+            "tieconv does not write files on this system: it needs the file operations of Linux or macOS",
+            "on Windows, run the command in WSL (Windows Subsystem for Linux)",
+            "system.write",
+        )
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Return up to ``size`` bytes at ``offset``. Without `os.pread`, the position of the descriptor moves."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, size)
+
+
+def _read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill ``buffer`` from ``offset`` and return the number of bytes."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    data = read_at(descriptor, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def _next_data(descriptor: int, offset: int) -> int:
+    """Return the first offset from ``offset`` on that is not in a hole. Raises ``OSError`` if only a hole follows."""
+    return os.lseek(descriptor, offset, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else offset

@@ -7,7 +7,6 @@ unlocked.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import re
 import shutil
@@ -19,17 +18,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from tieconv.sources import local
+
 _PREFIX = "tieconv-temporary-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 PARENT_WATCH = "tieconv-parent-watch"
 """Name of the thread of a worker that waits for the end of its parent, and then removes the directories."""
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name))
 _held: dict[str, tuple[int, int, int]] = {}
 """The descriptor with the lock, the process and the thread of each directory. A forked child inherits the table."""
 
 
 def make_temporary() -> str:
     """Make a private directory that lasts until `remove_temporary`, or until the process ends. Raises ``OSError``."""
+    local.require_posix()
     base = tempfile.gettempdir()
     _sweep(base)
     if not _held:
@@ -38,8 +40,8 @@ def make_temporary() -> str:
         _catch()
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = os.open(path, local.DIRECTORY)
+        local.fcntl.flock(descriptor, local.fcntl.LOCK_EX)
         if os.path.isdir(path):  # another process may have swept it before the lock
             _held[path] = descriptor, os.getpid(), threading.get_ident()
             return path
@@ -78,11 +80,11 @@ def _sweep(base: str) -> None:
     for name in filter(_OURS.fullmatch, os.listdir(base)):
         path = os.path.join(base, name)
         with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, local.DIRECTORY | local.NO_FOLLOW)
             try:
                 status = os.fstat(descriptor)
                 if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    local.fcntl.flock(descriptor, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)

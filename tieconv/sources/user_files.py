@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from tieconv.errors import MALFORMED, DestinationError, SettingsError
-from tieconv.sources.local import in_hub_store
+from tieconv.sources import local
 from tieconv.text import path_word, shown
 
 LIMIT = 64 << 20
 """Bytes of the largest document, and of the longest line of results."""
 MOST_RESULTS = 8 << 30
 """Bytes of the largest file of lines."""
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
 _STREAM = re.compile(r"/dev/(?:null|tty|stdout|stderr|fd/\d+)")  # and not /dev/shm, where anybody may unpack an archive
 _OPENING = b'{"schema": "tieconv.'
@@ -73,7 +71,7 @@ def read_stream(stream: BinaryIO, label: str, limit: int = LIMIT) -> str:
 @contextmanager
 def _opened(path: str, limit: int, *, links: bool) -> Iterator[BinaryIO]:
     """Open a regular file of at most ``limit`` bytes for reading. Turns every ``OSError`` into a `SettingsError`."""
-    flags = _READ if links else _READ | os.O_NOFOLLOW
+    flags = local.READ if links else local.READ | local.NO_FOLLOW
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             status = os.fstat(file.fileno())
@@ -150,11 +148,12 @@ def write_bytes(path: str, data: bytes) -> None:
     Replaces only a regular file, and follows no symlink at ``path``. The streams of the system are written
     directly. Shells pass pipes as ``/dev/fd/63``, and no archive can put a file there.
     """
-    if in_hub_store(Path(path)):
+    local.require_posix()
+    if local.in_hub_store(Path(path)):
         raise DestinationError(f"{shown(path)} is in the Hub cache", "write it to another directory", "out.hub-cache")
     with _failing(path):
         if _STREAM.fullmatch(os.path.abspath(path)):
-            with open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY | os.O_CLOEXEC)) as file:
+            with open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY)) as file:
                 file.write(data)
             return
         with _replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
@@ -163,7 +162,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 def new_file(path: str | Path) -> BinaryIO:
     """Create a file that must not exist, in a directory that only this process fills, and open it for writing."""
-    return open(path, "wb", opener=lambda name, _: os.open(name, _NEW, 0o666))
+    return open(path, "wb", opener=lambda name, _: os.open(name, local.CREATE, 0o666))
 
 
 def own_directory(path: str) -> None:
@@ -261,11 +260,11 @@ def _replacing(path: str) -> Iterator[int]:
     new file, less what the replaced file denied.
     """
     folder, name = os.path.split(path)
-    directory = os.open(folder or os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(folder or os.curdir, local.DIRECTORY)
     try:
         old = _regular_at(directory, name, path)
         staged = f".{os.urandom(8).hex()}.tieconv.tmp"
-        descriptor = os.open(staged, _NEW, 0o666, dir_fd=directory)
+        descriptor = os.open(staged, local.CREATE, 0o666, dir_fd=directory)
         try:
             if old is not None:
                 os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode & old.st_mode) | 0o600)

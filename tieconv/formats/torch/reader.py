@@ -173,7 +173,6 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
 
 
 def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:
-
     unsupported: dict[str, None] = {}
     value, places = read(pread, length, PICKLE_LIMIT, unsupported)
     storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}

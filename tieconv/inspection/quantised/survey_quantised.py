@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import islice
 
 from tieconv.architectures.stored_names import variants
@@ -209,6 +210,8 @@ def _compared(embedding: Table, head: Table, tensors: Mapping[str, TensorRecord]
         return PairRelation(PairState.DIFFERENT, f"the embedding is {sides[0]} and the head {sides[1]}")
     if (shapes[0] or (0, 0))[-1] > LONGEST_ROW:
         return PairRelation(PairState.UNREAD, f"their rows have more than {LONGEST_ROW:,} columns")
+    if find_spec("numpy") is None:
+        return PairRelation(PairState.UNREAD, "numpy is not installed")
     from tieconv.inspection.quantised.row_decoders import compare_values
 
     return compare_values(embedding, head, tensors, reader)
