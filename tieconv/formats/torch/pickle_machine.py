@@ -39,10 +39,6 @@ from tieconv.text import shown
 # Handle the pickle opcodes that import, call and set state, with which a pickle could run a program.
 #
 # A global must be on an allow-list. A call passes its arguments to a function of tieconv instead.
-def _global(machine: Machine) -> None:
-    machine.stack.append(_find(machine, *_named(machine)))
-
-
 def _named(machine: Machine) -> tuple[str, str]:
     try:
         return machine.line().decode("utf-8"), machine.line().decode("utf-8")
@@ -110,13 +106,10 @@ def _build(machine: Machine) -> None:
     target.state = state
 
 
-def _persistent(machine: Machine) -> None:
-    machine.stack.append(machine.persistent(machine.stack.pop()))
-
-
 CALLS: Opcodes = {
-    b"c": _global, b"\x93": _global_on_stack, b"i": _instance, b"R": _reduce, b"\x81": _new_object,
-    b"b": _build, b"Q": _persistent,
+    b"c": lambda machine: machine.stack.append(_find(machine, *_named(machine))),
+    b"Q": lambda machine: machine.stack.append(machine.persistent(machine.stack.pop())),
+    b"\x93": _global_on_stack, b"i": _instance, b"R": _reduce, b"\x81": _new_object, b"b": _build,
 }  # fmt: skip
 
 
@@ -163,19 +156,14 @@ def _tuple(length: int) -> Callable[[Machine], None]:
     return push
 
 
-def _tuple_marked(machine: Machine) -> None:
-    values = machine.pop_marked()
-    machine.stack.append(tuple(values))
+def _marked(made: Callable[[list[object]], object]) -> Callable[[Machine], None]:
+    """Return the handler that pushes what is ``made`` of the values above the last MARK."""
 
+    def push(machine: Machine) -> None:
+        values = machine.pop_marked()  # first, because it changes the stack
+        machine.stack.append(made(values))
 
-def _list_marked(machine: Machine) -> None:
-    values = machine.pop_marked()
-    machine.stack.append(values)
-
-
-def _dict_marked(machine: Machine) -> None:
-    values = machine.pop_marked()
-    machine.stack.append(Pairs(_paired(values)))
+    return push
 
 
 def _paired(values: list[object]) -> list[tuple[object, object]]:
@@ -240,23 +228,25 @@ def _additems(machine: Machine) -> None:
         refuse(f"adds items to {describe(target)}", "pickle.append")
 
 
-def _frozenset(machine: Machine) -> None:
-    machine.pop_marked()
-    machine.stack.append(_SET)
-
-
 CONTAINERS: Opcodes = {
     b"(": _mark, b"]": lambda machine: machine.stack.append([]), b"}": lambda machine: machine.stack.append(Pairs()),
     b")": lambda machine: machine.stack.append(()), b"\x8f": lambda machine: machine.stack.append(_SET),
-    b"t": _tuple_marked, b"\x85": _tuple(1), b"\x86": _tuple(2), b"\x87": _tuple(3),
-    b"l": _list_marked, b"d": _dict_marked, b"a": _append, b"e": _appends, b"s": _setitem, b"u": _setitems,
-    b"\x90": _additems, b"\x91": _frozenset,
+    b"t": _marked(tuple), b"l": _marked(list), b"d": _marked(lambda values: Pairs(_paired(values))),
+    b"\x91": _marked(lambda _: _SET), b"\x85": _tuple(1), b"\x86": _tuple(2), b"\x87": _tuple(3),
+    b"a": _append, b"e": _appends, b"s": _setitem, b"u": _setitems,
+    b"\x90": _additems,
 }  # fmt: skip
 
 
 # Handle the pickle opcodes for the stack, the memo and the protocol.
 
 _U32 = struct.Struct("<I").unpack_from
+
+
+def _u32(machine: Machine) -> int:
+    (number,) = _U32(machine.data, machine.position)
+    machine.position += 4
+    return int(number)
 
 
 def _pop(machine: Machine) -> None:
@@ -266,51 +256,11 @@ def _pop(machine: Machine) -> None:
         machine.stack.pop()
 
 
-def _pop_mark(machine: Machine) -> None:
-    machine.pop_marked()
-
-
-def _duplicate(machine: Machine) -> None:
-    machine.stack.append(machine.stack[-1])
-
-
-def _put(machine: Machine) -> None:
-    machine.remember(machine.byte())
-
-
-def _put_long(machine: Machine) -> None:
-    (number,) = _U32(machine.data, machine.position)
-    machine.position += 4
-    machine.remember(number)
-
-
-def _get(machine: Machine) -> None:
-    machine.recall(machine.byte())
-
-
-def _get_long(machine: Machine) -> None:
-    (number,) = _U32(machine.data, machine.position)
-    machine.position += 4
-    machine.recall(number)
-
-
-def _memoize(machine: Machine) -> None:
-    machine.remember(machine.remembered)
-
-
 def _memo_number(machine: Machine) -> int:
     line = machine.line()
     if not re.fullmatch(rb"[0-9]{1,10}", line):
         refuse("holds a line that is not a memo number", "pickle.malformed")
     return int(line)
-
-
-def _put_line(machine: Machine) -> None:
-    machine.remember(_memo_number(machine))
-
-
-def _get_line(machine: Machine) -> None:
-    machine.recall(_memo_number(machine))
 
 
 def _protocol(machine: Machine) -> None:
@@ -326,27 +276,18 @@ def _frame(machine: Machine) -> None:
 
 
 MEMO: Opcodes = {
-    b"0": _pop, b"1": _pop_mark, b"2": _duplicate,
-    b"p": _put_line, b"q": _put, b"r": _put_long, b"\x94": _memoize, b"g": _get_line, b"h": _get, b"j": _get_long,
-    b"\x80": _protocol, b"\x95": _frame,
+    b"0": _pop, b"1": Machine.pop_marked, b"2": lambda machine: machine.stack.append(machine.stack[-1]),
+    b"p": lambda machine: machine.remember(_memo_number(machine)),
+    b"g": lambda machine: machine.recall(_memo_number(machine)),
+    b"q": lambda machine: machine.remember(machine.byte()), b"h": lambda machine: machine.recall(machine.byte()),
+    b"r": lambda machine: machine.remember(_u32(machine)), b"j": lambda machine: machine.recall(_u32(machine)),
+    b"\x94": lambda machine: machine.remember(machine.remembered), b"\x80": _protocol, b"\x95": _frame,
 }  # fmt: skip
 
 
 # Handle the pickle opcodes that push one number, text or bytes.
 def _push(value: object) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(value)
-
-
-def _unsigned_byte(machine: Machine) -> None:
-    machine.stack.append(machine.byte())
-
-
-def _unsigned_word(machine: Machine) -> None:
-    machine.stack.append(machine.number(2))
-
-
-def _signed(machine: Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(4), "little", signed=True))
 
 
 def _long(size: int) -> Callable[[Machine], None]:
@@ -381,18 +322,8 @@ def _float_line(machine: Machine) -> None:
     machine.stack.append(float(line))
 
 
-def _float(machine: Machine) -> None:
-    machine.stack.append(struct.unpack(">d", machine.take(8))[0])
-
-
 def _text(size: int) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(_decoded(machine.take(machine.number(size))))
-
-
-def _text_usual(machine: Machine) -> None:
-    (size,) = _U32(machine.data, machine.position)
-    machine.position += 4
-    machine.stack.append(_decoded(machine.take(size)))
 
 
 _MAX_STRING = 1 << 20
@@ -420,10 +351,14 @@ def _escaped(machine: Machine) -> None:
 
 
 PLAIN: Opcodes = {
-    b"F": _float_line, b"G": _float, b"I": _decimal, b"L": _decimal,
-    b"J": _signed, b"K": _unsigned_byte, b"M": _unsigned_word, b"\x8a": _long(1), b"\x8b": _long(4),
+    b"F": _float_line, b"G": lambda machine: machine.stack.append(struct.unpack(">d", machine.take(8))[0]),
+    b"I": _decimal, b"L": _decimal, b"\x8a": _long(1), b"\x8b": _long(4),
+    b"J": lambda machine: machine.stack.append(int.from_bytes(machine.take(4), "little", signed=True)),
+    b"K": lambda machine: machine.stack.append(machine.byte()),
+    b"M": lambda machine: machine.stack.append(machine.number(2)),
     b"N": _push(None), b"\x88": _push(True), b"\x89": _push(False),
-    b"V": _escaped, b"X": _text_usual, b"\x8c": _text(1), b"\x8d": _text(8), b"T": _text(4), b"U": _text(1),
+    b"V": _escaped, b"X": lambda machine: machine.stack.append(_decoded(machine.take(_u32(machine)))),
+    b"\x8c": _text(1), b"\x8d": _text(8), b"T": _text(4), b"U": _text(1),
     b"B": _bytes(4), b"C": _bytes(1), b"\x8e": _bytes(8), b"\x96": _bytes(8),
 }  # fmt: skip
 

@@ -373,9 +373,9 @@ class Machine:
         self.stack.append(value)
 
 
-Opcodes = dict[bytes, Callable[[Machine], None]]
+Opcodes = dict[bytes, Callable[[Machine], object]]
 """Maps opcodes to their handlers."""
-Handlers = Sequence[Callable[[Machine], None] | None]
+Handlers = Sequence[Callable[[Machine], object] | None]
 """The handler of each opcode by its byte. ``None`` for STOP and for opcodes that are refused."""
 _NEVER = object()
 _STOP = ord(".")
@@ -385,7 +385,7 @@ _WEIGHTS_ONLY = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x88\x89)]}\x8fJKMGXUQhjqr
 """The opcodes that ``torch.load(weights_only=True)`` of torch 2.13 reads. Source: `torch._weights_only_unpickler`."""
 
 
-def noting(opcode: int, handler: Callable[[Machine], None]) -> Callable[[Machine], None]:
+def noting(opcode: int, handler: Callable[[Machine], object]) -> Callable[[Machine], object]:
     """Return ``handler``, extended to record its opcode if ``torch.load(weights_only=True)`` refuses the opcode."""
     if opcode in _WEIGHTS_ONLY:
         return handler
