@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Outcome
-from tieconv.loaders.quantised_cells import CELLS, Cell
+from tieconv.loaders.release_tables import Cell, quantised_cells
 
 _SHORT = {"float": "float", "quantised": "codes", "absent": "–"}
 _CALM = (Outcome.TIED, Outcome.UNTIED)
@@ -33,7 +33,7 @@ def quantised_answers() -> Iterator[str]:
     yield INTRO
     yield "| loader | scheme | config | tables | outcome | why |"
     yield "|---|---|---|---|---|---|"
-    for (name, version), cells in CELLS.items():
+    for (name, version), cells in quantised_cells().items():
         for cell in cells:
             words = str(cell.outcome or "as floats")
             outcome = words if cell.outcome in (None, *_CALM) else f"**{words}**"

@@ -28,8 +28,8 @@ from tests.inspection.quantised.table_models import (
     packed,
 )
 from tieconv import inspect
-from tieconv.loaders.quantised_cells import CELLS, GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
+from tieconv.loaders.release_tables import GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028, quantised_cells
 
 LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX)
 
@@ -151,7 +151,7 @@ def test_a_broken_matrix_has_no_answer(tmp_path: Path) -> None:
 
 def test_every_cell_can_be_the_answer() -> None:
     """No cell is hidden behind an earlier one with the same conditions."""
-    for cells in CELLS.values():
+    for cells in quantised_cells().values():
         conditions = [
             (
                 cell.schemes,

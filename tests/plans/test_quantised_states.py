@@ -38,8 +38,8 @@ from tests.inspection.quantised.table_models import (
     packed,
 )
 from tests.inspection.quantised.test_formulas import packed as packed_rows
-from tieconv.loaders.quantised_cells import GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
+from tieconv.loaders.release_tables import GENAI, LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 
 LOADERS = (TRANSFORMERS, VLLM_028, VLLM, LLAMA_CPP, MLX, GENAI)
 WORDS = {"t": "tied", "u": "untied", "r": "random", "d": "discarded", "e": "error", "?": "unknown"}

@@ -15,7 +15,6 @@ READERS = (
     "architectures.class_table",
     "architectures.guess",
     "formats.other_tools",
-    "loaders.quantised_cells",
     "loaders.release_tables",
     "reporters.html.__init__",
     "reporters.html.fleet_page",

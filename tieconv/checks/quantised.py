@@ -25,8 +25,8 @@ from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.evidence import without_tensors
-from tieconv.loaders.quantised_cells import MLX, TRANSFORMERS
 from tieconv.loaders.registry import consumer
+from tieconv.loaders.release_tables import MLX, TRANSFORMERS
 from tieconv.text import shown, size
 
 

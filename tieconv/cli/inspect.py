@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from tieconv.api import hub
 from tieconv.api.evidence import diff, inspect
 from tieconv.cli import options as shared
 from tieconv.cli.screen import document, echo, fetched_line, headers_bar, paint, say, show, width
@@ -105,6 +104,8 @@ def push_command(directory: str, target: str, yes: bool, dry_run: bool, as_json:
     have. Skips dot-files such as `.env`, keys, tokens and caches, and lists them. Prints the plan and asks for
     confirmation. The plan becomes the description of the pull request.
     """
+    from tieconv.api import hub  # `inspect` and `diff` do not need it
+
     push = hub.plan_push(directory, target, **options)
     goes = bool(push.changes) and not dry_run
     if not (as_json and (yes or not goes)):

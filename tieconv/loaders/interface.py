@@ -21,7 +21,7 @@ from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.loaded import Absence, Cause, Loaded, stopped
-from tieconv.loaders.quantised_cells import ABSENT, CELLS, FLOAT, MLX, QUANTISED, Cell, Tables
+from tieconv.loaders.release_tables import ABSENT, FLOAT, MLX, QUANTISED, Cell, Tables, quantised_cells
 from tieconv.text import in_words, listed, shown
 
 
@@ -232,7 +232,7 @@ def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict |
     scheme, head = _declared_scheme(declared), declared.head
     shape = QuantisedMatrix(HEAD, "", scheme, head.bits, None, head.symmetric, None, (), head)
     pair = (_stored(inspection, EMBEDDING, None), _stored(inspection, HEAD, None))
-    cell = next((cell for cell in CELLS.get(loader, ()) if _fits(cell, inspection, shape, pair)), None)
+    cell = next((cell for cell in quantised_cells().get(loader, ()) if _fits(cell, inspection, shape, pair)), None)
     if cell is None:
         says = "the config says that the head is quantised, and tieconv has no measurement of a float head there"
         return Verdict(Outcome.UNKNOWN, says, ())
@@ -267,7 +267,7 @@ def _cell(inspection: Inspection, tables: QuantisedTables, loader: tuple[str, st
     pair = (_stored(inspection, EMBEDDING, embedding), _stored(inspection, HEAD, head))
     declared = inspection.quantisation
     listed_head = declared is not None and declared.head.verdict is Choice.QUANTISED
-    cells = (cell for cell in CELLS.get(loader, ()) if cell.head_listed in (None, listed_head))
+    cells = (cell for cell in quantised_cells().get(loader, ()) if cell.head_listed in (None, listed_head))
     return next((cell for cell in cells if _fits(cell, inspection, matrix, pair)), None)
 
 

@@ -16,14 +16,13 @@ from tieconv.loaders import release_tables, transformers5
 from tieconv.loaders.evidence import Pair, head_pair
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
-from tieconv.loaders.quantised_cells import CELLS, GENAI
+from tieconv.loaders.release_tables import GENAI, quantised_cells
 from tieconv.text import shown
 
 _LOADER = "onnxruntime-genai"
 _READ_BY_NAME = frozenset({"awq", "gptq"})
 _UNMEASURED_METHODS = frozenset({"olive", "quark", "quant_auto"})
 _NVIDIA = frozenset({"compressed-tensors", "modelopt"})
-_RAN_QUANTISED = frozenset(name for cell in CELLS[GENAI] for name in cell.classes)
 _ATTENTION = frozenset({"attention", "full_attention"})
 
 
@@ -86,7 +85,8 @@ def _method_refused(inspection: Inspection, architecture: str, method: str) -> R
             return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of a composite model")
         sentence = f"onnxruntime-genai 0.18 reads {shown(method)} only from tensors named model.language_model.*"
         return Refusal(Cause.CONFIG, sentence)
-    if method in _UNMEASURED_METHODS or (method in _READ_BY_NAME and architecture not in _RAN_QUANTISED):
+    ran = {name for cell in quantised_cells()[GENAI] for name in cell.classes}
+    if method in _UNMEASURED_METHODS or (method in _READ_BY_NAME and architecture not in ran):
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of {shown(architecture)}")
     if method not in _READ_BY_NAME:
         return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not read the quantisation method {shown(method)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from tieconv.errors import TieconvError
 from tieconv.loaders import (
@@ -15,7 +16,8 @@ from tieconv.loaders import (
     sglang,
     tensorrt_llm,
     tgi,
-    transformers,
+    transformers4,
+    transformers5,
     vllm,
 )
 from tieconv.loaders import safetensors_load_model as safetensors
@@ -23,7 +25,42 @@ from tieconv.loaders.interface import Consumer, Version
 from tieconv.text import close, shown
 
 CONSUMERS: tuple[Consumer, ...] = (
-    *transformers.CONSUMERS,
+    Consumer(
+        "transformers",
+        "4.48",
+        since=(4, 45),
+        before=(4, 49),
+        cited="transformers 4.48.3, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
+        load=partial(transformers4.load, version="4.48"),
+        ran=("4.48.3",),
+    ),
+    Consumer(
+        "transformers",
+        "4.57",
+        since=(4, 49),
+        before=(5, 0),
+        cited="transformers 4.57.6, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
+        load=partial(transformers4.load, version="4.57"),
+        ran=("4.57.6",),
+    ),
+    Consumer(
+        "transformers",
+        "5.0",
+        since=(5, 0),
+        before=(5, 4),
+        cited="transformers 5.0.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
+        load=transformers5.load_50,
+        ran=("5.0.0",),
+    ),
+    Consumer(
+        "transformers",
+        "5.x",
+        since=(5, 4),
+        before=None,
+        cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
+        load=transformers5.load,
+        ran=("5.23.0",),
+    ),
     *safetensors.CONSUMERS,
     *accelerate.CONSUMERS,
     *vllm.CONSUMERS,

@@ -13,8 +13,8 @@ from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, PairState, Quan
 from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.inspection.quantised import quantisation_settings
 from tieconv.loaders.evidence import in_file
-from tieconv.loaders.quantised_cells import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.loaders.registry import consumer
+from tieconv.loaders.release_tables import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, still_stored

@@ -12,8 +12,8 @@ import pytest
 import tieconv
 from tests.inspection.quantised.stored_models import EMBED, HEAD, Tensor, config, matrix, save, tensor, under, values
 from tieconv.checkpoint.quantised_matrix import FaultKind, PairState, Verdict
-from tieconv.loaders.quantised_cells import CELLS
 from tieconv.loaders.registry import consumer
+from tieconv.loaders.release_tables import quantised_cells
 
 ROWS, WIDTH = 32, 64
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -61,7 +61,7 @@ def test_fp8_is_not_one_of_compressed_tensors(tmp_path: Path) -> None:
     """The parts look alike, but no loader's answer for compressed-tensors applies."""
     inspection = tieconv.inspect(described(tmp_path, "FP8", [], under(EMBED, fp8()), tied=True))
     assert matrix(inspection, "embedding").scheme == "ModelOpt FP8"
-    assert {str(consumer(*loader).predict(inspection).outcome) for loader in CELLS} == {"unknown"}
+    assert {str(consumer(*loader).predict(inspection).outcome) for loader in quantised_cells()} == {"unknown"}
 
 
 @pytest.mark.parametrize(
