@@ -39,6 +39,7 @@ from pages import (  # noqa: E402
     silence,
     states,
     toys,
+    writers,
 )
 
 WRITTEN: dict[Path, Callable[[], str]] = {
@@ -50,6 +51,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "matrix.md": matrix.page,
     HERE / "consumers.md": consumers.page,
     HERE / "oracles.md": oracles.page,
+    HERE / "writers.md": writers.page,
     HERE / "parity.md": parity.page,
     HERE / "export.md": export.page,
     HERE / "gpu.md": gpu.page,

@@ -90,23 +90,34 @@ ENVIRONMENTS: dict[str, Environment] = {
 
 def setup(name: str, folder: Path) -> Path:
     """Make the environment ``name`` in ``folder``; return its interpreter."""
-    made = ENVIRONMENTS[name]
+    return make(ENVIRONMENTS[name], folder)
+
+
+def make(environment: Environment, folder: Path) -> Path:
+    """Make ``environment`` in ``folder``; return its interpreter. The first package comes alone: torch, where it is."""
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", *made.packages], check=True)
-    if made.alone:
-        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *made.alone], check=True)
-    if made.removed:
-        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *made.removed], check=True)
-    for step in made.further:
+    install = [python, "-m", "pip", "install", "-q"]
+    subprocess.run([*install, environment.packages[0]], check=True)
+    subprocess.run([*install, *environment.packages], check=True)
+    if environment.alone:
+        subprocess.run([*install, "--no-deps", *environment.alone], check=True)
+    if environment.removed:
+        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *environment.removed], check=True)
+    for step in environment.further:
         step(folder)
     return python
 
 
 def versions(name: str, python: str) -> dict[str, str]:
     """Return the versions of the packages that a measurement names."""
+    return versions_of(ENVIRONMENTS[name], python)
+
+
+def versions_of(environment: Environment, python: str, show: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the versions of ``show``, or of the packages that ``environment`` shows, and of what it fetches."""
     script = "import sys\nfrom importlib.metadata import version\nfor p in sys.argv[1:]: print(p, version(p))"
-    words = [python, "-c", script, *ENVIRONMENTS[name].show]
+    words = [python, "-c", script, *(show or environment.show)]
     lines = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
-    fetched = (package.rpartition("@" if "@" in package else "==") for package in ENVIRONMENTS[name].fetched)
+    fetched = (package.rpartition("@" if "@" in package else "==") for package in environment.fetched)
     return dict(line.split() for line in lines) | {package: version for package, _, version in fetched}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from tieconv.reporters.text.diff_text import render
 SCHEMES = ((packed, NAMED), (gptq, GPTQ), (awq, AWQ), (bitsandbytes, BNB), (mlx, MLX_CONFIG))
 
 
+KEYS = ("quantization", "quantization_config")
+
+
 def names(folder: Path) -> set[str]:
     return set(tieconv.inspect(folder).checkpoint.tensors)
 
@@ -46,7 +50,7 @@ def test_dedup_never_drops_one_part(make: Any, entries: dict[str, Any], tied: bo
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize(("make", "entries"), SCHEMES)
+@pytest.mark.parametrize(("make", "entries"), SCHEMES[:-1])
 @pytest.mark.parametrize(("tied", "pair"), [(True, "q0"), (False, "qq"), (False, "fq"), (False, "qf")])
 def test_convert_keeps_all_parts(make: Any, entries: dict[str, Any], tied: bool, pair: str, tmp_path: Path) -> None:
     """To torch and back, and into shards: the same names, the same relation, the same function."""
@@ -58,9 +62,30 @@ def test_convert_keeps_all_parts(make: Any, entries: dict[str, Any], tied: bool,
         before, after = tieconv.inspect(source).quantised, tieconv.inspect(folder).quantised
         assert before is not None and after is not None and before.relation == after.relation
         assert [matrix.shape for matrix in before.matrices] == [matrix.shape for matrix in after.matrices]
-        # A torch file is not one of MLX, so a dropped head of MLX has no loader there, and nothing is claimed.
-        proved = not (make is mlx and tied and folder.name == "torch")
-        assert tieconv.diff(source, folder).same_function is proved
+        assert tieconv.diff(source, folder).same_function
+
+
+@pytest.mark.parametrize("pair", ["q0", "qq"])
+def test_no_program_reads_a_torch_file_with_codes_of_mlx(pair: str, tmp_path: Path) -> None:
+    """`mlx_lm.convert -q` writes such models. Shards of safetensors stay the same function."""
+    source = model(tmp_path / "m", equal(mlx), MLX_CONFIG, pair == "q0", pair)
+    with pytest.raises(tieconv.RefusedError, match="mlx-lm reads safetensors files, not torch"):
+        tieconv.plan_convert("torch", source)
+    tieconv.plan_convert("safetensors", source, max_shard_size=3000).execute(tmp_path / "shards")
+    assert tieconv.diff(source, tmp_path / "shards").same_function
+
+
+def test_diff_after_untie_of_a_model_with_an_entry_for_each_module(tmp_path: Path) -> None:
+    """mlx-lm writes entries for mixed bits. The entry of the new head repeats the embedding's, and changes nothing."""
+    entry = {"group_size": 64, "bits": 4, "mode": "affine"}
+    mixed = {key: MLX_CONFIG["quantization"] | {"model.embed_tokens": entry} for key in KEYS}
+    source = model(tmp_path / "m", equal(mlx), mixed, True, "q0")
+    tieconv.plan_untie(source).execute(tmp_path / "untied")
+    assert tieconv.diff(source, tmp_path / "untied").same_function
+    config = json.loads((tmp_path / "untied" / "config.json").read_text())
+    assert all(config[key]["lm_head"] == entry for key in KEYS)
+    (tmp_path / "untied" / "config.json").write_text(json.dumps(config | {KEYS[0]: config[KEYS[0]] | {"bits": 8}}))
+    assert not tieconv.diff(source, tmp_path / "untied").same_function
 
 
 class TestDiff:

@@ -16,7 +16,7 @@ from tieconv.checkpoint.results.comparison import (
     TensorDifference,
     Weight,
 )
-from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences
+from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences, quantised_config
 from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
 from tieconv.inspection.declared import same_order, type_may_change
 from tieconv.text import count, listed, shown
@@ -31,9 +31,9 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     pairs = tuple(loaded(a, b))
     equal, tensors = _tensors(pairs, relations)
     matrices = matrix_differences(a, b, tensors, reader)
-    config = compare_configs(a.checkpoint.config_values, b.checkpoint.config_values)
+    config = compare_configs(quantised_config(a), quantised_config(b))
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
-    files = compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b)
+    files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))
     return Comparison(
         a=_side(a),
         b=_side(b),
@@ -78,10 +78,9 @@ def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[
             else:
                 outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not view_a.bias_unset)
             seen.append((view_a.loader, a, b, outcome))
-        outcomes = seen
-        differences = _differences(name, outcomes)
+        differences = _differences(name, seen)
         differing.extend(differences)
-        equal += bool(outcomes) and not differences
+        equal += bool(seen) and not differences
     return equal, tuple(sorted(differing, key=lambda difference: difference.name))
 
 

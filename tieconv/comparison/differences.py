@@ -59,6 +59,17 @@ def _one_spelling(config: Mapping[str, object]) -> dict[str, object]:
     return {"dtype" if key == "torch_dtype" and "dtype" not in config else key: value for key, value in config.items()}
 
 
+def quantised_config(model: Inspection) -> dict[str, object]:
+    """Return the config. An entry of MLX about the head is left out if it repeats that of the embedding."""
+    config, names = dict(model.checkpoint.config_values), [model.head.output_head, model.head.input_embedding]
+    head, embedding = (name.name.removesuffix(".weight") if name else "" for name in names)
+    for key in ("quantization", "quantization_config"):
+        settings = config.get(key)
+        if isinstance(settings, Mapping) and head in settings and settings[head] == settings.get(embedding):
+            config[key] = {module: entry for module, entry in settings.items() if module != head}
+    return config
+
+
 def _flat(config: Mapping[str, object], start: str) -> Iterator[tuple[str, object]]:
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -84,17 +95,14 @@ def _weight(path: str) -> Weight:
 _BLOCK = 1024 * 1024
 
 
-def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> tuple[FileDifference, ...]:
-    """Return files that only one directory has, or that differ; nothing for models of a single file.
+def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> Iterator[FileDifference]:
+    """Yield files that only one directory has, or that differ; nothing for models of a single file.
 
     Files on the Hub are compared by their hashes and are not downloaded. Files in an object store are read.
     """
     if Layout.FILE in (a.layout, b.layout):
-        return ()
-    return tuple(_differences(a, b, reader_a, reader_b))
+        return
 
-
-def _differences(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> Iterator[FileDifference]:
     def equal(name: str) -> bool:
         if a.revision or b.revision:
             return same_hash(reader_a, reader_b, name)

@@ -125,8 +125,8 @@ def _unasked(
 
 def _refuse_in_mlx(before: Inspection, after: Inspection, hint: Hint) -> None:
     """Refuse a plan for files of MLX if mlx-lm loads the model, but would not load the result."""
-    if not before.checkpoint.mlx or after.checkpoint.format != before.checkpoint.format:
-        return  # another format was asked for, and mlx-lm reads safetensors alone
+    if not before.checkpoint.mlx or (after.checkpoint.format != before.checkpoint.format and not before.quantisation):
+        return  # transformers reads floats of MLX in another format
     from tieconv.loaders.registry import consumer  # few models are files of MLX
 
     release, name = MLX_LM
@@ -233,12 +233,6 @@ _LISTED = 6
 OWN = "with its own values"
 
 
-def changed(releases: Sequence[str], names: Sequence[str], had: str, gets: str) -> str:
-    """Return the sentence about tensors whose values change."""
-    loaders = f"transformers {' and '.join(map(_major, releases))} {'load' if len(releases) > 1 else 'loads'}"
-    return f"{loaders} {_listed(names)} {had} now and {_of(gets, names)} afterwards"
-
-
 def lost(release: str, name: str, had: str, gets: str) -> str:
     """Return the refusal of a plan that loses the values of a tensor."""
     return f"transformers {_major(release)} loads {shown(name)} {had} now and would load it {gets} afterwards"
@@ -306,10 +300,6 @@ def values_of(source: str) -> str:
     return f"with the values of {shown(source)}"
 
 
-def _of(values: str, names: Sequence[str]) -> str:
-    return "with their own values" if values == OWN and len(names) > 1 else values
-
-
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(shown(name) for name in names[:_LISTED]) + more
@@ -334,7 +324,9 @@ def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
         own = len(names) == 1 and values == values_of(names[0])
         by_fate.setdefault((had, OWN if own else values, together), []).extend(names)
     for (had, values, together), names in by_fate.items():
-        yield changed(together, names, had, values)
+        loaders = f"transformers {' and '.join(map(_major, together))} {'load' if len(together) > 1 else 'loads'}"
+        gets = "with their own values" if values == OWN and len(names) > 1 else values
+        yield f"{loaders} {_listed(names)} {had} now and {gets} afterwards"
 
 
 Values = tuple[object, ...]

@@ -68,6 +68,16 @@ def test_mlx_overrides_by_path() -> None:
     assert settings.choice("model.embed_tokens", EMBEDDING).verdict is LEFT_OUT
 
 
+def test_an_entry_of_mlx_does_not_inherit() -> None:
+    """`mlx_lm.convert --q-mode mxfp4` writes 8 bits without a mode for the head of Granite: MLX reads it as affine."""
+    values = {"bits": 4, "group_size": 32, "mode": "mxfp4", "lm_head": {"bits": 8}, "embed": {"mode": "nvfp4"}}
+    settings = quantisation_settings({"quantization": values})
+    choices = [settings.choice(module, HEAD) for module in ("lm_head", "embed", "none")]
+    assert [(choice.bits, choice.group, choice.layout) for choice in choices] == [
+        (8, 64, "affine"), (None, None, "nvfp4"), (4, 32, "mxfp4"),
+    ]  # fmt: skip
+
+
 def test_no_quantisation() -> None:
     assert quantisation_settings({"hidden_size": 4, "text_config": {"a": 1}}).path == ""
 

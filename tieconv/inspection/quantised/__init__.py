@@ -208,9 +208,11 @@ def _mlx(values: Values, module: str, role: str) -> ConfigChoice:
     own = values.get(module)
     if own is False:
         return ConfigChoice(Verdict.LEFT_OUT, module)
-    merged = {**values, **own} if isinstance(own, Mapping) else values
-    layout = text_of(merged.get("mode")) or "affine"
-    return _in_groups(merged, Verdict.UNDECIDED, module if own else "", None, layout)
+    settings = own if isinstance(own, Mapping) else values
+    layout = text_of(settings.get("mode")) or "affine"
+    # MLX passes an entry alone to `to_quantized`, which has these defaults. The other modes have one size each.
+    defaults = {"bits": 4, "group_size": 64} if layout == "affine" else {}
+    return _in_groups({**defaults, **settings}, Verdict.UNDECIDED, module if own else "", None, layout)
 
 
 def _in_groups(values: Values, verdict: Verdict, entry: str, symmetric: bool | None, layout: str = "") -> ConfigChoice:

@@ -1,0 +1,1 @@
+"""Real programs write small checkpoints, and tieconv is judged on each."""
