@@ -290,9 +290,7 @@ def _values(name: str, parameter: Parameter, source: str | None) -> str:
 
 
 def _stored(name: str, source: str | None) -> str:
-    if source is None:
-        return "with other values"
-    return OWN if source == name else values_of(source)
+    return "with other values" if source is None else OWN if source == name else values_of(source)
 
 
 def values_of(source: str) -> str:
