@@ -237,7 +237,7 @@ def test_memory_is_bounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * D * 256)
         tables = [Table(name, 5000, D, read) for name in "TEU"]
-        align(tables[0], Untied(tables[1], tables[2]), queries=100)
+        align(tables[0], Untied(tables[1], tables[2]))
     assert max(asked) == 4 * 256
 
 

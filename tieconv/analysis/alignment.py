@@ -8,7 +8,7 @@ less reproducible than output tables. Imports numpy: import it lazily.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import hypot
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tieconv.analysis import Findings
-from tieconv.analysis.alignment_measures import QUERIES, Compared, Figure, Figures, Pair, ceiling, compare, plane
+from tieconv.analysis.alignment_measures import Compared, Figure, Figures, Pair, ceiling, compare, plane
 from tieconv.analysis.relation import equal_tables
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.analysis.tables import Table as StoredTable
@@ -46,41 +46,45 @@ class Untied:
 
 
 @record
-class AlignmentDetail(Detail):
-    """The role of the tied table (``shape``), the tokens that were compared, and the evidence of the verdict.
+class ComparedDetail(Detail):
+    """The tables by their letters, the compared tokens, and the floors of Gaussian tables and standard errors.
 
-    ``tables`` names the table of each letter. ``gaussian_floor`` and ``standard_error`` hold a figure for each measure
-    of each pair of tables.
+    ``gaussian_floor`` and ``standard_error`` hold a figure for each measure of each pair of tables. Only an alignment
+    has the role of the tied table (``shape``), how tokens were matched, and the evidence.
     """
 
-    shape: str
     tables: dict[str, str]
     tokens: int
     left_out: int
-    joined_by: str
     neighbours: int
     gaussian_floor: dict[str, dict[str, float]]
     standard_error: dict[str, dict[str, float]]
-    evidence: tuple[Contest, ...]
+    shape: str = ""
+    joined_by: str = ""
+    evidence: tuple[Contest, ...] = ()
 
     @property
     def legend(self) -> str:
         return "; ".join(f"{key}: {name}" for key, name in self.tables.items())
 
     def to_dict(self) -> dict[str, object]:
-        return stated_fields(self) | {"evidence": [contest.to_dict() for contest in self.evidence]}
+        evidence = {"evidence": [contest.to_dict() for contest in self.evidence]}
+        return stated_fields(self) | (evidence if self.evidence else {})
 
 
-def align(
-    tied: Table,
-    untied: Untied,
-    second: Untied | None = None,
-    *,
-    queries: int = QUERIES,
-    seed: int = 0,
-    exact: bool | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Section:
+def _detail(compared: Compared, letters: Sequence[str]) -> ComparedDetail:
+    joined = compared.joined
+    return ComparedDetail(
+        tables={key: table.name for key, table in zip(letters, joined.tables, strict=False)},
+        tokens=joined.count,
+        left_out=joined.dropped,
+        neighbours=compared.views[0].neighbours.shape[1],
+        gaussian_floor=compared.by_pair(lambda figure: figure.formula),
+        standard_error=compared.by_pair(lambda figure: figure.error or None),
+    )
+
+
+def align(tied: Table, untied: Untied, second: Untied | None = None, *, exact: bool | None = None) -> Section:
     """Compare the tied table T with the input table E and the output table U of ``untied``.
 
     ``second``, an untied model of another seed, gives the ceilings. Tables of different widths get only the
@@ -88,27 +92,16 @@ def align(
     """
     tables = [tied, untied.embedding, untied.head, *((second.embedding, second.head) if second else ())]
     pairs = dict(_PAIRS) | ({"E→E'": (1, 3), "U→U'": (2, 4)} if second else {})
-    return _section(compare(tables, pairs, queries=queries, seed=seed, exact=exact, progress=progress))
-
-
-def _section(compared: Compared) -> Section:
-    joined, contests = compared.joined, tuple(_contest(name, compared.figures) for name in ("knn", "rsa", "norms"))
+    compared = compare(tables, pairs, exact=exact)
+    contests = tuple(_contest(name, compared.figures) for name in ("knn", "rsa", "norms"))
     shape, sentence = verdict(contests)
     return Section(
         ALIGNMENT,
         sentence,
         tuple(compared.measures(_CEILINGS)),
         dict(norm_profiles(compared, ("tied", "embed", "head"))),
-        AlignmentDetail(
-            shape=shape,
-            tables={key: table.name for key, table in zip(("T", "E", "U", "E'", "U'"), joined.tables, strict=False)},
-            tokens=joined.count,
-            left_out=joined.dropped,
-            joined_by=joined.by,
-            neighbours=compared.views[0].neighbours.shape[1],
-            gaussian_floor=compared.gaussian_floor,
-            standard_error=compared.standard_error,
-            evidence=contests,
+        replace(
+            _detail(compared, ("T", "E", "U", "E'", "U'")), shape=shape, joined_by=compared.joined.by, evidence=contests
         ),
         certainty(shape, contests),
     )
@@ -270,22 +263,6 @@ _MEASURE_WORDS = {
 }
 
 
-@record
-class SimilarityDetail(Detail):
-    """The tables, the compared tokens, and the floors of Gaussian tables and standard errors by measure."""
-
-    tables: dict[str, str]
-    tokens: int
-    left_out: int
-    neighbours: int
-    gaussian_floor: dict[str, dict[str, float]]
-    standard_error: dict[str, dict[str, float]]
-
-    @property
-    def legend(self) -> str:
-        return "; ".join(f"{key}: {name}" for key, name in self.tables.items())
-
-
 def wanted(subject: Subject, kind: Kinship, similarity: bool | None) -> bool:
     """Return whether to compare the tables. Without an answer of the user, long tables are not compared."""
     head = subject.head
@@ -295,9 +272,7 @@ def wanted(subject: Subject, kind: Kinship, similarity: bool | None) -> bool:
     return similarity is True or (kind not in EXACTLY_RELATED and rows * subject.embed.width**2 <= WORK)
 
 
-def own_tables(
-    subject: Subject, *, exact: bool | None = None, progress: Callable[[str], None] = lambda _: None
-) -> Section:
+def own_tables(subject: Subject, *, exact: bool | None = None) -> Section:
     """Compare the two tables of an untied model, row by row. Rows without a token are left out if they are known.
 
     Samples, memory and errors are those of `compare`.
@@ -308,7 +283,15 @@ def own_tables(
         _table(subject, subject.embed, "input embedding", rows),
         _table(subject, subject.head, "output embedding", rows),
     ]
-    return _similarity_section(compare(tables, {PAIR: (0, 1)}, exact=exact, progress=progress))
+    compared = compare(tables, {PAIR: (0, 1)}, exact=exact)
+    return Section(
+        SIMILARITY,
+        _similarity_sentence(compared),
+        tuple(compared.measures()),
+        dict(norm_profiles(compared, ("embed", "head"))),
+        _detail(compared, "EU"),
+        "measured; chance is the floor of each figure, with the tokens of one table permuted",
+    )
 
 
 def _table(subject: Subject, stored: StoredTable, role: str, rows: int) -> Table:
@@ -316,25 +299,6 @@ def _table(subject: Subject, stored: StoredTable, role: str, rows: int) -> Table
     used = subject.used
     tokens = None if used is None else [int(row) if used[row] else None for row in range(rows)]
     return Table(role, rows, stored.width, stored.pick_singles, tokens)
-
-
-def _similarity_section(compared: Compared) -> Section:
-    joined = compared.joined
-    return Section(
-        SIMILARITY,
-        _similarity_sentence(compared),
-        tuple(compared.measures()),
-        dict(norm_profiles(compared, ("embed", "head"))),
-        SimilarityDetail(
-            tables=dict(zip("EU", (table.name for table in joined.tables), strict=True)),
-            tokens=joined.count,
-            left_out=joined.dropped,
-            neighbours=compared.views[0].neighbours.shape[1],
-            gaussian_floor=compared.gaussian_floor,
-            standard_error=compared.standard_error,
-        ),
-        "measured; chance is the floor of each figure, with the tokens of one table permuted",
-    )
 
 
 def _similarity_sentence(compared: Compared) -> str:
@@ -437,14 +401,7 @@ def _filled(values: Array, rows: int) -> Array:
 
 
 def align_models(
-    tied: Subject,
-    untied: Subject,
-    second: Subject | None = None,
-    *,
-    queries: int = QUERIES,
-    seed: int = 0,
-    exact: bool | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    tied: Subject, untied: Subject, second: Subject | None = None, *, exact: bool | None = None
 ) -> Section:
     """Return the alignment of the tables of models, matched by the text of their tokens.
 
@@ -458,10 +415,7 @@ def align_models(
         table_of(tied, tied.embed, "tied table"),
         references[0],
         references[1] if second is not None else None,
-        queries=queries,
-        seed=seed,
         exact=exact,
-        progress=progress,
     )
 
 

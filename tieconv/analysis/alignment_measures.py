@@ -214,21 +214,10 @@ class Compared:
     views: list[Local]
     figures: Figures
 
-    @property
-    def gaussian_floor(self) -> dict[str, dict[str, float]]:
-        """The floors of unrelated Gaussian tables, by pair and measure."""
-        return {
-            pair: {name: figure.formula for name, figure in row.items() if figure.formula is not None}
-            for pair, row in self.figures.items()
-        }
-
-    @property
-    def standard_error(self) -> dict[str, dict[str, float]]:
-        """The standard errors, by pair and measure."""
-        return {
-            pair: {name: figure.error for name, figure in row.items() if figure.error}
-            for pair, row in self.figures.items()
-        }
+    def by_pair(self, read: Callable[[Figure], float | None]) -> dict[str, dict[str, float]]:
+        """Return one number of each figure that has it, by pair and measure."""
+        numbers = {pair: {name: read(figure) for name, figure in row.items()} for pair, row in self.figures.items()}
+        return {pair: {name: n for name, n in row.items() if n is not None} for pair, row in numbers.items()}
 
     def measures(self, ceilings: Mapping[str, str] | None = None) -> Iterator[Measure]:
         """Yield each measure of each pair. ``ceilings`` names the pair that is the ceiling of another."""
@@ -259,7 +248,6 @@ def compare(
     queries: int = QUERIES,
     seed: int = 0,
     exact: bool | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Compared:
     """Measure ``pairs`` of tables, which are named by their numbers. Tokens are matched by their strings.
 
@@ -273,18 +261,11 @@ def compare(
     exact = joined.count <= EXACT if exact is None else exact
     sample, shuffle = draw(joined.count, queries, chance, mapped=MAPPED, exact=exact), chance.permutation(joined.count)
     k = max(1, min(NEIGHBOURS, joined.count - 2))
-    views = []
-    for which, table in enumerate(tables):
-        progress(f"neighbours in {table.name}")
-        views.append(local(joined, which, sample, k))
-    progress("sums of products")
+    views = [local(joined, which, sample, k) for which in range(len(tables))]
     known = sums(joined, list(pairs.values()))
     if len(sample.mapped) < joined.count:
         known.sample = sampled_rows(joined, known, sample.mapped)
-    figures = {}
-    for name, pair in pairs.items():
-        progress(name)
-        figures[name] = _figures(joined, views, known, sample, pair, shuffle)
+    figures = {name: _figures(joined, views, known, sample, pair, shuffle) for name, pair in pairs.items()}
     return Compared(joined, views, figures)
 
 

@@ -205,7 +205,7 @@ def revision_figures(
         for role, table in now.tables.items():
             every.append(_change(role, table, since, before.tables.get(role), _used(tokens, table.rows)))
     for compared in _compared(now, tokens, exact, untied):
-        errors = compared.standard_error
+        errors = compared.by_pair(lambda figure: figure.error or None)
         for measure in compared.measures():
             name, pair = measure.name.rsplit(" ", 1)
             every.append((measure, errors[pair].get(name, 0.0)))

@@ -85,17 +85,15 @@ def _guarded(subject: Subject) -> tuple[Pair, Final]:
         why = subject.withheld or "the last norm has no weight"
         raise _NoFoldError(f"tieconv knows no norm that can hold the factors: {why}")
     for name in filter(None, (final.norm, final.shift_name)):
-        _guard_alone(subject, name)
+        tensors = subject.evidence.checkpoint.tensors
+        span = tensors[name].range
+        for neighbour in tensors.values():
+            overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
+            if neighbour.name != name and neighbour.range.file == span.file and overlaps:
+                raise _NoFoldError(
+                    f"{shown(neighbour.name)} shares the bytes of {shown(name)} and would change with it"
+                )
     return pair, final
-
-
-def _guard_alone(subject: Subject, name: str) -> None:
-    tensors = subject.evidence.checkpoint.tensors
-    span = tensors[name].range
-    for neighbour in tensors.values():
-        overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
-        if neighbour.name != name and neighbour.range.file == span.file and overlaps:
-            raise _NoFoldError(f"{shown(neighbour.name)} shares the bytes of {shown(name)} and would change with it")
 
 
 def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array, Array]:

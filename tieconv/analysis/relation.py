@@ -200,8 +200,7 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         return structured
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
-        trip = round_trip(embed, head, moments.rows, kinds)
-        figures = Quantised(trip.scheme, trip.bits, trip.group) if trip else NoFigures()
+        figures = round_trip(embed, head, moments.rows, kinds) or NoFigures()
         residual, tolerance = plain.residual, plain.tolerance
         return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
     if linear and unseen is not None and linear.adjusted >= CLOSE:
@@ -258,22 +257,16 @@ class RowsEqual(Detail):
 
 
 @record
-class OnceRounded(Detail):
+class OnceRounded(RowsEqual):
     """Both tables have the type ``stored``, and one is the other rounded to ``cast``."""
 
-    rows_differing: int
-    rows: int
-    cast: str
     stored: str
 
 
 @record
-class RowsAppended(Detail):
+class RowsAppended(RowsEqual):
     """The common rows are equal, and the head has ``extra_rows`` more rows (negative: fewer)."""
 
-    rows_differing: int
-    rows: int
-    cast: str
     prefix: bool
     extra_rows: int
 
@@ -291,12 +284,9 @@ class RowsMoved(Detail):
 
 
 @record
-class RowsDiffering(Detail):
+class RowsDiffering(RowsEqual):
     """Some rows differ and the others are equal."""
 
-    rows_differing: int
-    rows: int
-    cast: str
     extra_rows: int
 
 
@@ -309,20 +299,16 @@ class Shifted(Detail):
 
 
 @record
-class Scaled(Detail):
+class Scaled(Shifted):
     """The whole table is multiplied by ``factor``. If ``shifted``, one vector is added to each row."""
 
-    shifted: bool
-    shift_length: float
     factor: float
 
 
 @record
-class ColumnsScaled(Detail):
+class ColumnsScaled(Shifted):
     """Each column has a factor. If ``shifted``, one vector is added to each row."""
 
-    shifted: bool
-    shift_length: float
     gain_min: float
     gain_max: float
 
@@ -463,15 +449,6 @@ class Scheme:
     groups: tuple[int, ...] = _GROUPS
 
 
-@record
-class RoundTrip:
-    """The scheme of a head, and how many numbers share one scale (0: there is no scale)."""
-
-    scheme: str
-    bits: int
-    group: int
-
-
 def _by_largest(top: float) -> Scales:
     """Scale the largest magnitude of a group to the level ``top``."""
     return lambda e, _: (np.abs(e).max(axis=1, keepdims=True) / top, np.zeros((len(e), 1)))
@@ -501,10 +478,6 @@ def _of_head(_: Array, u: Array) -> tuple[Array, Array]:
     return np.abs(u).max(axis=1, keepdims=True), np.zeros((len(u), 1))
 
 
-def _unscaled(e: Array, _: Array) -> tuple[Array, Array]:
-    return np.ones((len(e), 1)), np.zeros((len(e), 1))
-
-
 SCHEMES = (
     Scheme("int8", 8, np.arange(-127.0, 128), _by_largest(127)),
     Scheme("int4", 4, np.arange(-8.0, 8), _by_largest(7)),
@@ -513,11 +486,11 @@ SCHEMES = (
     Scheme("Q4_1", 4, np.arange(0.0, 16), _by_range, (32,)),
     Scheme("NF4", 4, np.array(_NF4), _of_head, (64, 128, 32, 0)),
     Scheme("FP8 (E4M3)", 8, _FP8, _by_largest(448)),
-    Scheme("FP8 (E4M3)", 8, _FP8, _unscaled, (-1,)),
+    Scheme("FP8 (E4M3)", 8, _FP8, lambda e, _: (np.ones((len(e), 1)), np.zeros((len(e), 1))), (-1,)),
 )
 
 
-def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> RoundTrip | None:
+def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> Quantised | None:
     """Return the scheme if the head is the embedding after its round trip, else ``None``.
 
     Every number of the first ``rows`` rows is compared. It must equal one of the two levels around the embedding's
@@ -529,7 +502,7 @@ def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> 
     for scheme, size in _choices(width):
         parts = (some, *spans(rows, width))
         if all(_coded(embed, head, part, scheme, size, error) for part in parts):
-            return RoundTrip(scheme.name, scheme.bits, 0 if scheme.groups == (-1,) else size)
+            return Quantised(scheme.name, scheme.bits, 0 if scheme.groups == (-1,) else size)
     return None
 
 

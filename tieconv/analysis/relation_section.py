@@ -6,25 +6,7 @@ from typing import assert_never
 
 import numpy as np
 
-from tieconv.analysis.relation import (
-    ColumnsScaled,
-    LinearlyMapped,
-    LowRank,
-    NoFigures,
-    NotClassified,
-    OnceRounded,
-    Orthogonal,
-    Quantised,
-    Related,
-    RelationFigures,
-    RowsAppended,
-    RowsDiffering,
-    RowsEqual,
-    RowsMoved,
-    RowsScaled,
-    Scaled,
-    Shifted,
-)
+from tieconv.analysis import relation
 from tieconv.analysis.relation_maps import equal_share, spectrum
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import lengths, points, ranges
@@ -50,7 +32,7 @@ class TwoTables(Detail):
     head: str
     kind: Kinship
     within_rounding: bool
-    figures: RelationFigures
+    figures: relation.RelationFigures
     rows_equal: int | None = None
     columns_equal: int | None = None
     rows_differing_ranges: list[list[int]] | None = None
@@ -80,7 +62,7 @@ def one_table(subject: Subject) -> Section:
     return Section(TITLE, sentence, measures, series, OneTable(table.record.name))
 
 
-def two_tables(subject: Subject, related: Related) -> Section:
+def two_tables(subject: Subject, related: relation.Related) -> Section:
     """Return the section of a model that stores both tables."""
     head = subject.output
     moments = related.moments
@@ -108,7 +90,7 @@ def two_tables(subject: Subject, related: Related) -> Section:
     return Section(TITLE, text, _measures(related), series, detail)
 
 
-def _measures(related: Related) -> tuple[Measure, ...]:
+def _measures(related: relation.Related) -> tuple[Measure, ...]:
     moments = related.moments
     rows, width = moments.rows, moments.width
     says = f"after the wider type is rounded to {moments.cast}" if moments.cast else ""
@@ -119,11 +101,8 @@ def _measures(related: Related) -> tuple[Measure, ...]:
             Measure("rows with NaN or infinity", float(lost), n=rows, unit="rows", says="the fits skip them")
         )
     for name, residual, most in _residuals(related):
-        measures.append(
-            Measure(
-                f"residual, {name}", residual, floor=most, ceiling=1.0, n=moments.count, says=_reading(residual, most)
-            )
-        )
+        says = "rounding (the floor) explains it" if residual <= most else "more than rounding (the floor) explains"
+        measures.append(Measure(f"residual, {name}", residual, floor=most, ceiling=1.0, n=moments.count, says=says))
     if related.linear:
         says = "the share of the head's energy that a linear map of the embedding explains, corrected for chance"
         measures.append(
@@ -145,7 +124,7 @@ def _measures(related: Related) -> tuple[Measure, ...]:
     return tuple(measures)
 
 
-def _residuals(related: Related) -> list[tuple[str, float, float]]:
+def _residuals(related: relation.Related) -> list[tuple[str, float, float]]:
     """Return the best column map of each kind and the linear map: (name, residual, residual that rounding explains)."""
     names = {Kinship.DRIFT: "as stored", Kinship.GAUGE: "shift", Kinship.SCALAR: "scalar", Kinship.DIAGONAL: "diagonal"}
     best: dict[str, tuple[float, float]] = {}
@@ -158,44 +137,47 @@ def _residuals(related: Related) -> list[tuple[str, float, float]]:
     return [(name, *figures) for name, figures in best.items()]
 
 
-def _reading(residual: float, most: float) -> str:
-    return "rounding (the floor) explains it" if residual <= most else "more than rounding (the floor) explains"
-
-
-def sentence(related: Related) -> str:
+def sentence(related: relation.Related) -> str:
     """Return the sentence that describes the relation."""
     match related.figures:
-        case RowsAppended(extra_rows=extra):
+        case relation.RowsAppended(extra_rows=extra):
             larger = _larger(extra)
             return f"The common rows are equal, and the {larger} has {count(abs(extra), 'more row')}."
-        case RowsMoved() as figures:
+        case relation.RowsMoved() as figures:
             return _moved(figures, related.kind)
-        case Scaled(factor=factor):
+        case relation.Scaled(factor=factor):
             return f"The head is the embedding times {factor:.6g}, to within rounding."
-        case RowsScaled(factor_min=least, factor_max=most):
+        case relation.RowsScaled(factor_min=least, factor_max=most):
             return (
                 f"The head is the embedding with each row scaled, to within rounding. The factors are {least:.3g} to "
                 f"{most:.3g}."
             )
-        case LowRank(rank=rank, explained=explained):
+        case relation.LowRank(rank=rank, explained=explained):
             return (
                 f"The head is the embedding plus a matrix of rank {rank}, to within rounding. It explains "
                 f"{min(explained, 0.9999):.2%} of the energy of the difference. Merging an adapter into the head has "
                 "this effect."
             )
-        case Quantised() as figures:
+        case relation.Quantised() as figures:
             return _coded(figures, related)
-        case NotClassified(reason=reason):
+        case relation.NotClassified(reason=reason):
             return f"The relation is unknown: {reason}."
-        case NoFigures() | RowsEqual() | OnceRounded() | RowsDiffering() | Shifted() | ColumnsScaled():
+        case (
+            relation.NoFigures()
+            | relation.RowsEqual()
+            | relation.OnceRounded()
+            | relation.RowsDiffering()
+            | relation.Shifted()
+            | relation.ColumnsScaled()
+        ):
             return _of_class(related)
-        case Orthogonal() | LinearlyMapped():
+        case relation.Orthogonal() | relation.LinearlyMapped():
             return _of_class(related)
         case never:
             assert_never(never)
 
 
-def _of_class(related: Related) -> str:
+def _of_class(related: relation.Related) -> str:
     """Return the sentence of a class that has no separate figures."""
     moments = related.moments
     differing = int(np.count_nonzero(moments.unequal))
@@ -222,12 +204,12 @@ def _of_class(related: Related) -> str:
     return texts[related.kind]
 
 
-def _left(related: Related) -> str:
+def _left(related: relation.Related) -> str:
     """Return the residual of the map as a share of the head."""
     return f"{related.residual:.2g}" if related.residual is not None else "?"
 
 
-def _share(related: Related) -> str:
+def _share(related: relation.Related) -> str:
     """Return which rows and columns are equal, or an empty text."""
     share, cast = equal_share(related.moments), related.moments.cast
     equal = f"equal after rounding to {cast}" if cast else "byte-identical"
@@ -239,7 +221,7 @@ def _share(related: Related) -> str:
     return f"{' and '.join(parts)} are {equal}" if parts else ""
 
 
-def _coded(figures: Quantised, related: Related) -> str:
+def _coded(figures: relation.Quantised, related: relation.Related) -> str:
     each = "row" if figures.group == related.moments.width else f"{figures.group} numbers"
     scales = f"one scale for each {each}" if figures.group else "no scale"
     article = "a" if figures.scheme.startswith("Q") else "an"
@@ -249,7 +231,7 @@ def _coded(figures: Quantised, related: Related) -> str:
     )
 
 
-def _drift(related: Related) -> str:
+def _drift(related: relation.Related) -> str:
     left = _left(related)
     if related.within_rounding:
         return f"The difference is {left} of the head, which rounding to the stored type explains."
@@ -262,7 +244,7 @@ def _drift(related: Related) -> str:
     return f"{drift} {equal[0].upper()}{equal[1:]}." if equal else drift
 
 
-def _moved(figures: RowsMoved, kind: Kinship) -> str:
+def _moved(figures: relation.RowsMoved, kind: Kinship) -> str:
     matched, rows, larger = figures.rows_matched, figures.rows, _larger(figures.extra_rows)
     if kind is Kinship.ROW_PERMUTATION:
         return (

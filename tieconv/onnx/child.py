@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
-import re
 import select
 import shutil
 import signal
@@ -33,7 +32,7 @@ from tieconv.checks.index_rules import reader_refuses
 from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
 from tieconv.formats.onnx.scopes import label
-from tieconv.onnx.graph_model import has_onnxruntime
+from tieconv.onnx.graph_model import has_onnxruntime, referring
 from tieconv.sources.local import open_files
 from tieconv.sources.temporary import PARENT_WATCH
 from tieconv.text import Hint, option, shown
@@ -280,7 +279,7 @@ def why_not_opened(root: str, name: str) -> tuple[str, bool]:
     that the runtime does not know, or a lack of memory.
     """
     with session_call(f"opening {shown(name)}"):
-        why = re.sub(r"Load model from .* failed: ?", "", refusal(Path(root, name)))
+        why = refusal(Path(root, name))
     unknown = ("NOT_IMPLEMENTED", "is not a registered function/op", "llocate memory", "bad allocation")
     return why, bool(why) and not any(words in why for words in unknown)
 
@@ -332,8 +331,20 @@ def refusal(graph: Path) -> str:
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.parent))
+    message = referring(graph.parent, graph.name)
     try:
-        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(message, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
         return str(error).splitlines()[0]
     return ""
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that programs can still use."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

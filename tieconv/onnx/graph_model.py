@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -22,25 +24,28 @@ from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats.onnx import check_readable, graph_names
+from tieconv.formats.onnx.messages import BYTES, Wire
 from tieconv.formats.onnx.tensor import External, needed_bytes
 from tieconv.formats.onnx.tensor import byte_range as range_in_file
 from tieconv.install import install_command
-from tieconv.sources.local import FileSet
+from tieconv.sources.local import FileSet, open_files
 from tieconv.text import shown
 
 LIMIT = 2**31 - 1
 """Most bytes of a protobuf message."""
 NEW = "tieconv:"
 """Location of a tensor whose bytes are not written yet. It is not a safe file name, so no model can use it."""
+INLINE = 1 << 16
+"""Least bytes of an initializer in the graph file that stay on disk. The model then refers to the file."""
 
 
 @dataclass
 class GraphFile:
     """One graph. ``name`` is its path relative to ``root``, ``size`` its bytes without external data.
 
-    ``ranges`` are the byte ranges of its external tensors. ``described`` are the values whose type and shape the graph
-    lists separately. ``made`` holds, by location, the contents of tensors that a pass added and that are not
-    written yet.
+    ``ranges`` are the byte ranges of its external tensors in files beside it. ``described`` are the values whose type
+    and shape the graph lists separately. ``made`` holds, by location, the contents of tensors that a pass added and
+    that are not written yet.
     """
 
     name: str
@@ -73,7 +78,7 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     directory or behind a symlink. Raises `RefusedError` for what cannot be written again without loss.
     """
     state = files.state(name)
-    proto = _parse(name, state.size, files)
+    proto = parse(root, name)
     # Raise `RefusedError` for what onnx-ir would lose when it writes the graph again.
     graph = name
     lost = []
@@ -87,7 +92,8 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
             "export the model for inference, with dense tensors",
             "onnx.unsupported",
         )
-    ranges = tuple(byte_range(tensor, name, root, files) for tensor in tensors(proto) if is_external(tensor))
+    beside = (t for t in tensors(proto) if is_external(t) and all(e.value != _itself(name) for e in t.external_data))
+    ranges = tuple(byte_range(tensor, name, root, files) for tensor in beside)
     try:
         model = _inlined(ir.serde.deserialize_model(proto)) or ir.serde.deserialize_model(proto)
     except Exception as error:
@@ -166,16 +172,88 @@ def blamed_on_source(graph: GraphFile) -> Iterator[None]:
         raise
 
 
-def _parse(name: str, size: int, files: FileSet) -> onnx.ModelProto:
-    if size > LIMIT:
-        raise UnreadableError(f"{shown(name)} exceeds the size limit of a graph (2 GiB)", "", "onnx.too-large")
+def parse(root: str | Path, name: str) -> onnx.ModelProto:
+    """Return the graph file as `referring` does. Raises `UnreadableError` if the file is not a graph."""
     try:
-        proto: onnx.ModelProto = onnx.ModelProto.FromString(files.pread(name, size, 0))
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(referring(root, name))
     except DecodeError as error:
         raise _malformed(name, error) from error
     if not proto.HasField("graph"):
         raise UnreadableError(f"{shown(name)} holds no graph", "check that it is an ONNX file", "onnx.malformed")
     return proto
+
+
+def referring(root: str | Path, name: str) -> bytes:
+    """Return the graph file as a message whose large initializers refer to the file. Their bytes are not read.
+
+    The graph's field is cut there, because a parser joins the parts of a field that is repeated. Raises
+    `UnreadableError` if the file is not a graph.
+    """
+    with open_files(root) as files:
+        size = files.state(name).size
+        if size > LIMIT:
+            raise UnreadableError(f"{shown(name)} exceeds the size limit of a graph (2 GiB)", "", "onnx.too-large")
+        wire = Wire(partial(files.pread, name), size, name, "ONNX graph")
+        if os.path.islink(os.path.join(root, name)):  # onnx-ir and ONNX Runtime follow no link to a tensor's bytes
+            return wire.take(0, size)
+        return _with_references(wire)
+
+
+def _with_references(wire: Wire) -> bytes:
+    made = bytearray()
+    done = 0
+    for number, kind, start, end in wire.fields(0, wire.size):
+        if (number, kind) == (7, BYTES):
+            parts = bytearray()
+            copied = before = start
+            for inner, inner_kind, at, stop in wire.fields(start, end):
+                tensor = _reference(wire, at, stop) if (inner, inner_kind) == (5, BYTES) else b""
+                if tensor:
+                    parts += wire.take(copied, before) + prefix(5, len(tensor)) + tensor
+                    copied = stop
+                before = stop
+            parts += wire.take(copied, end)
+            made += prefix(7, len(parts)) + parts
+        else:
+            made += wire.take(done, end)
+        done = end
+    return bytes(made)
+
+
+def _reference(wire: Wire, start: int, end: int) -> bytes:
+    """Return the tensor with a reference to its bytes in the file; empty for a small or external one."""
+    if end - start < INLINE:
+        return b""
+    before, raw = start, []
+    for number, kind, at, stop in wire.fields(start, end):
+        if number == 9 and kind == BYTES and stop - at >= INLINE:
+            raw.append((before, at, stop))
+        elif number == 14 and at == onnx.TensorProto.EXTERNAL:
+            return b""
+        before = stop
+    if len(raw) != 1:
+        return b""
+    ((before, at, stop),) = raw
+    entries = {"location": _itself(wire.name), "offset": at, "length": stop - at}
+    external = [onnx.StringStringEntryProto(key=key, value=str(value)) for key, value in entries.items()]
+    reference = onnx.TensorProto(external_data=external, data_location=onnx.TensorProto.EXTERNAL)
+    return wire.take(start, before) + wire.take(stop, end) + bytes(reference.SerializeToString())
+
+
+def _itself(name: str) -> str:
+    """Return the location by which tensors refer to their own graph file."""
+    return f"./{os.path.basename(name)}"
+
+
+def prefix(number: int, size: int) -> bytes:
+    """Return what precedes a field of ``size`` bytes: its number, its wire type and its length."""
+    made = bytearray()
+    for value in (number << 3 | BYTES, size):
+        while value > 0x7F:
+            made.append(value & 0x7F | 0x80)
+            value >>= 7
+        made.append(value)
+    return bytes(made)
 
 
 def _malformed(name: str, error: Exception) -> UnreadableError:

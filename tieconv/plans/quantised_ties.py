@@ -254,7 +254,7 @@ def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag:
     if tables.of(HEAD) is None and float_table(inspection, inspection.family.output_head) is None:
         head = _copied(edits, embedding, name)
         document = config_with_head(inspection, name.removesuffix(".weight"))
-        tables = with_head(tables, head)
+        tables = replace(tables, matrices=(*tables.matrices, head))
     guard_lone_config(inspection, bool(document[1]))
     notes = biases.apply(edits, inspection, bias, tied=False)
     after = edits.after()
@@ -366,8 +366,3 @@ def _notes(answers: Answers, tables: QuantisedTables) -> Iterator[str]:
 def without_head(tables: QuantisedTables) -> QuantisedTables:
     """Return the tables without the quantised head."""
     return replace(tables, matrices=tuple(matrix for matrix in tables.matrices if matrix.role != HEAD), relation=None)
-
-
-def with_head(tables: QuantisedTables, head: QuantisedMatrix) -> QuantisedTables:
-    """Return the tables with a quantised head."""
-    return replace(tables, matrices=(*tables.matrices, head))

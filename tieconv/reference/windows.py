@@ -127,7 +127,12 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
         reads_ids = getattr(cls, "main_input_name", "input_ids") == "input_ids"  # and not sound or pictures
         config = load_whole_config(directory) if reads_ids else None
         if getattr(config, "is_encoder_decoder", False):
-            return _encoder_decoder(directory, config, tokenizer)
+            start = getattr(config, "decoder_start_token_id", None)
+            if start is None:
+                raise _refusal(
+                    f"the config of {shown(directory)} has no decoder_start_token_id, which the decoder starts with"
+                )
+            return EncoderDecoder(start, _ids(tokenizer.eos_token_id))
     raise _refusal(
         f"{shown(architecture or directory)} predicts no tokens of a text. --text needs a causal, masked or "
         "encoder-decoder language model"
@@ -151,13 +156,6 @@ def position_limit(config: Any) -> int | None:
     padding = getattr(config, "pad_token_id", None)
     counted = str(getattr(config, "model_type", "")).endswith(_FROM_PADDING)
     return number - padding - 1 if counted and isinstance(padding, int) else number
-
-
-def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDecoder:
-    start = getattr(config, "decoder_start_token_id", None)
-    if start is None:
-        raise _refusal(f"the config of {shown(directory)} has no decoder_start_token_id, which the decoder starts with")
-    return EncoderDecoder(start, _ids(tokenizer.eos_token_id))
 
 
 def _refusal(why: str) -> RefusedError:

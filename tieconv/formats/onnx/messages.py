@@ -394,7 +394,8 @@ Pread = Callable[[int, int], bytes]
 Field = tuple[int, int, int, int]
 """Field number, wire type, and two numbers.
 
-The numbers are the value and 0. For a field with a length they are the offsets of its start and end.
+The numbers are the value and the offset behind the field. For a field with a length they are the offsets of its start
+and end.
 """
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -438,7 +439,7 @@ class Wire:
                 self.refuse(why, "truncated")
             if kind == VARINT:
                 value, position = self.varint(position, end)
-                yield number, kind, value, 0
+                yield number, kind, value, position
                 continue
             if kind == BYTES:
                 length, position = self.varint(position, end)

@@ -46,8 +46,9 @@ from tieconv.onnx.quantise import prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
+from tieconv.onnx.write.write import write_pieces
 from tieconv.reference import Reference, load, load_config
-from tieconv.sources.local import locate
+from tieconv.sources.local import locate, open_files
 from tieconv.sources.user_files import new_file
 from tieconv.text import Hint, call, option, shown
 from tieconv.version import VERSION
@@ -450,8 +451,8 @@ def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tup
         os.rename(data, new / data.name)
     for file in planned.files:
         if file.name in store.graphs:
-            with new_file(new / file.name) as graph:
-                graph.write(store.graphs[file.name])
+            with new_file(new / file.name) as graph, open_files(raw) as sources:
+                write_pieces(store.graphs[file.name], graph.fileno(), sources.descriptor, lambda _: None)
         else:
             os.rename(raw / file.name, new / file.name)
         check_written(new, file.name, file, planned.matrices)

@@ -18,6 +18,7 @@ from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Checkpoint, La
 from tieconv.checkpoint.results.parity import Parity, Precision, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, SettingsError, UnreadableError
+from tieconv.onnx.child import available_memory
 from tieconv.onnx.ort_session import device_id
 from tieconv.onnx.parity.batches import BEYOND, LONG
 from tieconv.onnx.parity.bindings import (
@@ -370,13 +371,3 @@ def reference_bytes(subject: Subject, length: int) -> int:
     heads = int(getattr(subject.config, "num_attention_heads", 0) or 1)
     rows = int(getattr(subject.config, "vocab_size", 0) or 0)
     return 4 * subject.elements + 8 * (length * rows + 2 * heads * length * length)
-
-
-def available_memory() -> int:
-    """Return the bytes of memory that programs can still use."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

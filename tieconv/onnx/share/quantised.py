@@ -101,7 +101,15 @@ def _applied(file: GraphFile, table: Table, head: Table, names: Names) -> Shared
     ids = node.inputs[1]
     assert ids is not None
     if head.zeros is None:
-        _symmetric(builder, head, ids)
+        codes = builder.add("Gather", [head.codes, ids])
+        codes = builder.add("Reshape", [codes, builder.constant([-1, head.blocks * head.block * head.bits // 8])])
+        scales = builder.add("Gather", [head.scales, ids])
+        scales = builder.add("Reshape", [scales, builder.constant([-1, head.blocks])])
+        ends = builder.constant(0), builder.add("Size", [ids]), builder.constant(1)
+        rows = builder.add("Range", [*ends])
+        rows = builder.add("Reshape", [rows, builder.add("Shape", [ids])], allowzero=1)
+        attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": head.block, "bits": head.bits}
+        builder.nodes.append(ir.node(LOOKUP, [codes, rows, scales], attributes, domain=MICROSOFT))
     else:
         _with_zero_points(builder, head, head.zeros, ids)
     replace_node(node, builder.nodes, names)
@@ -345,19 +353,6 @@ class _Builder:
         value = ir.Value(name=name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(dtype), const_value=tensor)
         self._graph.register_initializer(value)
         return value
-
-
-def _symmetric(builder: _Builder, head: Table, ids: ir.Value) -> None:
-    """Let GatherBlockQuantized dequantise the gathered rows."""
-    codes = builder.add("Gather", [head.codes, ids])
-    codes = builder.add("Reshape", [codes, builder.constant([-1, head.blocks * head.block * head.bits // 8])])
-    scales = builder.add("Gather", [head.scales, ids])
-    scales = builder.add("Reshape", [scales, builder.constant([-1, head.blocks])])
-    ends = builder.constant(0), builder.add("Size", [ids]), builder.constant(1)
-    rows = builder.add("Range", [*ends])
-    rows = builder.add("Reshape", [rows, builder.add("Shape", [ids])], allowzero=1)
-    attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": head.block, "bits": head.bits}
-    builder.nodes.append(ir.node(LOOKUP, [codes, rows, scales], attributes, domain=MICROSOFT))
 
 
 def _with_zero_points(builder: _Builder, head: Table, zeros: ir.Value, ids: ir.Value) -> None:

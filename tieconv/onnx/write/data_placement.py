@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import EncodeError
 
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError
-from tieconv.onnx.graph_model import LIMIT, NEW, GraphFile, is_external, tensor_bytes, tensors
-from tieconv.sources.local import open_files
+from tieconv.onnx.graph_model import LIMIT, NEW, GraphFile, is_external, prefix, tensor_bytes, tensors
 from tieconv.text import shown
 
 PAGE = 4096
@@ -26,39 +26,47 @@ Source = ByteRange | Gathered
 
 
 @record
-class DataFile:
-    """A data file to write: its contents, each with its offset."""
+class WrittenFile:
+    """A file to write: its contents, each with its offset. Only a graph has contents in memory."""
 
     name: str
-    pieces: tuple[tuple[int, Source], ...]
+    pieces: tuple[tuple[int, Source | bytes], ...]
 
     @property
     def size(self) -> int:
         offset, content = self.pieces[-1]
-        return offset + content.size
+        return offset + _size(content)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the contents, without padding."""
-        return sum(content.size for _, content in self.pieces)
+        return sum(_size(content) for _, content in self.pieces)
+
+
+def _size(content: Source | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.size
 
 
 @record
 class Store:
     """The files to write: graphs by name, data files, and the source's data files that are removed."""
 
-    graphs: dict[str, bytes]
-    data: tuple[DataFile, ...]
+    graphs: dict[str, WrittenFile]
+    data: tuple[WrittenFile, ...]
     removed: tuple[str, ...]
 
     @property
+    def files(self) -> tuple[WrittenFile, ...]:
+        return (*self.graphs.values(), *self.data)
+
+    @property
     def bytes_written(self) -> int:
-        return sum(map(len, self.graphs.values())) + sum(file.nbytes for file in self.data)
+        return sum(file.nbytes for file in self.files)
 
 
 @record
 class _Written:
-    """A graph as a message, and the contents of its external tensors."""
+    """A graph as a message, and the contents of its tensors in data files."""
 
     file: GraphFile
     proto: onnx.ModelProto
@@ -74,7 +82,9 @@ def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = Non
     """
     written = [_message(file) for file in files]
     if lone is not None:
-        return _encode(written, [lone], _lone(written[0], data or f"{lone}{DATA}"), ())
+        name = data or f"{lone}{DATA}"
+        homes = {id(tensor): name for tensor, _ in written[0].contents}
+        return _encode(written, [lone], _data(written, homes, set(homes.values())), ())
     remaining = {content for graph in written for _, content in graph.contents if isinstance(content, ByteRange)}
     lost = {span.file for file in files for span in file.ranges if span not in remaining}
     # A tensor goes to its former file, or, if it is new, to the graph's data file.
@@ -105,8 +115,8 @@ def _message(file: GraphFile) -> _Written:
     infos = [info for info in proto.graph.value_info if info.name not in plain]
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)
-    contents = tuple((tensor, _content(file, tensor)) for tensor in tensors(proto) if is_external(tensor))
-    return _Written(file, proto, contents)
+    contents = ((tensor, _content(file, tensor)) for tensor in tensors(proto) if is_external(tensor))
+    return _Written(file, proto, tuple(pair for pair in contents if not _is_inline(file, pair[1])))
 
 
 def _content(file: GraphFile, tensor: onnx.TensorProto) -> Source:
@@ -120,7 +130,16 @@ def _content(file: GraphFile, tensor: onnx.TensorProto) -> Source:
     return ByteRange(name, start, start + size)
 
 
-def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -> tuple[DataFile, ...]:
+def _range(content: Source) -> ByteRange:
+    return content if isinstance(content, ByteRange) else content.range
+
+
+def _is_inline(file: GraphFile, content: Source) -> bool:
+    """Return whether the content is made from bytes in the graph file, where it stays."""
+    return _range(content).file == file.name
+
+
+def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -> tuple[WrittenFile, ...]:
     """Return the files in ``moved`` with the contents that are still read, and update the references."""
     wanted: dict[str, dict[Source, None]] = {name: {} for name in sorted(moved)}
     for graph in written:
@@ -138,17 +157,7 @@ def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -
     return data_files
 
 
-def _lone(graph: _Written, name: str) -> tuple[DataFile, ...]:
-    if not graph.contents:
-        return ()
-    file = _file(name, tuple(dict.fromkeys(content for _, content in graph.contents)))
-    places = {content: offset for offset, content in file.pieces}
-    for tensor, content in graph.contents:
-        _point(tensor, file.name, places[content], content.size)
-    return (file,)
-
-
-def _file(name: str, contents: tuple[Source, ...]) -> DataFile:
+def _file(name: str, contents: tuple[Source, ...]) -> WrittenFile:
     """Return a file with the contents in the order of the source, new ones last."""
     pieces: list[tuple[int, Source]] = []
     end = 0
@@ -156,11 +165,11 @@ def _file(name: str, contents: tuple[Source, ...]) -> DataFile:
         end += -end % (PAGE if content.size >= PAGE else SMALL)
         pieces.append((end, content))
         end += content.size
-    return DataFile(name, tuple(pieces))
+    return WrittenFile(name, tuple(pieces))
 
 
 def _order(content: Source) -> tuple[bool, str, int]:
-    span = content if isinstance(content, ByteRange) else content.range
+    span = _range(content)
     return isinstance(content, Gathered), span.file, span.start
 
 
@@ -171,28 +180,58 @@ def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) ->
 
 
 def _encode(
-    written: Sequence[_Written], names: Sequence[str], data: tuple[DataFile, ...], removed: tuple[str, ...]
+    written: Sequence[_Written], names: Sequence[str], data: tuple[WrittenFile, ...], removed: tuple[str, ...]
 ) -> Store:
-    graphs = {name: _bytes(graph) for graph, name in zip(written, names, strict=True)}
+    graphs = {name: _graph_file(graph, name) for graph, name in zip(written, names, strict=True)}
     return Store(graphs, data, removed)
 
 
-def _bytes(graph: _Written) -> bytes:
-    """Return the graph as bytes. Raises `RefusedError` if it exceeds the size limit.
+def _graph_file(graph: _Written, name: str) -> WrittenFile:
+    """Return the file of a graph. Raises `RefusedError` if it exceeds the size limit.
 
     A graph without changes keeps its bytes, unless its data moves to another file.
     """
     if not graph.file.changed and not graph.contents:
-        with open_files(graph.file.root) as files:
-            return files.pread(graph.file.name, graph.file.size, 0)
-    try:
-        made = bytes(graph.proto.SerializeToString())
-    except EncodeError:  # protobuf gives no reason from 2 GiB on; no field of these messages is required
-        made = b""
-    if made and len(made) <= LIMIT:
-        return made
+        return WrittenFile(name, ((0, ByteRange(graph.file.name, 0, graph.file.size)),))
+    pieces: list[tuple[int, Source | bytes]] = []
+    end = 0
+    for kind, run in groupby(_encoded(graph.file, graph.proto), type):
+        contents = list(run)
+        joined = b"".join(content for content in contents if isinstance(content, bytes))
+        for content in [joined] if kind is bytes else contents:
+            pieces.append((end, content))
+            end += _size(content)
+    if end <= LIMIT:
+        return WrittenFile(name, tuple(pieces))
     raise RefusedError(
         f"{shown(graph.file.name)} would exceed the size limit of a graph ({LIMIT:,} bytes)",
         "store its weights in a separate file first: onnx.save(..., save_as_external_data=True)",
         "onnx.too-large",
     )
+
+
+_HOLDERS = (onnx.GraphProto, onnx.NodeProto, onnx.AttributeProto, onnx.TensorProto)
+"""Messages that may hold a tensor of the graph file."""
+_RAW = 9
+"""The field of a tensor with its bytes."""
+
+
+def _encoded(file: GraphFile, message: Any) -> Iterator[Source | bytes]:
+    """Yield the message field by field, as protobuf writes it. A tensor of the graph file has its content there."""
+    if isinstance(message, onnx.NodeProto) and not any(a.HasField("g") or a.graphs for a in message.attribute):
+        yield message.SerializeToString()
+        return
+    content = _content(file, message) if isinstance(message, onnx.TensorProto) and is_external(message) else None
+    raw = (prefix(_RAW, content.size), content) if content is not None and _is_inline(file, content) else ()
+    dropped = ("external_data", "data_location") if raw else ()
+    for field, value in message.ListFields():
+        if field.number > _RAW:
+            yield from raw
+            raw = ()
+        if isinstance(value, _HOLDERS) or (value and isinstance(value, Sequence) and isinstance(value[0], _HOLDERS)):
+            for inner in (value,) if isinstance(value, _HOLDERS) else value:
+                parts = tuple(_encoded(file, inner))
+                yield prefix(field.number, sum(map(_size, parts)))
+                yield from parts
+        elif field.name not in dropped:
+            yield type(message)(**{field.name: value}).SerializeToString()

@@ -45,15 +45,14 @@ class PlannedGraphs(Printed):
     @property
     def plan(self) -> GraphPlan:
         """The plan as data."""
-        store = self._store(self.listing.named)
+        store = lay_out(self.files, self.listing.named)
         named = self.listing.named
         data = {span.file for file in self.files for span in file.ranges}
         before = {**{file.name: file.size for file in self.files}, **{name: self.states[name].size for name in data}}
         after = {name: size for name, size in before.items() if name not in store.removed}
         if named is not None:
             after = {}
-        after |= {name: len(graph) for name, graph in store.graphs.items()}
-        after |= {file.name: file.size for file in store.data}
+        after |= {file.name: file.size for file in store.files}
         anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
         linked = 0 if named else sum(size for name, size in self.listing.entries.items() if name not in anew)
         return GraphPlan(
@@ -108,9 +107,10 @@ class PlannedGraphs(Printed):
         if self._is_done(target):
             sweep(target.final)  # files of a run that was killed after the rename
             return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path))
-        written = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress, self._recheck)
-        plan = replace(self.plan, notes=(*self.plan.notes, *written.notes))
-        return GraphOutcome(plan, executed=True, verified=True, output=str(target.target.path), proofs=written.proofs)
+        store = self._target_store(target)
+        proofs, notes = write(target, store, lambda new: self._prove(new, lone), progress, self._recheck)
+        plan = replace(self.plan, notes=(*self.plan.notes, *notes))
+        return GraphOutcome(plan, executed=True, verified=True, output=str(target.target.path), proofs=proofs)
 
     def _is_done(self, target: GraphTarget) -> bool:
         """Return whether the graphs in place already are as requested."""
@@ -148,13 +148,10 @@ class PlannedGraphs(Printed):
     def _lone(self, target: GraphTarget) -> str | None:
         return target.final.name if target.is_file else None
 
-    def _store(self, lone: str | None) -> Store:
-        return lay_out(self.files, lone)
-
     def _target_store(self, target: GraphTarget) -> Store:
         lone = self._lone(target)
         if lone is None or not target.target.in_place:
-            return self._store(lone)
+            return lay_out(self.files, lone)
         store = lay_out(self.files, lone, data_name(lone, f"{self.command} {self.form}", self.states))
         spans = [span for file in self.files for span in file.ranges]
         return replace(store, removed=old_data(spans, (file.name for file in store.data)))

@@ -19,13 +19,22 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx import check_readable
 from tieconv.install import install_command
-from tieconv.onnx.child import refusal
-from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, has_onnxruntime, read_graph, tensors
-from tieconv.onnx.parity.measured_pair import available_memory
+from tieconv.onnx.child import available_memory, refusal
+from tieconv.onnx.graph_model import (
+    GraphBytes,
+    GraphFile,
+    Stored,
+    has_onnxruntime,
+    parse,
+    read_graph,
+    referring,
+    tensors,
+)
 from tieconv.onnx.share.find import by_rows, describe, find_groups
 from tieconv.onnx.share.quantised import quantised_pairs
 from tieconv.onnx.share.share_pass import interface
 from tieconv.sources.local import open_files
+from tieconv.sources.user_files import new_file
 from tieconv.text import shown, size
 
 # Count the copies that a session of a written graph holds, from the session's optimized model.
@@ -73,13 +82,12 @@ def _compared(written: Path, source: Path, matrices: Sequence[SharedMatrix]) -> 
     """Run both graphs. Raises `VerificationError` if a result differs that the plan does not announce."""
     if written == source:
         return None
-
     runs = compare_runs(source, written)
     if runs.differing and not any(matrix.rounded for matrix in matrices):
         raise VerificationError(
             f"{shown(written.name)}: a session of the written graph gives other bits than the source "
             f"for {shown(runs.differing[0])}",
-            "nothing was written; report this with the graph's exporter and its version",
+            _HINT,
             "verify.runs",
         )
     return runs
@@ -101,10 +109,12 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
     options.add_session_config_entry("session.disable_prepacking", "1")
     if outside:
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{to.name}.data")
+    message, folder = _in_folder(parse(graph.parent, graph.name), graph)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     try:
-        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(message, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
-        reason = str(error).splitlines()[0].replace(str(graph), graph.name)
+        reason = str(error).splitlines()[0].replace(f"{graph.parent}/", "")
         return f"onnxruntime {ort.__version__} cannot load the graph: {reason[:300]}"
     return "" if to.exists() else "onnxruntime did not write an optimized model"
 
@@ -195,24 +205,22 @@ class _Control:
 
 def compare_runs(source: Path, written: Path) -> SessionRuns:
     """Run both graphs with the same inputs. Return how many runs were compared, which differ, and what was not run."""
-    before, after = (onnx.load(str(path), load_external_data=False) for path in (source, written))
-    why = _impossible(before, source)
+    before, after = (parse(path.parent, path.name) for path in (source, written))
+    why = _impossible(before)
     if why:
         return SessionRuns(not_run=(why,))
-    natural = list(_natural(before, source))
+    left, right = _in_folder(before, source), _in_folder(after, written)
+    natural = list(_natural(before, left))
     control = _forced(before)
     forces = bool(control.ifs or control.loops) and _forced(after) == control
     runs = _Runs()
-    runs.compare(str(source), str(written), natural)
+    runs.compare(left, right, natural)
     if control.scans:
         runs.not_run.append("trips of a Scan that these inputs do not give")
     if forces:
         cases = [case for base in natural for case in _with_overrides(base, control)]
         dropped = len(cases) - MOST_RUNS
-        left, right = (
-            (proto.SerializeToString(), str(path.parent)) for proto, path in ((before, source), (after, written))
-        )
-        runs.compare(left, right, cases[:MOST_RUNS])
+        runs.compare(_in_folder(before, source), _in_folder(after, written), cases[:MOST_RUNS])
         if dropped > 0:
             runs.not_run.append(f"{dropped} further combinations of branches and trips")
     elif control.ifs or control.loops:
@@ -220,7 +228,15 @@ def compare_runs(source: Path, written: Path) -> SessionRuns:
     return runs.result()
 
 
-def _impossible(model: onnx.ModelProto, path: Path) -> str:
+_InFolder = tuple[bytes, str]
+"""A graph as a message, and the folder of its data. A session maps large initializers of the graph file too."""
+
+
+def _in_folder(model: onnx.ModelProto, path: Path) -> _InFolder:
+    return model.SerializeToString(), str(path.parent)
+
+
+def _impossible(model: onnx.ModelProto) -> str:
     """Return why the graph is not run; empty if it can be."""
     if any(node.op_type in _RANDOM for node in _nodes(model.graph)):
         return "the graph draws random numbers"
@@ -229,7 +245,7 @@ def _impossible(model: onnx.ModelProto, path: Path) -> str:
         kind = value.type.tensor_type.elem_type
         if value.name not in held and kind not in _FLOATS and kind not in _WHOLE:
             return f"tieconv makes no input of the type of {shown(value.name)}"
-    needed = 3 * (os.path.getsize(path) + sum(_outside(tensor) for tensor in tensors(model)))
+    needed = 3 * (model.ByteSize() + sum(_outside(tensor) for tensor in tensors(model)))
     room = available_memory()
     return "" if needed < _SHARE * room else f"two sessions need {size(needed)} of memory, but {size(room)} is free"
 
@@ -251,9 +267,9 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(inner)
 
 
-def _natural(model: onnx.ModelProto, path: Path) -> Iterator[_Case]:
+def _natural(model: onnx.ModelProto, graph: _InFolder) -> Iterator[_Case]:
     """Yield one case for each shape of inputs that a session of the graph accepts; else one without inputs."""
-    session = _session(str(path), THREADS[0])
+    session = _session(graph, THREADS[0])
     for name, first, lengths in (*BATCHES, EMPTY):
         tried = ((length, largest) for length in lengths for largest in _LARGEST)
         made = (_feeds(model.graph, first, length, largest) for length, largest in tried)
@@ -378,7 +394,7 @@ class _Runs:
     differing: dict[str, float] = field(default_factory=dict)
     not_run: list[str] = field(default_factory=list)
 
-    def compare(self, source: Any, written: Any, cases: Sequence[_Case]) -> None:
+    def compare(self, source: _InFolder, written: _InFolder, cases: Sequence[_Case]) -> None:
         """Run all cases in sessions of both graphs, with each number of threads."""
         for threads in THREADS:
             results = [_outputs(_session(graph, threads), cases) for graph in (source, written)]
@@ -412,19 +428,17 @@ def _outputs(session: Any, cases: Sequence[_Case]) -> list[list[Any] | None]:
     return [None if feeds is None else _run(session, feeds) for feeds in runs]
 
 
-def _session(graph: Any, threads: int) -> Any:
-    """Return a session of a graph by path, or of its bytes with the folder of its data. ``None``: it does not open."""
+def _session(graph: _InFolder, threads: int) -> Any:
+    """Return a session of a graph, or ``None`` if it does not open."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    path = graph
-    if not isinstance(graph, str):
-        path, folder = graph
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    message, folder = graph
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     try:
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(message, options, providers=["CPUExecutionProvider"])
     except Exception:  # noqa: BLE001 - the runtime raises various exceptions; no case is run then
         return None
 
@@ -515,8 +529,17 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
 
 
 def _check_valid(written: Path, source: Path) -> None:
-    """Check that onnx's checker accepts the graph, unless it rejects the source too."""
-    why = _fault(written)
+    """Check that onnx's checker accepts the graph, unless it rejects the source too.
+
+    The checker holds a file twice in memory, so it gets one that refers to the graph's large initializers.
+    """
+    checked = written.with_name(_DUMP)
+    try:
+        with new_file(checked) as small:
+            small.write(referring(written.parent, written.name))
+        why = _fault(checked)
+    finally:
+        checked.unlink(missing_ok=True)
     if why and not _fault(source):
         _fail(written.name, f"is not valid: {shown(why, 300)}")
 

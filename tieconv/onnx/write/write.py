@@ -31,7 +31,7 @@ from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Record, Syncer, Writer, created
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
-from tieconv.onnx.write.data_placement import DATA, Source, Store
+from tieconv.onnx.write.data_placement import DATA, Source, Store, WrittenFile
 from tieconv.sources.local import locate, open_files
 from tieconv.text import ANOTHER_OUT, NEW_OUT, Hint, shell_word, shown
 
@@ -39,6 +39,8 @@ Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
 """Raises `StalePlanError` if what was proved about the source is no longer true."""
 Progress = Callable[[int, int], None]
+Written = tuple[tuple[SessionProof, ...], tuple[str, ...]]
+"""The proofs of the written graphs, and notes about file attributes that could not be kept."""
 
 
 def write(
@@ -73,14 +75,6 @@ def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tic
             progress(done, total)
 
     return tick
-
-
-@record
-class Written:
-    """The proofs of the written graphs, and notes about file attributes that could not be kept."""
-
-    proofs: tuple[SessionProof, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass
@@ -122,24 +116,14 @@ class _Job:
         with signals.shielded(), writing(self.final.name, self.staging.held, 0):
             self.staging.check()
             self._publish()
-        return Written(proofs, notes(self.record.lost))
+        return proofs, notes(self.record.lost)
 
     def _write(self, syncer: Syncer) -> Writer:
         root = Path(self.target.listing.root)
         writer = Writer(root, self.staging.new, syncer, self.tick, self._like, self.record)
-        for name, data in self.store.graphs.items():
-            with self._created(name, syncer) as descriptor:
-                write_full(descriptor, data, 0)
-                self.tick(len(data))
-        for file in self.store.data:
+        for file in self.store.files:
             with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
-                os.ftruncate(made, file.size)
-                for offset, content in file.pieces:
-                    if isinstance(content, ByteRange):
-                        source = sources.descriptor(content.file)
-                        copy_range(source, content.start, made, offset, content.size, self.tick)
-                    else:
-                        write_turned(sources.descriptor(content.range.file), made, offset, content, self.tick)
+                write_pieces(file, made, sources.descriptor, self.tick)
         for name in self.target.companions(self.store):
             writer.companion(name)
         if self._swaps:
@@ -149,12 +133,12 @@ class _Job:
     @property
     def _swaps(self) -> bool:
         """Whether the model's directory itself is exchanged."""
-        return self.target.in_place and not self.target.is_file
+        return self.target.target.in_place and not self.target.is_file
 
     @property
     def _replaces(self) -> bool:
         """Whether OUT exists and passes its mode to what replaces it."""
-        return self.target.in_place or (self.target.target.overwrite and self.replaced is not None)
+        return self.target.target.in_place or (self.target.target.overwrite and self.replaced is not None)
 
     def _link_everything_else(self) -> None:
         """Link all other files of the directory, including ``.git``, except written and removed ones."""
@@ -170,7 +154,7 @@ class _Job:
         listing = self.target.listing
         alike = listing.named or (name if name in listing.entries else next(iter(self.store.graphs)))
         source, replaced = Path(listing.root, alike), self.final if self.target.is_file else self.final / name
-        if self.target.in_place:
+        if self.target.target.in_place:
             return Like(source, True)
         return first_like(replaced if self._replaces else None, source) or Like(source, False)
 
@@ -199,7 +183,7 @@ class _Job:
                 swap.publish_directory(self.staging.new, self.final, self.staging.old, self.replaced)
             else:
                 swap.publish_new(self.staging.new, self.final)
-        elif self.target.in_place:
+        elif self.target.target.in_place:
             names = [file.name for file in self.store.data]
             publish(self.staging.new, self.final, names, self.store.removed)
         else:
@@ -219,6 +203,19 @@ class _Job:
             for path in published:
                 path.unlink()
             raise
+
+
+def write_pieces(file: WrittenFile, made: int, source: Callable[[str], int], tick: Tick) -> None:
+    """Write the contents of ``file`` to the descriptor ``made``. ``source`` opens the files of byte ranges."""
+    os.ftruncate(made, file.size)
+    for offset, content in file.pieces:
+        if isinstance(content, bytes):
+            write_full(made, content, offset)
+            tick(len(content))
+        elif isinstance(content, ByteRange):
+            copy_range(source(content.file), content.start, made, offset, content.size, tick)
+        else:
+            write_turned(source(content.range.file), made, offset, content, tick)
 
 
 # Decide where graphs are written and which files are copied, and raise every refusal before writing.
@@ -249,16 +246,9 @@ class GraphTarget:
         layout = Layout.FILE if named else Layout.SINGLE
         links = tuple(LinkFile(name, size) for name, size in self.listing.entries.items() if not named)
         checkpoint = Checkpoint(self.listing.source, self.listing.root, layout, "onnx", files)
-        return Plan("", checkpoint, {}, (), (), (), links, self._replaced, Promises(None, ()), "")
-
-    @property
-    def _replaced(self) -> tuple[str, ...]:
-        """Files of a directory that are replaced in place. A symlink among them would leave its target unchanged."""
-        return graph_names(self.listing) if self.in_place and not self.is_file else ()
-
-    @property
-    def in_place(self) -> bool:
-        return self.target.in_place
+        # A symlink among the files that are replaced in place would leave its target unchanged.
+        replaced = graph_names(self.listing) if self.target.in_place and not named else ()
+        return Plan("", checkpoint, {}, (), (), (), links, replaced, Promises(None, ()), "")
 
     def companions(self, store: Store) -> list[str]:
         """Return files that are copied unchanged; in place only data that graphs read.
@@ -268,7 +258,7 @@ class GraphTarget:
         if self.is_file:
             return []
         anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
-        names = self.states if self.in_place else self.listing.entries
+        names = self.states if self.target.in_place else self.listing.entries
         return [name for name in names if name not in anew and not is_staging(name)]
 
     def bytes_needed(self, store: Store) -> int:
@@ -300,7 +290,7 @@ def check(target: GraphTarget, store: Store) -> None:
             )
         check_place(target.plan, target.target)
         check_beside(target, store)
-        if target.in_place:
+        if target.target.in_place:
             check_removal(target.listing, store.removed, store.graphs)
         if (needed := target.bytes_needed(store)) > (free := free_bytes(final.parent)):
             raise no_space(final.name, needed, free)
@@ -313,7 +303,7 @@ def check_beside(target: GraphTarget, store: Store) -> None:
     for file in store.data:
         path = target.final.parent / file.name
         # In place the name contains a hash of the source, so an existing file is from a killed run.
-        if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
+        if os.path.lexists(path) and not (target.target.in_place and path.is_file() and not path.is_symlink()):
             raise DestinationError(
                 f"{shown(target.final.parent / file.name)} already exists, but the graph's data needs this name",
                 ANOTHER_OUT,
@@ -327,20 +317,21 @@ def check_beside(target: GraphTarget, store: Store) -> None:
 def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> None:
     """Compare every written byte with its source. Raises `VerificationError`."""
     with open_files(new) as written, open_files(target.listing.root) as sources:
-        for name, data in store.graphs.items():
-            stored = bytearray(written.state(name).size)
-            read_full(written.descriptor(name), memoryview(stored), 0)
-            if stored != data:
-                raise _differs(name, 0)
-            tick(len(data))
-        for file in store.data if target.target.verify == "full" else ():
+        for file in store.files if target.target.verify == "full" else store.graphs.values():
             for offset, content in file.pieces:
                 at = _difference(written.descriptor(file.name), offset, content, sources.descriptor, tick)
                 if at is not None:
                     raise _differs(file.name, at)
 
 
-def _difference(written: int, offset: int, content: Source, source: Callable[[str], int], tick: Tick) -> int | None:
+def _difference(
+    written: int, offset: int, content: Source | bytes, source: Callable[[str], int], tick: Tick
+) -> int | None:
+    if isinstance(content, bytes):
+        stored = bytearray(len(content))
+        read_full(written, memoryview(stored), offset)
+        tick(len(content))
+        return None if stored == content else offset
     if isinstance(content, ByteRange):
         span = [(offset, offset + content.size)]
         return first_difference(source(content.file), written, span, content.start - offset, tick)

@@ -179,8 +179,21 @@ def _assemble(
     rewritten = tuple(text for text in texts if checkpoint.index is None or text != _document(checkpoint))
     written = {output.name for output in changed} | {text.name for text in rewritten}
     used = written | {output.name for output in weights} | {text.name for text in texts}
-    _check_free(checkpoint, used)
-    _check_named(checkpoint, used)
+    taken = sorted(used & checkpoint.companions.keys())
+    if taken:
+        refuse(
+            f"{shown(checkpoint.source)} already contains another file with the name {shown(taken[0])}, "
+            "which convert would write",
+            "move that file out of the directory",
+            "convert.taken",
+        )
+    named = checkpoint.config_values.get(WEIGHTS_KEY)
+    if checkpoint.layout is not Layout.FILE and isinstance(named, str) and named in checkpoint.states.keys() - used:
+        refuse(
+            f"config.json: {WEIGHTS_KEY} is {shown(named)}, but convert writes the weights under the standard names",
+            f"remove {WEIGHTS_KEY} from config.json, then run convert again",
+            "convert.named",
+        )
     before = [file.name for file in checkpoint.files] + ([checkpoint.index.name] if checkpoint.index else [])
     kept_or_dropped: tuple[write_plan.Operation, ...] = tuple(
         write_plan.DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
@@ -224,28 +237,6 @@ def _stands(checkpoint: Checkpoint, output: write_plan.OutputWeights) -> bool:
 
 def _document(checkpoint: Checkpoint) -> write_plan.OutputText | None:
     return write_plan.OutputText(checkpoint.index.name, checkpoint.index.text) if checkpoint.index else None
-
-
-def _check_free(checkpoint: Checkpoint, used: set[str]) -> None:
-    taken = sorted(used & checkpoint.companions.keys())
-    if taken:
-        refuse(
-            f"{shown(checkpoint.source)} already contains another file with the name {shown(taken[0])}, "
-            "which convert would write",
-            "move that file out of the directory",
-            "convert.taken",
-        )
-
-
-def _check_named(checkpoint: Checkpoint, used: set[str]) -> None:
-    """Refuse if the config contains the name of a weight file that convert replaces."""
-    named = checkpoint.config_values.get(WEIGHTS_KEY)
-    if checkpoint.layout is not Layout.FILE and isinstance(named, str) and named in checkpoint.states.keys() - used:
-        refuse(
-            f"config.json: {WEIGHTS_KEY} is {shown(named)}, but convert writes the weights under the standard names",
-            f"remove {WEIGHTS_KEY} from config.json, then run convert again",
-            "convert.named",
-        )
 
 
 def _links(checkpoint: Checkpoint, before: list[str], used: set[str]) -> Iterator[tuple[str, int]]:
