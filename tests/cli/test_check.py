@@ -262,6 +262,9 @@ def test_the_result_can_go_to_a_file(models: Path, tmp_path: Path) -> None:
     assert rules(json.loads(file.read_text())) == [["TIE001"]]
     assert "cannot be written" in run("check --output-file /nowhere/x", models / "t5").stderr
     assert list(tmp_path.iterdir()) == [file]
+    assert f"{tmp_path} cannot be written: it is a directory" in refused(
+        f"check --output-file {tmp_path}", models / "t5"
+    )
 
 
 def test_a_report_never_replaces_a_file_of_a_model(model: Copy) -> None:

@@ -289,6 +289,25 @@ def test_retie_from_an_inverted_tie(model, tmp_path: Path) -> None:
     assert tieconv.inspect(tmp_path / "out").checkpoint.files[0].metadata == {"format": "pt"}
 
 
+def test_each_drop_says_why(model, tmp_path: Path) -> None:
+    """Shared storage, an equal copy, an empty tensor: the plan gives the reason that holds."""
+    table = torch.arange(192 * 32).reshape(192, 32).to(torch.bfloat16)
+    for head, reason in (
+        (table, "it shares its storage with model.embed_tokens.weight"),
+        (table.clone(), "equal to model.embed_tokens.weight, byte for byte"),
+        (torch.zeros(0, dtype=torch.bfloat16), "it is empty"),
+    ):
+        folder = model("llama-tied")
+        weights = load_torch(folder / "model.safetensors") | {
+            "model.embed_tokens.weight": table,
+            "lm_head.weight": head,
+        }
+        torch.save(weights, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        assert reason in " ".join(ok("retie --dry-run", folder).stdout.split())
+        shutil.rmtree(folder)
+
+
 def test_a_quantised_head_is_refused(model, tmp_path: Path) -> None:
     """A head stored as codes and scales is no twin of the embedding."""
     folder = model("llama-tied")
