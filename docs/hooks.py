@@ -19,7 +19,16 @@ PROJECT_PAGES = {
 """Pages that GitHub wants at the root, and their names on the site."""
 _SCHEMAS = "tieconv/reporters/schemas/"
 _CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+_UNKNOWN = re.compile(r'<a href="https://github\.com/OWNER/[^"]*">(.*?)</a>', re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def on_config(config: Any) -> Any:
+    """Show no address of the repository or of the site while the account is unknown."""
+    if "/OWNER/" in REPOSITORY:
+        del config["extra"]["social"]
+        config["site_url"] = ""
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -44,7 +53,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show `|` in the code of a table cell, where Markdown wants it escaped and the extension leaves the escape."""
+    """Show `|` in the code of a table cell, where Markdown wants it escaped and the extension leaves the escape.
+
+    While the account is unknown, a file of the repository is named and not linked.
+    """
+    html = _UNKNOWN.sub(r"\1", html)
     return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
 
 
@@ -55,6 +68,6 @@ def _target(home: str, link: str) -> str:
         return PROJECT_PAGES[path]
     if path.startswith(_SCHEMAS):
         return f"schemas/{posixpath.basename(path)}"
-    if path.startswith("docs/") and path.endswith(".md"):
+    if path.startswith("docs/assets/") or (path.startswith("docs/") and path.endswith(".md")):
         return path.removeprefix("docs/")
     return f"{REPOSITORY}/blob/main/{path}"

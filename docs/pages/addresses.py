@@ -17,6 +17,10 @@ _USES = re.compile(r"uses: (?:\./tieconv\b|[\w-]+/tieconv@v[\d.]*\d)")
 _HOOK = re.compile(r"repo: (?:\.\./tieconv|https://github\.com/[\w-]+/tieconv)(\n +rev: )(?:HEAD|v[\d.]*\d)")
 _CLONE = re.compile(r"(<!-- until a release -->\n).*?(<!-- end -->)", re.DOTALL)
 """Without an address of the repository, CI uses a clone."""
+_ADDRESS = re.compile(
+    r"(?m)^(?:# )?((?:repository-code: |url: |Documentation = |Source = |Issues = |Changelog = )\S*https://)"
+)
+"""Lines of CITATION.cff and pyproject.toml, which are comments while the account is unknown."""
 _IN_CLONE = """\
 tieconv is not released yet. `./tieconv` below is a clone inside your repository: `git submodule add CLONE tieconv`.
 Check it out with `submodules: true`. In the pre-commit hook, `../tieconv` is a clone beside your repository.
@@ -34,6 +38,7 @@ def fill(text: str) -> str:
     text = _CLONE.sub(rf"\1{_IN_CLONE if clone else ''}\2", text)
     text = re.sub(r"https://github\.com/[\w-]+/tieconv\b", version.REPOSITORY, text)
     text = re.sub(r"https://[\w-]+\.github\.io/tieconv/", site(), text)
+    text = _ADDRESS.sub(r"# \1" if clone else r"\1", text)
     text = re.sub(r"(?m)^version: [\d.]+$", f"version: {version.VERSION}", text)  # CITATION.cff
     text = _REQUIREMENT.sub(lambda match: shlex.quote(documented_requirement(*match["extras"].split(","))), text)
     return _BLOCK.sub(lambda match: match[1] + install_lines(first=bool(match["first"])) + match[3], text)
@@ -66,4 +71,6 @@ def install_lines(first: bool = False) -> str:
         ]
     if first:
         lines = lines[: 1 if requirement == "." else 2]
+    else:
+        lines[0] = lines[0].replace(" && ", " \\\n  && ")  # the column of the site is narrow
     return "".join(f"{line}\n" for line in lines)

@@ -83,7 +83,11 @@ def test_without_an_address_the_lines_are_for_a_clone(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "REPOSITORY", "https://github.com/OWNER/tieconv")
     text = addresses.fill(PAGE)
     assert "git+" not in text and "pip install '.[onnx]'" in text
-    assert addresses.install_lines().splitlines()[0].endswith("tieconv inspect fixtures/models/llama-duplicated")
+    first, *rest = addresses.install_lines(first=True).splitlines()
+    assert first.endswith("tieconv inspect fixtures/models/llama-duplicated") and not rest
+    assert max(map(len, addresses.install_lines().splitlines())) < 80
+    settings = 'Source = "https://github.com/OWNER/tieconv"\nurl: https://owner.github.io/tieconv/\n'
+    assert addresses.fill(settings) == "".join(f"# {line}\n" for line in settings.splitlines())
 
 
 def _files() -> list[Path]:
