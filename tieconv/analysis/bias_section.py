@@ -153,7 +153,7 @@ def _strip_bound(spread: float, withheld: str = "") -> Measure:
     """Return the bound, or with ``withheld`` the reason why tieconv does not know how the class uses the bias."""
     if withheld:
         return Measure(_BOUND, None, unit="nats/token", says=f"no bound: {withheld}")
-    says = "certified for every input; the largest change of a log-probability is the range of the bias"
+    says = "proved for every input; the largest change of a log-probability is the range of the bias"
     return Measure(_BOUND, spread * spread / 8, unit="nats/token", says=says)
 
 
@@ -190,7 +190,7 @@ def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, 
         "KL bound, U·c + k in its place",
         explained.left * explained.left / 8,
         unit="nats/token",
-        says="certified; the shift of the last norm then includes c",
+        says="proved; the shift of the last norm then includes c",
     )
     return (Measure(name, explained.adjusted, floor=0.0, ceiling=1.0, n=table.rows), bound)
 

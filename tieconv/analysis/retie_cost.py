@@ -130,12 +130,12 @@ def _embed_measures(head_bound: Bound | None, withheld: str) -> tuple[Measure, .
         why = "no bound: a table or the last norm holds NaN or infinity"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
     return (
-        Measure("KL bound, embed survives", head_bound.kl, unit=_NATS, says="certified for every input"),
+        Measure("KL bound, embed survives", head_bound.kl, unit=_NATS, says="proved for every input"),
         Measure(
             "log-probability bound, embed survives",
             head_bound.log_p,
             unit="nats",
-            says="certified for every input and token",
+            says="proved for every input and token",
         ),
         Measure(
             "KL estimate, embed survives",
@@ -151,7 +151,7 @@ def _unread_measure(why: str, rows: Array) -> Measure:
     name = "KL bound, head survives"
     if why:
         return Measure(name, None, unit=_NATS, says=_input(why))
-    return Measure(name, 0.0, n=len(rows), unit=_NATS, says=f"certified for {scope(shown_ranges(rows))}")
+    return Measure(name, 0.0, n=len(rows), unit=_NATS, says=f"proved for {scope(shown_ranges(rows))}")
 
 
 def _input(why: str) -> str:
