@@ -279,6 +279,14 @@ def test_an_unknown_architecture_is_told(model) -> None:
 # --- everywhere ------------------------------------------------------------------------------------------
 
 
+def test_one_parameter_under_two_names(model) -> None:
+    """With and without the prefix, and other values: nobody knows which a loader takes, so the two differ."""
+    b = model("llama-tied")
+    a = Path(shutil.copytree(b, b.with_name("usual")))
+    edit(b, lambda stored: stored.update({"norm.weight": stored["model.norm.weight"] + 1}))
+    assert not diff(a, b)["same_function"]
+
+
 def test_the_text_for_people(model) -> None:
     """One line a tensor, the verdict last."""
     result = run("diff", model("llama-tied"), model("llama-diverged"))

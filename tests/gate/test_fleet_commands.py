@@ -24,6 +24,7 @@ from tests.children import wait_until
 from tests.cli.run import ok, refused, run
 from tests.patience import HANGS
 from tests.schemas import validate
+from tieconv.checkpoint.results.fleet import FleetProgress
 from tieconv.cli import fleet as verbs
 from tieconv.cli import main
 from tieconv.cli.fleet import Answer, run_command
@@ -402,3 +403,11 @@ def test_a_fleet_run_leaves_the_help_of_its_verb() -> None:
     with context:
         verbs._check("analyze", ())
     assert "-h, --help" in ok("analyze --help").stdout
+
+
+def test_the_rates_of_a_run() -> None:
+    """Models a second, or seconds a model where one takes longer; nothing yet is no division by zero."""
+    megabytes = 30_000_000
+    assert verbs.speed(FleetProgress(9, finished=9, bytes=megabytes), 3) == "3 models/s, 10 MB/s"
+    assert verbs.speed(FleetProgress(9, finished=2, bytes=megabytes), 3) == "1.5 s a model, 10 MB/s"
+    assert verbs.speed(FleetProgress(9), 0) == "0 models/s, 0 B/s"

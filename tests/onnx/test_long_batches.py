@@ -74,6 +74,7 @@ def test_positions_that_begin_after_the_padding() -> None:
     assert position_limit(config) == 128
     assert position_limit(SimpleNamespace(max_position_embeddings=130, pad_token_id=1, model_type="bert")) == 130
     assert position_limit(SimpleNamespace()) is None
+    assert position_limit(SimpleNamespace(max_position_embeddings=0)) is None
 
 
 def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
