@@ -169,8 +169,8 @@ def can_clone(source: int, directory: Path) -> bool:
 # Copy mode, owner, extended attributes and access control list from the replaced file to the written file.
 
 
-_ACCESS = "local.posix_acl_access"
-_LISTS = frozenset({_ACCESS, "local.posix_acl_default"})
+_ACCESS = "system.posix_acl_access"
+_LISTS = frozenset({_ACCESS, "system.posix_acl_default"})
 _OF_CONTENT = frozenset({"security.ima", "security.evm"})
 """Signatures of the old content, which are wrong for the new content."""
 _NONE = frozenset({errno.EOPNOTSUPP, errno.ENODATA})
