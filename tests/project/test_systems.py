@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -83,14 +84,19 @@ def test_differences_without_numpy() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_rows_are_counted_without_numpy(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first row that differs is measured; the transpose is proved; two types are not compared."""
+    """The first row that differs is measured if it is finite; the transpose and zeros are proved; types must agree."""
     table = torch.arange(2400).reshape(300, 8).to(getattr(torch, dtype))
     head, wider = table.clone(), table.to(torch.float64 if dtype != "float64" else torch.float32)
     head[7, 3] += 0.5
     head[290, 3] *= 2
+    undefined, signed = head.clone(), table.clone()
+    undefined[7, 4] = float("nan")
+    signed[0, 0] = -0.0
     monkeypatch.setattr(equality, "find_spec", lambda name: None)
     for stored, state, reason in (
         (head, "distinct", "2 of 300 rows differ, the first of them by at most 0.5; numpy measures the rest"),
+        (undefined, "distinct", "2 of 300 rows differ; numpy measures the rest"),
+        (signed, "near", ""),
         (table.T.contiguous(), "transposed", ""),
         (wider, "unread", "the types differ, and tieconv compares such values only with numpy"),
     ):
@@ -98,6 +104,21 @@ def test_rows_are_counted_without_numpy(dtype: str, tmp_path: Path, monkeypatch:
         tie = tieconv.inspect(tmp_path, depth="full").word_tie
         assert tie is not None
         assert (str(tie.members[1].state), getattr(tie.members[1].relation, "reason", "")) == (state, reason)
+
+
+def test_a_long_row_is_measured_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that would not fit in memory as Python's numbers counts once and costs blocks."""
+    monkeypatch.setattr(equality, "find_spec", lambda name: None)
+    table, head = torch.zeros(1, 1 << 20), torch.zeros(1, 1 << 20)
+    head[0, 5], head[0, -1] = 1.0, 3.0
+    save_file({"model.embed_tokens.weight": table, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    tracemalloc.start()
+    tie = tieconv.inspect(tmp_path, depth="full").word_tie
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    reason = "1 of 1 rows differ, the first of them by at most 3; numpy measures the rest"
+    assert tie is not None and getattr(tie.members[1].relation, "reason", "") == reason
+    assert peak < 8 << 20
 
 
 def test_a_forbidden_directory_is_removed_without_o_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

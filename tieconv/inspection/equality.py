@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.model_files import ByteReader
@@ -58,7 +59,7 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
     if not _has_numpy() and canonical.dtype != compared.dtype:
         return proved.Unread(reason="the types differ, and tieconv compares such values only with numpy")
     if not _has_numpy():
-        return proved.OtherBytes(_differing_rows(reader, canonical, compared))
+        return _differing_rows(reader, canonical, compared)
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.rows import difference
 
@@ -70,7 +71,10 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
         return scaled
     differences = difference(Pair(reader, canonical, compared))
     figures = _figures(differences, same_dtype=canonical.dtype == compared.dtype)
-    return proved.Near(figures) if _is_near(differences) else proved.Different(figures, differences.cosine)
+    rms = figures.relative_rms  # 0 if only the sign of zeros differs
+    if figures.rows_differing <= NEAR_ROWS * figures.rows or (rms is not None and rms <= NEAR_RMS):
+        return proved.Near(figures)
+    return proved.Different(figures, differences.cosine)
 
 
 def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> proved.Cast | None:
@@ -127,30 +131,37 @@ def _has_numpy() -> bool:
     return find_spec("numpy") is not None
 
 
-def _differing_rows(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> str:
-    """Return how many rows differ, by their bytes, and the largest difference in the first of them.
-
-    It is what the standard library measures, for a machine without numpy.
-    """
+def _differing_rows(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> proved.Near | proved.OtherBytes:
+    """Count the rows that differ, by their bytes, and measure the first of them, with only the standard library."""
     rows = left.shape[0] if left.shape else 1
     width = left.nbytes // rows
-    differing, first = 0, ""
+    differing, counted, largest, zeros = 0, -1, 0.0, True
     for offset, size in view_reader.pieces(0, left.nbytes, max(1, view_reader.BLOCK // width) * width):
-        a, b = (view_reader.read(reader, record.range, offset, size) for record in (left, right))
-        for start in range(0, size, width) if a != b else ():
-            pair = a[start : start + width], b[start : start + width]
-            if pair[0] != pair[1]:
-                differing += 1
-                values = zip(*(_floats(row, left.dtype) for row in pair), strict=True)
-                first = first or f"{max(abs(x - y) for x, y in values):.3g}"
-    return f"{differing:,} of {rows:,} rows differ, the first of them by at most {first}; numpy measures the rest"
+        for start, length in view_reader.pieces(offset, offset + size, view_reader.BLOCK):  # a long row in parts
+            a, b = (view_reader.read(reader, record.range, start, length) for record in (left, right))
+            for i in range(0, length, width) if a != b else ():
+                if (part := a[i : i + width]) == (compared := b[i : i + width]):
+                    continue
+                row = (start + i) // width
+                differing, counted = differing + (row != counted), row
+                gap = _largest_difference(part, compared, left.dtype) if zeros or differing == 1 else 0.0
+                zeros = zeros and not gap
+                largest = max(largest, gap) if differing == 1 else largest
+    if zeros:
+        return proved.Near(proved.RowFigures(differing, rows, (), False, 0, 0.0, 0.0, True, 0))
+    first = f", the first of them by at most {largest:.3g}" if isfinite(largest) else ""
+    return proved.OtherBytes(f"{differing:,} of {rows:,} rows differ{first}; numpy measures the rest")
 
 
-def _floats(data: bytearray, dtype: str) -> tuple[float, ...]:
+def _largest_difference(left: bytearray, right: bytearray, dtype: str) -> float:
+    """Return the largest difference of two values; infinity if a value is not finite."""
+    code, wide = {"F16": "<e", "F64": "<d"}.get(dtype, "<f"), (left, right)
     if dtype == "BF16":  # the upper half of a float32
-        data, dtype = bytearray(b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))), "F32"
-    code = {"F16": "e", "F32": "f", "F64": "d"}[dtype]
-    return struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
+        wide = bytearray(2 * len(left)), bytearray(2 * len(right))
+        for values, stored in zip(wide, (left, right), strict=True):
+            values[2::4], values[3::4] = stored[::2], stored[1::2]
+    gaps = (abs(x - y) for (x,), (y,) in zip(*(struct.iter_unpack(code, values) for values in wide), strict=True))
+    return max(gap if isfinite(gap) else inf for gap in gaps)
 
 
 def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Scaled | None:
@@ -184,12 +195,6 @@ def _figures(differences: Difference, *, same_dtype: bool) -> proved.RowFigures:
         sign_of_zero_only=differences.sign_of_zero_only,
         nan_rows=differences.nan.count,
     )
-
-
-def _is_near(differences: Difference) -> bool:
-    """Return whether few rows differ or the rms is small. If only the sign of zero differs, the rms is 0."""
-    rms = differences.relative_rms
-    return differences.differing.count <= NEAR_ROWS * differences.rows or (rms is not None and rms <= NEAR_RMS)
 
 
 # Decide whether one matrix is the transpose of another: probe first, then prove over every element.
@@ -287,9 +292,7 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
     """
     if a.size != b.size:
         return False
-    if a == b or same_file_range(reader, a, b):
-        return True
-    if is_known_equal(reader, a, b):
+    if a == b or same_file_range(reader, a, b) or is_known_equal(reader, a, b):
         return True
     if a.size <= view_reader.SAMPLE:
         same = _small_equal(reader, a, b, watch)

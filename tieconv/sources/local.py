@@ -261,9 +261,9 @@ class FileSet:
 
         A hole reads as zeros. Returns ``offset`` if the file system does not report holes.
         """
-        descriptor = self.descriptor(span.file)
+        descriptor, start = self.descriptor(span.file), span.start + offset
         try:
-            data_offset = _next_data(descriptor, span.start + offset)
+            data_offset = os.lseek(descriptor, start, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else start
         except OSError as error:
             if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
                 return offset  # reading raises the error
@@ -438,8 +438,3 @@ def _read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
     data = read_at(descriptor, len(buffer), offset)
     buffer[: len(data)] = data
     return len(data)
-
-
-def _next_data(descriptor: int, offset: int) -> int:
-    """Return the first offset from ``offset`` on that is not in a hole. Raises ``OSError`` if only a hole follows."""
-    return os.lseek(descriptor, offset, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else offset
