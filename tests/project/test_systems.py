@@ -106,6 +106,14 @@ def test_rows_are_counted_without_numpy(dtype: str, tmp_path: Path, monkeypatch:
         assert (str(tie.members[1].state), getattr(tie.members[1].relation, "reason", "")) == (state, reason)
 
 
+def test_a_browser_that_has_locks_refuses_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python for WebAssembly has `fcntl` and descriptors of directories, but no users."""
+    monkeypatch.delattr(os, "geteuid")
+    done = CliRunner().invoke(main, ["retie", str(ROOT / MODELS[1]), "-o", str(tmp_path / "out")])
+    assert (done.exit_code, os.listdir(tmp_path)) == (2, [])
+    assert done.stderr.startswith("error: tieconv does not write files on this system")
+
+
 def test_a_long_row_is_measured_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that would not fit in memory as Python's numbers counts once and costs blocks."""
     monkeypatch.setattr(equality, "find_spec", lambda name: None)

@@ -415,7 +415,7 @@ CREATE = _flags("O_RDWR", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_BINARY")
 
 def require_posix() -> None:
     """Raise `UnsupportedSystemError` before a write on a system without locks and directory descriptors."""
-    if fcntl is None or os.open not in os.supports_dir_fd:
+    if fcntl is None or os.open not in os.supports_dir_fd or not hasattr(os, "geteuid"):  # WebAssembly has two of them
         raise UnsupportedSystemError(
             "tieconv does not write files on this system: it needs the file operations of Linux or macOS",
             "on Windows, run the command in WSL (Windows Subsystem for Linux)",
