@@ -135,7 +135,7 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
 
 def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
     """Return the evidence with the number of rows that the tokenizer's ids need, if its files say so."""
-    from tieconv.analysis.token_ids import read_files, token_ids, too_large
+    from tieconv.inspection.token_ids import read_files, token_ids, too_large
 
     checkpoint = evidence.checkpoint
     tokenizer_files = read_files(files, checkpoint.companions)

@@ -13,11 +13,11 @@ from fixtures import certificate_norms, certificates
 from tests.analysis.attack import certificates as analysed
 from tests.analysis.attack import edit_json, edit_tensors
 from tests.analysis.lm import MORE, PADDING, VOCABULARY, build
-from tieconv.analysis import config_values
-from tieconv.analysis import config_values as measured_releases
-from tieconv.analysis.config_values import RELEASES, default_ids, table
 from tieconv.analysis.subject import KNOWN
-from tieconv.analysis.token_ids import fed_ids
+from tieconv.inspection import config_values
+from tieconv.inspection import config_values as measured_releases
+from tieconv.inspection.config_values import RELEASES, default_ids, table
+from tieconv.inspection.token_ids import fed_ids
 
 
 def model(folder: Path, model_type: str = "llama", **more: Any) -> None:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
-from tieconv.analysis import token_ids as allowance
-from tieconv.analysis import token_ids as large_json
-from tieconv.analysis.token_ids import TokenizerFiles, read_files, token_ids
 from tieconv.formats import json_text as json_members
+from tieconv.inspection import token_ids as allowance
+from tieconv.inspection import token_ids as large_json
+from tieconv.inspection.token_ids import TokenizerFiles, read_files, token_ids
 from tieconv.sources.local import open_files
 
 words = st.text(st.sampled_from('ab"{}[]:,\\é😀'), max_size=5) | st.sampled_from(["vocab", "merges", "added_tokens"])

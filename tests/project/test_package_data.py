@@ -11,10 +11,10 @@ from tieconv.package_data import data_text
 
 ROOT = Path(__file__).parents[2] / "tieconv"
 READERS = (
-    "analysis.config_values",
     "architectures.class_table",
     "architectures.guess",
     "formats.other_tools",
+    "inspection.config_values",
     "loaders.release_tables",
     "reporters.html.__init__",
     "reporters.html.fleet_page",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -53,14 +54,24 @@ def bare(*lines: str) -> list[tuple[int, str, str]]:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_the_base_needs_neither_numpy_nor_posix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_base_needs_neither_numpy_nor_posix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a browser and Windows have is enough: each answer and each plan is the same there."""
     monkeypatch.chdir(ROOT)
+    larger = shutil.copytree(MODELS[0], tmp_path / "larger")  # the tokenizer decides which size is right
+    config = json.loads((larger / "config.json").read_text())
+    (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
     lines = [
         f"{command} {model}" for model in MODELS for command in ("inspect --json --consumers", "check --no-config")
     ]
     lines += [f"{verb} {MODELS[1]}" for verb in ("retie", "untie", "dedup", "set-tie auto", "bias zero")]
-    lines += [f"diff --json {MODELS[0]} {MODELS[2]}", "explain TIE001", "rules", f"convert --to torch {MODELS[0]}"]
+    lines += [
+        f"inspect {larger}",
+        f"check --no-config {larger}",
+        f"diff --json {MODELS[0]} {MODELS[2]}",
+        "explain TIE001",
+        "rules",
+        f"convert --to torch {MODELS[0]}",
+    ]
     for line, answer in zip(lines, bare(*lines), strict=True):
         usual = CliRunner().invoke(main, line.split())
         assert answer == (usual.exit_code, usual.stdout, usual.stderr), line
@@ -71,7 +82,7 @@ def test_differences_without_numpy() -> None:
     inspected, compared, refused, written = bare(
         "inspect fixtures/models/llama-diverged",
         "diff fixtures/models/llama-diverged fixtures/models/llama-tied",
-        "resize fixtures/models/llama-tied --to 200",
+        "analyze fixtures/models/llama-tied",
         "retie fixtures/models/llama-duplicated -o nowhere",
     )
     sentence = "3 of 192 rows differ, the first of them by at most 0.252; numpy measures the rest"

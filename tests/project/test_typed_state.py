@@ -16,7 +16,7 @@ MODULE = "an object of a library that is not imported where the type is read"
 JSON = "a JSON document of the model, whose keys its author chose"
 LINE = "a function that makes or reads a JSON line, whose schema says what is inside"
 ALLOWED = {
-    ("tieconv/analysis/token_ids.py", "TokenizerFiles", "documents"): JSON,
+    ("tieconv/inspection/token_ids.py", "TokenizerFiles", "documents"): JSON,
     ("tieconv/checkpoint/model_files.py", "Document", "value"): JSON,
     ("tieconv/demo/train.py", "Trained", "model"): MODULE,
     ("tieconv/gate/fleet_runs.py", "LineFormat", "entry"): LINE,

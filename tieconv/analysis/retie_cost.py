@@ -7,12 +7,12 @@ from math import sqrt
 
 import numpy as np
 
-from tieconv.analysis.config_values import RELEASES
 from tieconv.analysis.relation import Related
 from tieconv.analysis.subject import Final, Subject
 from tieconv.analysis.tables import Array, Table, ranges, spans
 from tieconv.checkpoint.results.analysis import Kinship, Measure
 from tieconv.checkpoint.value_type import record
+from tieconv.inspection.config_values import RELEASES
 from tieconv.text import shown
 
 FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})

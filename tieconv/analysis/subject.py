@@ -7,18 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.config_values import WithheldError, class_values, guard_class, number
 from tieconv.analysis.tables import Array, Table, open_table
-from tieconv.analysis.token_ids import (
-    TOKENIZER,
-    VOCABULARY,
-    WORDS,
-    fed_ids,
-    read_files,
-    read_generation,
-    token_ids,
-    too_large,
-)
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import ByteReader, Files
@@ -31,9 +20,20 @@ from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.checkpoint.write_plan import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
 from tieconv.inspection.chunk_reader import ChunkReader
+from tieconv.inspection.config_values import WithheldError, class_values, guard_class, number
 from tieconv.inspection.equality import relate
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.ties import EQUAL
+from tieconv.inspection.token_ids import (
+    TOKENIZER,
+    VOCABULARY,
+    WORDS,
+    fed_ids,
+    read_files,
+    read_generation,
+    token_ids,
+    too_large,
+)
 from tieconv.inspection.view_reader import readable
 from tieconv.reference import Apart
 from tieconv.sources.local import FileSet

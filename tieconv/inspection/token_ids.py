@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from sys import getsizeof
 from typing import NoReturn, cast
 
-from tieconv.analysis.config_values import default_ids, passes_over_named_class, tokenizer_classes, tokens_of_class
 from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
@@ -21,6 +20,7 @@ from tieconv.formats.directory import read_bytes
 from tieconv.formats.json_text import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.limits import WINDOW
 from tieconv.formats.strict_json import collector_paused, loads, refuse, value_cost
+from tieconv.inspection.config_values import default_ids, passes_over_named_class, tokenizer_classes, tokens_of_class
 from tieconv.text import shown
 
 _EXTRA = "extra_ids"
