@@ -24,7 +24,7 @@ from tieconv.analysis.tables import Table as StoredTable
 from tieconv.analysis.token_tables import Array, Table, token_bytes
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.analysis import POINTS, Analysis, Detail, Headline, Kinship, Section
-from tieconv.checkpoint.value_type import record, stated_fields
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
@@ -66,10 +66,6 @@ class ComparedDetail(Detail):
     @property
     def legend(self) -> str:
         return "; ".join(f"{key}: {name}" for key, name in self.tables.items())
-
-    def to_dict(self) -> dict[str, object]:
-        evidence = {"evidence": [contest.to_dict() for contest in self.evidence]}
-        return stated_fields(self) | (evidence if self.evidence else {})
 
 
 def _detail(compared: Compared, letters: Sequence[str]) -> ComparedDetail:
@@ -155,13 +151,8 @@ class Contest:
 
     def to_dict(self) -> dict[str, object]:
         """One entry of the section's ``evidence``."""
-        return {
-            "measure": self.measure,
-            "input": self._score(self.embedding),
-            "output": self._score(self.head),
-            "of_ceiling": self._relative,
-            "winner": self.winner,
-        }
+        scores = {"input": self._score(self.embedding), "output": self._score(self.head)}
+        return {"measure": self.measure, **scores, "of_ceiling": self._relative, "winner": self.winner}
 
     @property
     def _relative(self) -> bool:

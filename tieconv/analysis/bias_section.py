@@ -15,7 +15,7 @@ from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Detail, Measure, Section
 from tieconv.checkpoint.tie_group import BiasState
-from tieconv.checkpoint.value_type import record, stated_fields
+from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -45,12 +45,6 @@ class BiasDetail(Detail):
 
     fold_vector: tuple[float, ...] | None = None
     on_log_p: dict[str, Line] | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        if self.on_log_p is None:
-            return stated_fields(self)
-        lines = {series: fitted.to_dict() for series, fitted in self.on_log_p.items()}
-        return stated_fields(self) | {"on_log_p": lines}
 
 
 def bias_section(subject: Subject, measured: OnText | None = None) -> Section:

@@ -16,7 +16,7 @@ from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, one_shape, scope
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
-from tieconv.checkpoint.value_type import record, stated_fields
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.arithmetic import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
@@ -49,9 +49,6 @@ class RetieDetail(Detail):
 
     certified: dict[str, float | None]
     fold: FoldedNorm | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        return stated_fields(self) | ({"fold": self.fold.to_dict()} if self.fold else {})
 
 
 def one_table(subject: Subject) -> Section:

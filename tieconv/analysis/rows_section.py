@@ -15,7 +15,7 @@ from tieconv.analysis.retie_cost import zero_mass
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import SQUARED, Array, Table, digests, duplicates, lengths, points, ranges, spans, twins
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
-from tieconv.checkpoint.value_type import record, stated_fields
+from tieconv.checkpoint.value_type import record, values_of
 from tieconv.errors import SettingsError
 from tieconv.sources.user_files import read_text
 from tieconv.text import count, shown
@@ -54,11 +54,6 @@ class RowsDetail(Detail):
     rows_without_token: Ranges | None = None
     under_trained: tuple[UntrainedToken, ...] | None = None
     indicator: str | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        tokens = self.under_trained
-        listed = {} if tokens is None else {"under_trained": [stated_fields(token) for token in tokens]}
-        return stated_fields(self) | listed
 
 
 def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
@@ -290,7 +285,7 @@ class Line:
 
     def to_dict(self) -> dict[str, object]:
         """Return the line as JSON values."""
-        return {"slope": self.slope, "start": self.start, "r2": self.r2, "tokens": self.seen}
+        return values_of(self, "slope start r2 tokens=seen")
 
 
 def line(name: str, values: Array, counts: Array) -> Line:

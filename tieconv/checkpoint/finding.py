@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 from tieconv.checkpoint.value_type import Listed, record
 from tieconv.text import OUT, Hint, call, shown
@@ -40,8 +41,10 @@ class Action:
 
 
 @record
-class Remedy:
+class Remedy(Listed):
     """The next command; ``safe`` if it provably keeps the model's function. ``action`` is the command as data."""
+
+    KEYS: ClassVar = {"action": None}
 
     command: str
     safe: bool
@@ -55,7 +58,7 @@ class Remedy:
 
 
 @record
-class Finding:
+class Finding(Listed):
     """One statement of a rule about an inspection."""
 
     rule: str
@@ -63,17 +66,6 @@ class Finding:
     message: str
     tensors: tuple[str, ...] = ()
     remedy: Remedy | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return one entry of ``findings``."""
-        remedy = {"command": self.remedy.command, "safe": self.remedy.safe} if self.remedy else None
-        return {
-            "rule": self.rule,
-            "level": str(self.level),
-            "message": self.message,
-            "tensors": list(self.tensors),
-            "remedy": remedy,
-        }
 
 
 # Predict what a loader does with a model's output embedding.

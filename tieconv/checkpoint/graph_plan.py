@@ -8,7 +8,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.checkpoint.value_type import Listed, Printed, record
+from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
 from tieconv.checkpoint.write_plan import PLAN_SCHEMA, plan_facts, plan_rows
 from tieconv.version import VERSION
 
@@ -143,8 +143,7 @@ class GraphOutcome(Printed):
         return {
             "schema": PLAN_SCHEMA,
             "tieconv": VERSION,
-            "command": plan.command,
-            "source": plan.source,
+            **values_of(plan, "command source"),
             "format": "onnx",
             "summary": plan.summary,
             "head_form": str(plan.form) if plan.command == "dedup" else None,
@@ -154,25 +153,9 @@ class GraphOutcome(Printed):
             "operations": _operations(plan),
             "matrices": [_matrix(matrix) for matrix in plan.matrices],
             "files_removed": [],
-            "notes": list(plan.notes),
-            "bytes_before": plan.bytes_before,
-            "bytes_after": plan.bytes_after,
-            "bytes_read": plan.bytes_read,
-            "bytes_written": plan.bytes_written,
-            "bytes_linked": plan.bytes_linked,
-            "executed": self.executed,
-            "verified": self.verified,
-            "proofs": [
-                {
-                    "graph": proof.graph,
-                    "proved": proof.proved,
-                    "why_not": proof.why_not,
-                    "copies": dict(proof.copies),
-                    "casts": list(proof.casts),
-                    "runs": proof.runs.to_dict() if proof.runs else None,
-                }
-                for proof in self.proofs
-            ],
+            **values_of(plan, "notes bytes_before bytes_after bytes_read bytes_written bytes_linked"),
+            **values_of(self, "executed verified"),
+            "proofs": [values_of(proof, "graph proved why_not copies casts runs") for proof in self.proofs],
             "output": self.output,
         }
 
@@ -315,36 +298,17 @@ class ExportOutcome(Printed):
             "schema": PLAN_SCHEMA,
             "tieconv": VERSION,
             "command": "export",
-            "source": plan.source,
-            "summary": plan.summary,
-            "architecture": plan.architecture,
-            "kind": plan.kind,
-            "precision": plan.precision,
-            "head_form": str(plan.form),
-            "fuse": plan.fuse,
-            "layout": plan.layout,
+            **values_of(plan, "source summary architecture kind precision head_form=form fuse layout"),
             "quantise": plan.quantise or None,
-            "opset": plan.opset,
-            "inputs": list(plan.inputs),
-            "inputs_embeds": plan.inputs_embeds,
-            "not_exported": list(plan.left_out),
-            "tied": [list(names) for names in plan.tied],
+            **values_of(plan, "opset inputs inputs_embeds not_exported=left_out tied"),
             "operations": [],
             "files_removed": [],
-            "notes": list(plan.notes),
-            "bytes_read": plan.bytes_read,
+            **values_of(plan, "notes bytes_read"),
             "bytes_written": sum(self.files.values()) if self.files else plan.bytes_written,
             "bytes_linked": plan.bytes_linked,
-            "executed": self.executed,
-            "verified": self.verified,
-            "output": self.output,
-            "files": dict(self.files),
-            "session": [
-                {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)}
-                for proof in self.proofs
-            ],
-            "parity": None if self.parity is None else self.parity.to_dict(),
-            "versions": dict(self.versions),
+            **values_of(self, "executed verified output files"),
+            "session": [values_of(proof, "proved why_not copies") for proof in self.proofs],
+            **values_of(self, "parity versions"),
         }
 
     def _facts(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from tieconv.checkpoint.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, Verdict
 from tieconv.checkpoint.relation import State as State
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
-from tieconv.checkpoint.value_type import Printed, plain, quoted, record
+from tieconv.checkpoint.value_type import Printed, plain, quoted, record, values_of
 from tieconv.text import count, tally
 from tieconv.version import VERSION
 
@@ -75,16 +75,9 @@ class ConfigView:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``config``."""
-        return {
-            "model_type": self.model_type,
-            "architectures": list(self.architectures),
-            "declared": [
-                {"path": entry.path, "value": plain(entry.value), "present": entry.present} for entry in self.declared
-            ],
-            "effective": self.effective if self.known else None,
-            "why": self.why,
-            "effect": self.effect or self.why,
-        }
+        effective = {"effective": self.effective if self.known else None}
+        declared = values_of(self, "model_type architectures declared")
+        return declared | effective | {"why": self.why, "effect": self.effect or self.why}
 
 
 @record
@@ -176,6 +169,13 @@ class Inspection(Printed):
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.inspect/1`."""
         adapter = self.checkpoint.adapter
+        optional = {
+            "quantised": self.quantised,
+            "quantisation": self.quantisation,
+            "graphs": self.checkpoint.graphs,
+            "adapter": adapter and self._adapter(adapter),
+            "live": self.live,
+        }
         return {
             "schema": INSPECT_SCHEMA,
             "tieconv": VERSION,
@@ -185,22 +185,12 @@ class Inspection(Printed):
             "family": {
                 "name": self.family.model_type or None,
                 "architecture": self.family.architecture or None,
-                "knowledge": str(self.family.knowledge),
-                "tying": str(self.family.tying),
+                **values_of(self.family, "knowledge tying"),
                 "convention": self.family.convention or None,
             },
-            "head": self.head.to_dict(),
-            "ties": [tie.to_dict() for tie in self.ties],
-            **({"wrapped_ties": [tie.to_dict() for tie in self.wrapped_ties]} if self.wrapped_ties else {}),
-            "duplicates": [duplicate.to_dict() for duplicate in self.duplicates],
-            "storage": self.storage.to_dict() if self.storage else None,
-            "consumers": [prediction.to_dict() for prediction in self.consumers],
-            **({"quantised": self.quantised.to_dict()} if self.quantised else {}),
-            **({"quantisation": self.quantisation.to_dict()} if self.quantisation else {}),
-            **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),
-            **({"adapter": self._adapter(adapter)} if adapter else {}),
-            **({"live": self.live.to_dict()} if self.live else {}),
-            "findings": [finding.to_dict() for finding in self.findings],
+            **values_of(self, f"head ties {'wrapped_ties' if self.wrapped_ties else ''} duplicates storage consumers"),
+            **{key: plain(value) for key, value in optional.items() if value},
+            "findings": plain(self.findings),
         }
 
     def _facts(self) -> tuple[str, ...]:
@@ -228,14 +218,11 @@ class Inspection(Printed):
     def _model(self) -> dict[str, object]:
         checkpoint = self.checkpoint
         return {
-            "source": checkpoint.source,
-            "format": checkpoint.format,
-            "layout": str(checkpoint.layout),
+            **values_of(checkpoint, "source format layout"),
             "files": [{"name": file.name, "bytes": file.size} for file in checkpoint.files],
             "tensors": len(checkpoint.tensors),
             "parameters": sum(tensor.elements for tensor in checkpoint.tensors.values()),
-            "bytes_stored": self.bytes_stored,
-            "bytes_unique": self.bytes_unique,
+            **values_of(self, "bytes_stored bytes_unique"),
             **({"not_compared": asdict(self.not_compared)} if self.not_compared else {}),
             **({"revision": checkpoint.revision} if checkpoint.revision else {}),
             **({"unread": list(checkpoint.unread)} if checkpoint.unread else {}),

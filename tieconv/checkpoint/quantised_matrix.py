@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import ClassVar
 
-from tieconv.checkpoint.value_type import Listed, plain, record
+from tieconv.checkpoint.value_type import Listed, record, values_of
 
 EMBEDDING, HEAD = "embedding", "head"
 """The roles of a matrix."""
@@ -118,21 +118,9 @@ class QuantisedMatrix:
 
     def to_dict(self) -> dict[str, object]:
         """Return one entry of ``matrices``."""
-        return {
-            "role": self.role,
-            "name": self.name,
-            "scheme": self.scheme,
-            "bits": self.bits,
-            "group_size": self.block[1] if self.block else None,
-            "block": list(self.block) if self.block else None,
-            "symmetric": self.symmetric,
-            "shape": list(self.shape) if self.shape else None,
-            "bytes": self.nbytes,
-            "parts": plain(self.parts),
-            "config": self.config.to_dict(),
-            "faults": plain(self.faults),
-            "uncomputed": self.uncomputed,
-        }
+        group = {"group_size": self.block[1] if self.block else None}
+        block = values_of(self, "block symmetric shape bytes=nbytes parts config faults uncomputed")
+        return values_of(self, "role name scheme bits") | group | block
 
 
 class PairState(StrEnum):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.relation import State as State
-from tieconv.checkpoint.value_type import Listed, plain, record
+from tieconv.checkpoint.value_type import Listed, record, values_of
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.relation.proved import Relation
@@ -29,13 +28,8 @@ class Member:
 
     def to_dict(self) -> dict[str, object]:
         """Return one entry of a group's ``members``."""
-        return {
-            "name": self.name,
-            "stored": self.stored,
-            "state": str(self.state),
-            "detail": self.relation.to_dict(),
-            **({} if self.loads_as is None else {"loads_as": self.loads_as}),
-        }
+        loads_as = "" if self.loads_as is None else "loads_as"
+        return values_of(self, f"name stored state detail=relation {loads_as}")
 
 
 @record
@@ -121,14 +115,4 @@ class Head:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``head``."""
-        embedding, output, bias = self.input_embedding, self.output_head, self.output_bias
-        return {
-            "input_embedding": embedding
-            and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
-            "embedding_pieces": [
-                {"name": piece.name, "shape": list(piece.shape), "dtype": piece.dtype}
-                for piece in self.embedding_pieces
-            ],
-            "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
-            "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
-        }
+        return values_of(self, "input_embedding embedding_pieces output_head output_bias")

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from math import isfinite
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 from tieconv.text import shown
@@ -119,7 +120,10 @@ _SOURCE = 60
 
 
 def plain(value: object) -> object:
-    """Return a JSON-ready value: records by their `to_dict`, tuples as lists, non-finite numbers (no JSON) as text."""
+    """Return a JSON-ready value: a record by its `to_dict` or its fields, a tuple as a list.
+
+    A number that JSON lacks (infinite, NaN) becomes text.
+    """
     if hasattr(value, "to_dict"):
         return plain(value.to_dict())
     if isinstance(value, str):
@@ -130,7 +134,18 @@ def plain(value: object) -> object:
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, float) and not isfinite(value):
         return str(value)
-    return value
+    return fields_of(value) if dataclasses.is_dataclass(value) else value
+
+
+def fields_of(value: Any) -> dict[str, object]:
+    """Return each field of a record by its name, JSON-ready."""
+    return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+
+
+def values_of(value: object, names: str, convert: Callable[[Any], object] = plain) -> dict[str, object]:
+    """Return attributes of ``value``, JSON-ready: ``name`` under their own name, or ``key=path.of.attributes``."""
+    words = (word.partition("=") for word in names.split())
+    return {key: convert(attrgetter(path or key)(value)) for key, _, path in words}
 
 
 class Listed:

@@ -8,7 +8,7 @@ from dataclasses import field
 from math import prod
 from typing import ClassVar
 
-from tieconv.checkpoint.value_type import Listed, plain, record
+from tieconv.checkpoint.value_type import Listed, record, values_of
 
 _set = object.__setattr__
 
@@ -256,13 +256,7 @@ class StorageUse:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``storage``."""
-        return {
-            "storages": self.storages,
-            "bytes": self.stored,
-            "bytes_unused": self.unused,
-            "overlaps": plain(self.overlaps),
-            "slack": plain(self.slack),
-        }
+        return values_of(self, "storages bytes=stored bytes_unused=unused overlaps slack")
 
 
 # The safetensors metadata entry that marks a copy of a tied tensor as intended.

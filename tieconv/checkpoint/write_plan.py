@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import Literal
 
 from tieconv.checkpoint.model_files import Checkpoint, FileState
-from tieconv.checkpoint.value_type import Printed, Summarised, plain, quoted, record
+from tieconv.checkpoint.value_type import Printed, Summarised, fields_of, quoted, record, values_of
 from tieconv.checkpoint.weight_file import ByteRange, Chunk, GgufHeader, TensorRecord, nbytes
 from tieconv.text import size
 from tieconv.version import VERSION
@@ -131,22 +131,10 @@ class Outcome(Printed):
         return {
             "schema": PLAN_SCHEMA,
             "tieconv": VERSION,
-            "command": plan.command,
-            "source": plan.checkpoint.source,
-            "summary": plan.summary,
-            "operations": [
-                {"op": type(entry).__name__, **{key: plain(value) for key, value in asdict(entry).items()}}
-                for entry in plan.operations
-            ],
-            "files_removed": list(plan.removed),
-            "notes": list(plan.notes),
-            "bytes_read": plan.bytes_read,
-            "bytes_written": plan.bytes_written,
-            "bytes_linked": plan.bytes_linked,
-            "executed": self.executed,
-            "verified": self.verified,
-            "output": self.output,
-            **({"remote": asdict(self.remote)} if self.remote else {}),
+            **values_of(plan, "command source=checkpoint.source summary"),
+            "operations": [{"op": type(entry).__name__, **fields_of(entry)} for entry in plan.operations],
+            **values_of(plan, "files_removed=removed notes bytes_read bytes_written bytes_linked"),
+            **values_of(self, f"executed verified output {'remote' if self.remote else ''}"),
         }
 
     def _facts(self) -> tuple[str, ...]:

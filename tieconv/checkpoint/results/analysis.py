@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from enum import StrEnum
 
-from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record, stated_fields
+from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record, stated_fields, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -99,8 +99,7 @@ class Section:
 
     def to_dict(self) -> dict[str, object]:
         """Return one entry of ``sections``."""
-        names = ("title", "sentence", "measures", "series", "detail")
-        return {name: plain(getattr(self, name)) for name in names}
+        return values_of(self, "title sentence measures series detail")
 
 
 MAY_BE_TIED = "May the embedding and the head be one tensor?"
@@ -153,15 +152,8 @@ class Analysis(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.analyze/1`."""
-        return {
-            "schema": ANALYZE_SCHEMA,
-            "tieconv": VERSION,
-            "source": self.source,
-            "relation": self.relation,
-            "verdict": self.verdict,
-            "headline": asdict(self.headline),
-            "sections": [section.to_dict() for section in self.sections],
-        }
+        names = "source relation verdict headline sections"
+        return {"schema": ANALYZE_SCHEMA, "tieconv": VERSION, **values_of(self, names)}
 
 
 # How the tables of a model change over its revisions, as frozen records that serialise to `tieconv.evolution/1`.
@@ -193,18 +185,9 @@ class RevisionFigures:
 
     def to_dict(self) -> dict[str, object]:
         """Return one entry of ``revisions``."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "step": self.step,
-            "identity": self.identity,
-            "tables": dict(self.tables),
-            "reused": self.reused,
-            "measures": [
-                measure.to_dict() | {"standard_error": plain(self.errors.get(measure.name))}
-                for measure in self.measures
-            ],
-        }
+        errors = ({"standard_error": plain(self.errors.get(measure.name))} for measure in self.measures)
+        measures = [measure.to_dict() | error for measure, error in zip(self.measures, errors, strict=True)]
+        return values_of(self, "name source step identity tables reused") | {"measures": measures}
 
 
 @record
@@ -229,10 +212,4 @@ class Evolution(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.evolution/1`."""
-        return {
-            "schema": EVOLUTION_SCHEMA,
-            "tieconv": VERSION,
-            "source": self.source,
-            "headline": asdict(self.headline),
-            "revisions": [revision.to_dict() for revision in self.revisions],
-        }
+        return {"schema": EVOLUTION_SCHEMA, "tieconv": VERSION, **values_of(self, "source headline revisions")}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from tieconv.checkpoint.finding import Action, Finding, Level
-from tieconv.checkpoint.value_type import Listed, Printed, record
+from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
 from tieconv.text import count, tally
 from tieconv.version import VERSION
 
@@ -46,9 +46,7 @@ class CheckedFinding:
         """Return an entry of `findings`."""
         return {
             **self.finding.to_dict(),
-            "file": self.file,
-            "fingerprint": self.fingerprint,
-            "waiver": self.waiver and asdict(self.waiver),
+            **values_of(self, "file fingerprint waiver"),
         }
 
 
@@ -160,8 +158,7 @@ class CheckReport(Printed):
         return {
             "schema": CHECK_SCHEMA,
             "tieconv": VERSION,
-            "fail_on": str(self.fail_on),
-            "rules": list(self.rules),
+            **values_of(self, "fail_on rules"),
             "models": [self._model(model) for model in self.models],
             "failed": self.failed,
             "waived": sum(entry.waiver is not None for model in self.models for entry in model.findings),

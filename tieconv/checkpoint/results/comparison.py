@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tieconv.checkpoint.quantised_matrix import PairRelation
 from tieconv.checkpoint.relation.proved import Relation
-from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record
+from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -165,17 +165,10 @@ class Comparison(Printed):
             "tieconv": VERSION,
             "a": self.a.to_dict() | {"architecture": self.a.architecture or None},
             "b": self.b.to_dict() | {"architecture": self.b.architecture or None},
-            "same_function": self.same_function,
-            "reasons": list(self.reasons),
-            "tensors": {
-                "equal": self.equal,
-                "different": plain(self.tensors),
-                "bytes_compared": self.bytes_compared,
-            },
+            **values_of(self, "same_function reasons"),
+            "tensors": values_of(self, "equal different=tensors bytes_compared"),
             "config": [_config(entry) for entry in self.config],
-            "files": plain(self.files),
-            "notes": list(self.notes),
-            **({"quantised": [entry.to_dict() for entry in self.matrices]} if self.matrices else {}),
+            **values_of(self, f"files notes {'quantised=matrices' if self.matrices else ''}"),
         }
 
 

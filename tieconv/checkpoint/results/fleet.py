@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
-from tieconv.checkpoint.value_type import Listed, Printed, plain, record
+from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -104,29 +104,16 @@ class FleetReport(Printed):
         return {
             "schema": FLEET_SCHEMA,
             "tieconv": VERSION,
-            "directory": self.directory,
-            "fail_on": str(self.checked.fail_on),
+            **values_of(self, "directory fail_on=checked.fail_on"),
             "models": len(self.checked.models),
-            "unfinished": self.unfinished,
-            "unread": self.unread,
-            "uncompared": self.uncompared,
-            "failed": self.checked.failed,
-            "bytes": self.bytes,
-            "finished": self.finished,
-            "rules": plain(self.rules),
+            **values_of(self, "unfinished unread uncompared failed=checked.failed bytes finished rules"),
             "worst": [self._model(model) for model in self.worst],
             "since": since
-            and {
-                "directory": since.directory,
-                "failed": since.failed,
-                "added": since.added,
-                "removed": since.removed,
-                **{state: len(since.of(state)) for state in ("new", "fixed", "still")},
-            },
+            and values_of(since, "directory failed added removed")
+            | {state: len(since.of(state)) for state in ("new", "fixed", "still")},
             "changes": [change.to_dict() for change in since.changes if change.state != "still"] if since else [],
             "settings": self.checked.settings or None,
-            "not_checked": list(self.checked.not_checked),
-            "notes": list(self.checked.notes),
+            **values_of(self.checked, "not_checked notes"),
         }
 
     def _model(self, model: CheckedModel) -> dict[str, object]:

@@ -8,7 +8,7 @@ from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from tieconv.checkpoint.value_type import Printed, quoted, record
+from tieconv.checkpoint.value_type import Printed, quoted, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -196,13 +196,9 @@ def _document(report: Parity) -> dict[str, object]:
         "verdict": str(report.verdict),
         "reason": report.reason or None,
         "hint": report.hint or None,
-        "graph": report.graph,
-        "model": report.model,
-        "provider": plain(report.provider),
-        "structure": plain(report.structure),
+        **values_of(report, "graph model provider structure", plain),
         "weights": None if identity is None else {"proved": identity.proved, **plain(identity)},
-        "gates": plain(report.gates),
-        "cases": plain(report.cases),
+        **values_of(report, "gates cases", plain),
         "metrics": {} if report.metrics is None else plain(report.metrics.to_dict()),
         "histograms": plain(report.histograms),
         **({} if report.quantised is None else {"quantised": plain(report.quantised)}),
@@ -262,7 +258,7 @@ class Precision:
 
     def to_dict(self) -> dict[str, object]:
         """Return one of ``reference`` and ``floor``."""
-        return {"library": self.library, "device": self.device, "dtype": self.dtype}
+        return values_of(self, "library device dtype")
 
 
 @record
@@ -276,8 +272,9 @@ class Pooled:
 
     def to_dict(self) -> dict[str, object]:
         """Return one of ``logits`` and ``steps``."""
-        sides = {"graph": _pooled_figures(self.graph), "floor": _pooled_figures(self.floor)}
-        return {"ratio": self.ratio, "max_ratio": self.max_ratio, **sides}
+        figures = "relative_rms max_abs kl top1 flips n=positions"
+        sides = {name: values_of(getattr(self, name), figures, plain) for name in ("graph", "floor")}
+        return {**values_of(self, "ratio max_ratio", plain), **sides}
 
 
 @record
@@ -289,10 +286,7 @@ class Pools:
 
     def to_dict(self) -> dict[str, object]:
         """Return both pools by their keys of ``metrics``."""
-        return {
-            "logits": None if self.logits is None else self.logits.to_dict(),
-            "steps": None if self.steps is None else self.steps.to_dict(),
-        }
+        return {"logits": self.logits and self.logits.to_dict(), "steps": self.steps and self.steps.to_dict()}
 
 
 @record
@@ -330,20 +324,9 @@ class Metrics:
             "floor": self.floor.to_dict(),
             "seeds": self.seeds,
             **self.pools.to_dict(),
-            "tf32": None if self.tf32 is None else self.tf32.to_dict(),
+            "tf32": self.tf32 and self.tf32.to_dict(),
             "vocabulary": self.vocabulary,
         }
-
-
-def _pooled_figures(figures: Figures) -> dict[str, object]:
-    return {
-        "relative_rms": figures.relative_rms,
-        "max_abs": figures.max_abs,
-        "kl": figures.kl,
-        "top1": figures.top1,
-        "flips": figures.flips,
-        "n": figures.positions,
-    }
 
 
 # The figures of a quantised graph, each beside those of a known-good quantiser.

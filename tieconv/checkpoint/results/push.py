@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from tieconv.checkpoint.value_type import Printed, quoted, record
+from tieconv.checkpoint.value_type import Printed, quoted, record, values_of
 from tieconv.text import count, size
 
 PUSH_SCHEMA = "tieconv.push/1"
@@ -64,14 +62,5 @@ class Push(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.push/1`."""
-        names = ("directory", "repo", "revision", "commit", "pull_request", "title", "description")
-        return {
-            "schema": PUSH_SCHEMA,
-            **{name: getattr(self, name) for name in names},
-            "effects": [asdict(effect) for effect in self.effects],
-            "changes": [asdict(change) for change in self.changes],
-            "left_out": list(self.left_out),
-            "bytes_uploaded": self.bytes_uploaded,
-            "executed": self.executed,
-            "url": self.url,
-        }
+        names = "directory repo revision commit pull_request title description effects changes left_out bytes_uploaded"
+        return {"schema": PUSH_SCHEMA, **values_of(self, f"{names} executed url")}
