@@ -477,7 +477,7 @@ def test_notes_of_many_copies_are_compared_once(monkeypatch: pytest.MonkeyPatch)
             return str.__eq__(self, str(note))
 
     lines: list[str] = []
-    monkeypatch.setattr(write, "say", lines.append)
+    monkeypatch.setattr("tieconv.cli.screen.say", lines.append)
     known = tuple(Note(f"{number}") for number in range(500))
     write.say_notes(known, tuple(Note(f"{number}") for number in range(501)))
     assert lines == ["note: 500"] and Note.compared < 2000

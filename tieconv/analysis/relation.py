@@ -7,22 +7,7 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from tieconv.analysis.relation_maps import (
-    Fit,
-    Grams,
-    Linear,
-    column_fits,
-    difference_rank,
-    equal_share,
-    fit_rows,
-    linear_tolerance,
-    precision,
-    precision_at_1,
-    relative_residual,
-    row_factors,
-    sample,
-    shape,
-)
+from tieconv.analysis import relation_maps
 from tieconv.analysis.tables import (
     Array,
     Moments,
@@ -65,11 +50,11 @@ def relate_tables(embed: Table, head: Table) -> Related:
         return _exact(Kinship.ROWS_DIFFER, moments, _differing(embed, head, moments))
     if reason:
         return Related(Kinship.UNKNOWN, moments, figures=NotClassified(reason))
-    kinds = precision(embed), precision(head)
+    kinds = relation_maps.precision(embed), relation_maps.precision(head)
     once = _once_rounded(embed, head, moments, kinds)
     if once is not None:
         return once
-    fits = column_fits(embed, head, moments, kinds)
+    fits = relation_maps.column_fits(embed, head, moments, kinds)
     if fits and fits[0].exact:  # no map can do better
         return Related(Kinship.DRIFT, moments, fits[0].residual, fits[0].tolerance, True, fit=fits[0], fits=fits)
     for fit in fits:
@@ -94,7 +79,7 @@ def equal_tables(embed: Table, head: Table) -> bool:
     moments = measure(embed, head)
     equality = _equal(embed, head, moments)
     if equality is None and not untellable(moments, FEW):
-        equality = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
+        equality = _once_rounded(embed, head, moments, (relation_maps.precision(embed), relation_maps.precision(head)))
     return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
 
 
@@ -176,23 +161,25 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     return Related(Kinship.ROW_SUBSET if extra else Kinship.ROW_PERMUTATION, moments, 0.0, 0.0, True, figures=figures)
 
 
-def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
+def _mapped(
+    embed: Table, head: Table, moments: Moments, fits: tuple[relation_maps.Fit, ...], kinds: tuple[str, str]
+) -> Related:
     """Return the relation by a linear map, by structure or drift, else independent or partly equal."""
-    asked = sample(moments)
+    asked = relation_maps.sample(moments)
     rows = embed.pick(asked), head.pick(asked)
-    fitted = fit_rows(embed, head, moments, rows, CLOSE)
+    fitted = relation_maps.fit_rows(embed, head, moments, rows, CLOSE)
     linear, unseen = (fitted.linear, fitted.held_out) if fitted else (None, None)
     best = min(fits, key=lambda fit: fit.residual)
     mapped = {"as stored": rows[0] + moments.means[1] - moments.means[0], "diagonal": best.gains * rows[0] + best.shift}
     if unseen is not None:
         mapped["linear"] = unseen
-    retrieval = precision_at_1(head, moments, asked, mapped)
+    retrieval = relation_maps.precision_at_1(head, moments, asked, mapped)
     measured = Related(
         Kinship.UNKNOWN, moments, fits=fits, retrieval=retrieval, asked=len(asked), linear=linear
     )  # the class follows
     if fitted and linear and unseen is not None:
-        grams, residual = fitted.grams, relative_residual(rows[1], unseen)
-        most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
+        grams, residual = fitted.grams, relation_maps.relative_residual(rows[1], unseen)
+        most = relation_maps.linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
         if residual <= most:
             return _linear(measured, linear, grams, residual, most)
     structured = _structured(embed, head, kinds, measured)
@@ -208,19 +195,19 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     if unseen is None:
         reason = "the tables have too few rows for each column, or too many columns, to test for a linear map"
         return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
-    kind = Kinship.PARTLY_EQUAL if equal_share(moments).large else Kinship.INDEPENDENT
+    kind = Kinship.PARTLY_EQUAL if relation_maps.equal_share(moments).large else Kinship.INDEPENDENT
     return replace(measured, kind=kind, residual=best.residual, fit=best)
 
 
 def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Related) -> Related | None:
     """Return the relation by a factor for each row or a difference of low rank, else ``None``."""
     moments = measured.moments
-    scaled = row_factors(embed, head, moments, kinds)
+    scaled = relation_maps.row_factors(embed, head, moments, kinds)
     if scaled is not None:
         residual, factors = scaled
         figures = RowsScaled(float(factors.min()), float(factors.max()))
         return replace(measured, kind=Kinship.ROW_SCALED, residual=residual, within_rounding=True, figures=figures)
-    low = difference_rank(embed, head, moments, kinds)
+    low = relation_maps.difference_rank(embed, head, moments, kinds)
     if low is None:
         return None
     rank, residual, explained = low
@@ -229,8 +216,10 @@ def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Rel
     )
 
 
-def _linear(measured: Related, linear: Linear, grams: Grams, residual: float, most: float) -> Related:
-    kind, figure = shape(linear, grams, residual, most)
+def _linear(
+    measured: Related, linear: relation_maps.Linear, grams: relation_maps.Grams, residual: float, most: float
+) -> Related:
+    kind, figure = relation_maps.shape(linear, grams, residual, most)
     is_turned = kind is Kinship.ORTHOGONAL
     figures = Orthogonal(figure, linear.adjusted) if is_turned else LinearlyMapped(figure, linear.adjusted)
     within = residual <= most
@@ -395,9 +384,9 @@ class Related:
     residual: float | None = None
     tolerance: float | None = None
     within_rounding: bool = False
-    fit: Fit | None = None
-    linear: Linear | None = None
-    fits: tuple[Fit, ...] = ()
+    fit: relation_maps.Fit | None = None
+    linear: relation_maps.Linear | None = None
+    fits: tuple[relation_maps.Fit, ...] = ()
     retrieval: Mapping[str, float] = field(default_factory=dict)
     asked: int = 0
     figures: RelationFigures = NoFigures()

@@ -12,16 +12,7 @@ import click
 from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_report
 from tieconv.api.check import expand, find_policy, read_lists, run_gate, write_baseline
 from tieconv.checkpoint.value_type import record
-from tieconv.cli.options import (
-    MODEL_PATH,
-    base_option,
-    common_options,
-    depth_option,
-    jobs_option,
-    loader_option,
-    name_options,
-    together,
-)
+from tieconv.cli import options as shared
 from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
 from tieconv.reporters.ci import check_text
@@ -101,7 +92,7 @@ class Arguments:
         return {name: getattr(self, name) for name in names}
 
 
-engine_options = together(
+engine_options = shared.together(
     click.option(
         "--engine",
         type=click.Choice(["processes", "ray"]),
@@ -197,7 +188,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 
 
 @click.command("check", short_help="Apply the rules to models, and exit with 1 on a finding. A gate for CI.")
-@click.argument("models", nargs=-1, type=MODEL_PATH, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, type=shared.MODEL_PATH, metavar="[MODEL]...")
 @click.option(
     "--select",
     multiple=True,
@@ -217,9 +208,9 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     type=click.Choice(["error", "warning", "note"]),
     help="Exit with 1 when a finding has this level or higher.  [default: warning]",
 )
-@base_option
-@loader_option
-@depth_option
+@shared.base_option
+@shared.loader_option
+@shared.depth_option
 @click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
 @click.option("as_json", "--json", is_flag=True, help="Same as --format json.")
 @click.option("--output-file", type=click.Path(), metavar="FILE", help="Write the result to FILE instead of stdout.")
@@ -247,7 +238,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 )
 @click.option("--in-place", is_flag=True, help="With --fix: replace the models.")
 @click.option("-r", "--recursive", is_flag=True, help="Also check the models in subdirectories of each MODEL.")
-@jobs_option
+@shared.jobs_option
 @engine_options
 @click.option(
     "--task", metavar="TASK", help="With hf://org/*: check only models of this task, such as text-generation."
@@ -269,8 +260,8 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     metavar="FILE",
     help="Save the progress to FILE, and continue from it on the next run.",
 )
-@name_options
-@common_options
+@shared.name_options
+@shared.common_options
 @click.pass_context
 def check_command(context: click.Context, /, models: tuple[str, ...], **options: Any) -> None:
     """Apply the rules to each MODEL. The default is the current directory.

@@ -17,18 +17,9 @@ import click
 from tieconv.api import remove_temporary
 from tieconv.api.check import expand, find_policy, read_lists
 from tieconv.api.fleet import fleet_check, fleet_report, fleet_run, has_tables
+from tieconv.cli import options as shared
 from tieconv.cli.check import engine_of, engine_options
 from tieconv.cli.errors import WrongUsage, ending
-from tieconv.cli.options import (
-    MODEL_PATH,
-    WholeGroup,
-    common_options,
-    depth_option,
-    jobs_option,
-    json_option,
-    loader_option,
-    together,
-)
 from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import document, echo, paint, rate_progress, say, width
 from tieconv.install import install_command
@@ -49,18 +40,18 @@ def _parsed_part(context: click.Context, parameter: click.Parameter, value: str)
     return int(match[1]), int(match[2])
 
 
-run_options = together(
-    click.argument("sources", nargs=-1, required=True, type=MODEL_PATH, metavar="SOURCE..."),
+run_options = shared.together(
+    click.argument("sources", nargs=-1, required=True, type=shared.MODEL_PATH, metavar="SOURCE..."),
     click.option(
         "-o", "--output", "runs", required=True, type=click.Path(), metavar="RUNS", help="Directory of results."
     ),
-    jobs_option,
+    shared.jobs_option,
     engine_options,
     click.option(
         "--part", default="1/1", callback=_parsed_part, metavar="I/N", help="Take part I of N, each on another machine."
     ),
 )
-filter_options = together(
+filter_options = shared.together(
     click.option("-r", "--recursive", is_flag=True, help="Also take the models in subdirectories of each model."),
     click.option("--include", multiple=True, metavar="GLOB", help="Take only models with a name or path like GLOB."),
     click.option("--exclude", multiple=True, metavar="GLOB", help="Skip models with a name or path like GLOB."),
@@ -206,7 +197,7 @@ def verb_command(verb: str) -> click.Command:
 
     @run_options
     @filter_options
-    @common_options
+    @shared.common_options
     def command(runs: str, sources: tuple[str, ...], **options: Any) -> None:
         _run(verb, sources, runs, **options)
 
@@ -282,7 +273,7 @@ def _name(failures: Sequence[tuple[str, str]], total: int) -> None:
 # `tieconv fleet`: run a command on many models into a directory, and report on it.
 
 
-@click.group("fleet", cls=WholeGroup, short_help="Run a command on thousands of models, and report what is new.")
+@click.group("fleet", cls=shared.WholeGroup, short_help="Run a command on thousands of models, and report what is new.")
 def fleet_command() -> None:
     """Run a command on thousands of models, and keep the results in a directory.
 
@@ -292,10 +283,10 @@ def fleet_command() -> None:
 
 @fleet_command.command("check")
 @run_options
-@depth_option
-@loader_option
+@shared.depth_option
+@shared.loader_option
 @filter_options
-@common_options
+@shared.common_options
 def check(
     sources: tuple[str, ...],
     runs: str,
@@ -348,8 +339,8 @@ def check(
 @click.option("--config", type=click.Path(), metavar="FILE", help="Settings file, as for `tieconv check`.")
 @click.option("--no-config", is_flag=True, help="Ignore settings files.")
 @click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE.")
-@json_option
-@common_options
+@shared.json_option
+@shared.common_options
 def report(runs: str, since: str | None, output: str | None, as_json: bool, **options: Any) -> None:
     """Report on the results in RUNS: how many models fail, by which rules, and the worst first.
 

@@ -9,15 +9,7 @@ import click
 
 from tieconv.api import Verdict, write_report
 from tieconv.api.graphs import LAYOUT_NAMES, parity, plan_export, seconds_of
-from tieconv.cli.options import (
-    MODEL_PATH,
-    choice_option,
-    common_options,
-    device_option,
-    json_option,
-    model_argument,
-    on_device,
-)
+from tieconv.cli import options as shared
 from tieconv.cli.screen import document, echo, paint, painter, say, show, stage_progress, timed, width
 from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
@@ -38,12 +30,12 @@ _STAGES = {
 
 
 @click.command("export")
-@model_argument
+@shared.model_argument
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write the directory OUT, which must not exist.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@choice_option("--precision", "fp32", "fp16", "bf16", help="Type of the graph's weights and arithmetic.")
-@choice_option(
+@shared.choice_option("--precision", "fp32", "fp16", "bf16", help="Type of the graph's weights and arithmetic.")
+@shared.choice_option(
     "--head-form",
     "gemm",
     "fused",
@@ -51,7 +43,7 @@ _STAGES = {
     help="How the head reads the embedding: Gemm, FusedMatMul or Transpose. With Transpose a session stores a second "
     "copy.",
 )
-@choice_option(
+@shared.choice_option(
     "--fuse",
     "none",
     "cpu",
@@ -59,7 +51,7 @@ _STAGES = {
     help="Fuse attention, norms and activations into ONNX Runtime's operators for this provider. No other runtime runs "
     "such a graph. Its head is a FusedMatMul.",
 )
-@choice_option(
+@shared.choice_option(
     "--layout",
     *LAYOUT_NAMES,
     help="File and tensor names that transformers, optimum, onnxruntime-genai or transformers.js loads.",
@@ -76,19 +68,19 @@ _STAGES = {
     "of images or sound.",
 )
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
-@choice_option(
+@shared.choice_option(
     "--provider",
     "auto",
     "cpu",
     "cuda",
     help="Where to measure parity. cuda: fails if a large operator runs on the CPU.",
 )
-@device_option
+@shared.device_option
 @click.option(
     "--no-parity", is_flag=True, help="Do not measure the logits. The weights are still compared bit for bit."
 )
-@json_option
-@common_options
+@shared.json_option
+@shared.common_options
 def export_command(
     model: str,
     output: str | None,
@@ -113,7 +105,7 @@ def export_command(
 
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
-    planned = plan_export(model, parity=not no_parity, provider=on_device(provider, device), **options)
+    planned = plan_export(model, parity=not no_parity, provider=shared.on_device(provider, device), **options)
     before = planned.outcome()
     if output is not None:
         if not dry_run:
@@ -164,24 +156,24 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 @click.command("parity")
-@click.argument("onnx", type=MODEL_PATH)
-@click.argument("model", default=".", type=MODEL_PATH)
-@choice_option(
+@click.argument("onnx", type=shared.MODEL_PATH)
+@click.argument("model", default=".", type=shared.MODEL_PATH)
+@shared.choice_option(
     "--provider",
     "auto",
     "cpu",
     "cuda",
     help="Where to run the graph. cuda: fails if a large operator runs on the CPU.",
 )
-@device_option
-@choice_option(
+@shared.device_option
+@shared.choice_option(
     "--reference",
     "auto",
     "float64",
     "float32",
     help="Precision of the PyTorch reference. auto: float64 if it fits into memory.",
 )
-@choice_option(
+@shared.choice_option(
     "--reference-device",
     "cpu",
     "cuda",
@@ -226,8 +218,8 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
     help="The most memory of the measurement. Default: 4 GB, more for a large model.",
 )
 @click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
-@json_option
-@common_options
+@shared.json_option
+@shared.common_options
 def parity_command(
     onnx: str,
     model: str,
@@ -251,7 +243,7 @@ def parity_command(
     sizes: dict[str, Any] = {name: options.pop(name) or 0 for name in ("length", "batch")}
     memory = None if max_memory is None else int(max_memory * 1e9)
     with stage_progress("parity", "TimeRemainingColumn") as progress:
-        options |= {"provider": on_device(provider, device), "max_memory": memory, "progress": progress}
+        options |= {"provider": shared.on_device(provider, device), "max_memory": memory, "progress": progress}
         report = parity(onnx, model, **sizes, **options)
     if as_json:
         document(str(report))

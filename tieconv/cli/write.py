@@ -15,28 +15,8 @@ from click.core import ParameterSource
 from tieconv.api import GraphOutcome, plans
 from tieconv.api.evidence import is_graph
 from tieconv.checkpoint.value_type import record
-from tieconv.cli.options import (
-    WholeGroup,
-    choice_option,
-    common_options,
-    json_option,
-    model_argument,
-    name_options,
-    write_options,
-)
-from tieconv.cli.screen import (
-    MAX_LINES,
-    byte_progress,
-    document,
-    echo,
-    fetched_line,
-    paint,
-    painter,
-    say,
-    shortened,
-    timed,
-    width,
-)
+from tieconv.cli import options as shared
+from tieconv.cli import screen
 from tieconv.errors import WriteFailedError
 from tieconv.text import parse_size, shown, size
 
@@ -100,7 +80,7 @@ def plan_command(plan: Callable[..., PlannedWrite | PlannedGraphs]) -> Callable[
         planned = plan(**options, drop_other_formats=arguments.drop_other_formats, fetch=arguments.fetches)
         finish(planned, arguments, as_json=as_json)
 
-    return json_option(common_options(command))
+    return shared.json_option(shared.common_options(command))
 
 
 def finish(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
@@ -116,20 +96,20 @@ def finish(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, *, 
     outcome = planned.outcome(output)
     plan = outcome.plan  # `PlannedGraphs.plan` lays out every graph again
     if not as_json:
-        (say if arguments.writes else echo)(_text(outcome, arguments))
+        (screen.say if arguments.writes else screen.echo)(_text(outcome, arguments))
     if arguments.writes:
         outcome = _execute(planned, arguments, plan.command)
         if not as_json:
             say_notes(plan.notes, outcome.plan.notes)
-            if isinstance(outcome, GraphOutcome) and (proofs := render_proofs(outcome, paint, width())):
-                echo(proofs)
+            if isinstance(outcome, GraphOutcome) and (proofs := render_proofs(outcome, screen.paint, screen.width())):
+                screen.echo(proofs)
     if as_json:
-        document(str(outcome))
+        screen.document(str(outcome))
     if (fetched := getattr(planned, "fetched", None)) is not None:
-        say(fetched_line(fetched))
-    say(_closing(outcome, arguments))
+        screen.say(screen.fetched_line(fetched))
+    screen.say(_closing(outcome, arguments))
     if stands_inside:
-        say("the current directory was replaced; run `cd .` to enter the new one")
+        screen.say("the current directory was replaced; run `cd .` to enter the new one")
 
 
 def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
@@ -137,7 +117,7 @@ def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
     planned = frozenset(known)  # dedup has a note for each copy, of which a model may have 200,000
     for note in notes:
         if note not in planned:
-            say(f"note: {note}")
+            screen.say(f"note: {note}")
 
 
 def _text(outcome: Outcome | GraphOutcome, arguments: WriteArguments) -> str:
@@ -146,8 +126,8 @@ def _text(outcome: Outcome | GraphOutcome, arguments: WriteArguments) -> str:
 
     stream = sys.stderr if arguments.writes else sys.stdout
     links, replaces = arguments.hardlink, arguments.in_place
-    text = render(outcome, painter(stream), width(stream), hardlink=links, in_place=replaces)
-    return text if isinstance(outcome, GraphOutcome) else shortened(text, MAX_LINES - _AFTER)
+    text = render(outcome, screen.painter(stream), screen.width(stream), hardlink=links, in_place=replaces)
+    return text if isinstance(outcome, GraphOutcome) else screen.shortened(text, screen.MAX_LINES - _AFTER)
 
 
 def _stands_inside(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments) -> bool:
@@ -160,12 +140,12 @@ def _stands_inside(planned: PlannedWrite | PlannedGraphs, arguments: WriteArgume
 
 
 def _execute(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, verb: str) -> Outcome | GraphOutcome:
-    with timed("write and verify"), byte_progress(verb) as progress:
+    with screen.timed("write and verify"), screen.byte_progress(verb) as progress:
         try:
             return planned.execute(arguments.output, progress=progress, **arguments.options)
         except (KeyboardInterrupt, SystemExit):
             if arguments.resume:
-                say(f"the finished weight files are kept: {_AGAIN}")
+                screen.say(f"the finished weight files are kept: {_AGAIN}")
             raise
         except WriteFailedError as error:
             if not arguments.resume:
@@ -211,7 +191,7 @@ def _refuse_for_graphs(**options: object) -> None:
 
 # Tie, untie, and set the flag.
 
-bias_option = choice_option(
+bias_option = shared.choice_option(
     "--bias",
     "keep",
     "zero",
@@ -221,8 +201,8 @@ bias_option = choice_option(
 
 
 @click.command("retie")
-@model_argument
-@write_options
+@shared.model_argument
+@shared.write_options
 @bias_option
 @click.option(
     "survivor",
@@ -247,7 +227,7 @@ bias_option = choice_option(
     is_flag=True,
     help="Move factors that were folded into the head back into the last norm. Refuses if a value would be rounded.",
 )
-@name_options
+@shared.name_options
 @plan_command
 def retie_command(model: str, **options: Any) -> PlannedWrite:
     """Tie the head: drop the redundant copy and set the config to tied.
@@ -270,11 +250,11 @@ def retie_command(model: str, **options: Any) -> PlannedWrite:
 
 
 @click.command("untie", short_help="Untie the head: store it, and every other tied name, as a separate tensor.")
-@model_argument
-@write_options
+@shared.model_argument
+@shared.write_options
 @click.option("--keep-flag", is_flag=True, help="Store the copies, but leave the config tied.")
 @bias_option
-@name_options
+@shared.name_options
 @plan_command
 def untie_command(model: str, **options: Any) -> PlannedWrite | PlannedGraphs:
     """Untie the head: store it, and every other tied name, as a separate tensor. The outputs stay the same.
@@ -293,12 +273,12 @@ def untie_command(model: str, **options: Any) -> PlannedWrite | PlannedGraphs:
 
 @click.command("set-tie", short_help="Write tie_word_embeddings in the config. No tensor changes.")
 @click.argument("flag", type=click.Choice(["true", "false", "auto"]))
-@model_argument
-@write_options
+@shared.model_argument
+@shared.write_options
 @click.option(
     "--force", is_flag=True, help="Write the flag even if loaders then discard a tensor or fill one with random values."
 )
-@name_options
+@shared.name_options
 @plan_command
 def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
     """Write tie_word_embeddings at every level of the config that a loader reads. No tensor changes.
@@ -314,15 +294,15 @@ def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
 
 
 @click.command("dedup", short_help="Store byte-identical tensors once. Copies that a loader needs stay.")
-@model_argument
+@shared.model_argument
 @click.option(
     "--head-form",
     type=click.Choice(["gemm", "fused", "transpose"]),
     help="How the head of an ONNX graph reads the embedding: Gemm, FusedMatMul or Transpose. "
     "With Transpose a session stores a second copy. Default: the first form that keeps every bit.",
 )
-@write_options
-@name_options
+@shared.write_options
+@shared.name_options
 @plan_command
 def dedup_command(model: str, head_form: str | None, **options: Any) -> PlannedWrite | PlannedGraphs:
     """Store byte-identical tensors once. Copies that a loader needs stay.
@@ -351,7 +331,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
 
 
 @click.command("convert", short_help="Convert the model to another format or shard size.")
-@model_argument
+@shared.model_argument
 @click.option(
     "--to", type=click.Choice(["safetensors", "torch"]), required=True, help="Format to write. torch: .bin files."
 )
@@ -368,8 +348,8 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
     is_flag=True,
     help="Take over the finished files of a killed run. Keep them if this run is stopped.",
 )
-@write_options
-@name_options
+@shared.write_options
+@shared.name_options
 @plan_command
 def convert_command(model: str, to: str, **options: Any) -> PlannedWrite:
     """Convert the model to another format or shard size. Tied tensors stay tied.
@@ -380,8 +360,8 @@ def convert_command(model: str, to: str, **options: Any) -> PlannedWrite:
 
 
 @click.command("reindex")
-@model_argument
-@write_options
+@shared.model_argument
+@shared.write_options
 @click.option("--prune", is_flag=True, help="Remove the weight files that the index does not list.")
 @click.option(
     "--add-format", is_flag=True, help="Add the metadata entry format: pt to safetensors files without a format."
@@ -422,7 +402,7 @@ def _rows(_context: click.Context, _parameter: click.Parameter, value: str) -> s
 
 
 @click.command("resize", short_help="Make config, embedding, head and head bias agree on the vocabulary size.")
-@model_argument
+@shared.model_argument
 @click.option(
     "--to",
     required=True,
@@ -430,9 +410,9 @@ def _rows(_context: click.Context, _parameter: click.Parameter, value: str) -> s
     callback=_rows,
     help="rows: set vocab_size to the rows of the embedding. config: resize the tensors. N: set both to N.",
 )
-@choice_option("--fill", "zeros", "mean", help="Values of new rows. mean: the mean of the stored rows.")
-@write_options
-@name_options
+@shared.choice_option("--fill", "zeros", "mean", help="Values of new rows. mean: the mean of the stored rows.")
+@shared.write_options
+@shared.name_options
 @plan_command
 def resize_command(model: str, **options: Any) -> PlannedWrite:
     """Make config, embedding, head and head bias agree on the vocabulary size.
@@ -443,7 +423,7 @@ def resize_command(model: str, **options: Any) -> PlannedWrite:
     return plans.plan_resize(model, **options)
 
 
-@click.group("bias", cls=WholeGroup, short_help="Add, remove, unify or resize the head bias.")
+@click.group("bias", cls=shared.WholeGroup, short_help="Add, remove, unify or resize the head bias.")
 def bias_command() -> None:
     """Change the head bias. The tie does not change.
 
@@ -452,9 +432,9 @@ def bias_command() -> None:
 
 
 @bias_command.command("zero")
-@model_argument
-@write_options
-@name_options
+@shared.model_argument
+@shared.write_options
+@shared.name_options
 @plan_command
 def bias_zero(model: str, **options: Any) -> PlannedWrite:
     """Add an all-zero head bias. A bias that is stored already stays."""
@@ -462,9 +442,9 @@ def bias_zero(model: str, **options: Any) -> PlannedWrite:
 
 
 @bias_command.command("strip")
-@model_argument
-@write_options
-@name_options
+@shared.model_argument
+@shared.write_options
+@shared.name_options
 @plan_command
 def bias_strip(model: str, **options: Any) -> PlannedWrite:
     """Remove an all-zero head bias. Refuses if a value is not zero."""
@@ -472,15 +452,15 @@ def bias_strip(model: str, **options: Any) -> PlannedWrite:
 
 
 @bias_command.command("unify")
-@model_argument
-@write_options
+@shared.model_argument
+@shared.write_options
 @click.option(
     "survivor",
     "--from",
     type=click.Choice(["bias", "decoder"]),
     help="Which values to keep if the copies differ. bias: the outer name. decoder: the name beside the head's weight.",
 )
-@name_options
+@shared.name_options
 @plan_command
 def bias_unify(model: str, **options: Any) -> PlannedWrite:
     """Give both names of a head bias the same values, and store the names that transformers 4 and 5 need.
@@ -491,12 +471,12 @@ def bias_unify(model: str, **options: Any) -> PlannedWrite:
 
 
 @bias_command.command("resize")
-@model_argument
-@write_options
+@shared.model_argument
+@shared.write_options
 @click.option(
     "--rows", type=click.IntRange(min=1), metavar="N", help="Length of the bias. Default: the rows of the head."
 )
-@name_options
+@shared.name_options
 @plan_command
 def bias_resize(model: str, **options: Any) -> PlannedWrite:
     """Make the head bias as long as the head: append zeros, or cut off zeros at the end."""

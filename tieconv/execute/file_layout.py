@@ -8,19 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader
-from tieconv.checkpoint.write_plan import (
-    Content,
-    OutputStorage,
-    OutputTensor,
-    OutputWeights,
-    Padded,
-    Plan,
-    Scaled,
-    Zeros,
-    parts,
-)
 from tieconv.execute.copy import BLOCK, read_full
 from tieconv.formats.safetensors import PAGE, encode_header
 from tieconv.sources.strided import row_major
@@ -41,7 +31,7 @@ class FileLayout:
     literals: Callable[[int], Iterable[tuple[int, bytes]]]
 
 
-def file_layout(output: OutputWeights) -> FileLayout:
+def file_layout(output: write_plan.OutputWeights) -> FileLayout:
     """Return the layout of the bytes of a file in its format."""
     if output.gguf is not None:
         return _gguf(output, output.gguf)
@@ -52,7 +42,7 @@ def file_layout(output: OutputWeights) -> FileLayout:
     return FileLayout(len(head) + output.nbytes, pieces, lambda _: [(0, head)])
 
 
-def _torch(output: OutputWeights) -> tuple[FileLayout, Archive]:
+def _torch(output: write_plan.OutputWeights) -> tuple[FileLayout, Archive]:
     from tieconv.formats.torch.state_dict import lay_out, pickle_state
 
     keys = storages(output)
@@ -73,18 +63,18 @@ def _torch(output: OutputWeights) -> tuple[FileLayout, Archive]:
     return FileLayout(archive.size, pieces, literals), archive
 
 
-def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
+def storages(output: write_plan.OutputWeights) -> dict[write_plan.OutputStorage | write_plan.OutputTensor, int]:
     """Return a torch file's storages, numbered by first use; a tensor that shares no storage is its own key."""
     from tieconv.formats.torch.state_dict import check_writable
 
-    numbers: dict[OutputStorage | OutputTensor, int] = {}
+    numbers: dict[write_plan.OutputStorage | write_plan.OutputTensor, int] = {}
     for tensor in output.tensors:
         check_writable(tensor.name, tensor.dtype)
         numbers.setdefault(tensor.storage or tensor, len(numbers))
     return numbers
 
 
-def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTensor, int]]:
+def places(output: write_plan.OutputWeights, data_start: int) -> Iterator[tuple[write_plan.OutputTensor, int]]:
     """Yield each tensor with the offset of its first byte; the tensor bytes of the file start at ``data_start``.
 
     A torch file takes all its offsets from its records. GGUF aligns each tensor.
@@ -105,7 +95,7 @@ def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTenso
         position += tensor.nbytes
 
 
-def offset_in_storage(tensor: OutputTensor) -> int:
+def offset_in_storage(tensor: write_plan.OutputTensor) -> int:
     """Return the bytes from the start of its storage to a tensor's first byte."""
     if tensor.storage is None:
         return 0
@@ -113,30 +103,36 @@ def offset_in_storage(tensor: OutputTensor) -> int:
     return tensor.content.start - tensor.storage.range.start
 
 
-def _content(storage: OutputStorage | OutputTensor) -> Content | Padded:
-    return storage.range if isinstance(storage, OutputStorage) else storage.content
+def _content(storage: write_plan.OutputStorage | write_plan.OutputTensor) -> write_plan.Content | write_plan.Padded:
+    return storage.range if isinstance(storage, write_plan.OutputStorage) else storage.content
 
 
-def _placed(storage: OutputStorage | OutputTensor, content: Content | Padded) -> Placed:
+def _placed(
+    storage: write_plan.OutputStorage | write_plan.OutputTensor, content: write_plan.Content | write_plan.Padded
+) -> Placed:
     from tieconv.formats.torch.state_dict import Placed
 
-    size = sum(map(content_size, parts(content)))
+    size = sum(map(content_size, write_plan.parts(content)))
     congruent = content.start if isinstance(content, ByteRange) else None
-    return Placed("", size, crc=storage.crc if isinstance(storage, OutputStorage) else None, congruent=congruent)
+    return Placed(
+        "", size, crc=storage.crc if isinstance(storage, write_plan.OutputStorage) else None, congruent=congruent
+    )
 
 
-def _pieces(start: int, content: Content | Padded) -> Iterator[Piece]:
-    split = parts(content)
+def _pieces(start: int, content: write_plan.Content | write_plan.Padded) -> Iterator[Piece]:
+    split = write_plan.parts(content)
     offsets = accumulate(map(content_size, split), initial=start)
     yield from (Piece(offset, part) for offset, part in zip(offsets, split, strict=False) if content_size(part))
 
 
-def _saved(tensor: OutputTensor, keys: dict[OutputStorage | OutputTensor, int]) -> SavedTensor:
+def _saved(
+    tensor: write_plan.OutputTensor, keys: dict[write_plan.OutputStorage | write_plan.OutputTensor, int]
+) -> SavedTensor:
     from tieconv.formats.torch.pickle_stack import WIDTHS
     from tieconv.formats.torch.state_dict import SavedTensor
 
     storage = tensor.storage or tensor
-    size = sum(map(content_size, parts(_content(storage))))
+    size = sum(map(content_size, write_plan.parts(_content(storage))))
     width = WIDTHS[tensor.dtype]
     return SavedTensor(
         name=tensor.name,
@@ -160,13 +156,13 @@ def checksum(descriptor: int, start: int, size: int) -> int:
     return crc
 
 
-def bytes_in_place_of_shared(plan: Plan) -> int:
+def bytes_in_place_of_shared(plan: write_plan.Plan) -> int:
     """Return the bytes to store anew on a file system that shares blocks wherever they align."""
     anew = sum(len(text.text.encode()) for text in plan.texts)
     return anew + sum(_not_shared(output) for output in plan.weights)
 
 
-def _not_shared(output: OutputWeights) -> int:
+def _not_shared(output: write_plan.OutputWeights) -> int:
     whole = file_layout(output)
     total = whole.size
     for piece in whole.pieces:
@@ -183,22 +179,22 @@ class Piece:
     """Bytes of a planned file; ``offset`` counts from the first tensor byte."""
 
     offset: int
-    content: Content
+    content: write_plan.Content
 
     @property
     def size(self) -> int:
         return content_size(self.content)
 
 
-def content_size(content: Content) -> int:
+def content_size(content: write_plan.Content) -> int:
     """Return the bytes that ``content`` takes."""
-    return content.range.size if isinstance(content, Scaled) else content.size
+    return content.range.size if isinstance(content, write_plan.Scaled) else content.size
 
 
-def tensor_pieces(tensors: Iterable[OutputTensor]) -> Iterator[Piece]:
+def tensor_pieces(tensors: Iterable[write_plan.OutputTensor]) -> Iterator[Piece]:
     """Return the tensors' contents in order, neighbours in the source merged into one piece."""
     offset = 0
-    previous: Content | None = None
+    previous: write_plan.Content | None = None
     for content in (part for tensor in tensors for part in tensor.parts):
         if not content_size(content):
             continue
@@ -211,16 +207,16 @@ def tensor_pieces(tensors: Iterable[OutputTensor]) -> Iterator[Piece]:
         yield Piece(offset, previous)
 
 
-def _merge(first: Content, second: Content) -> Content | None:
+def _merge(first: write_plan.Content, second: write_plan.Content) -> write_plan.Content | None:
     if isinstance(first, ByteRange) and isinstance(second, ByteRange):
         if first.file == second.file and first.end == second.start:
             return ByteRange(first.file, first.start, second.end)
-    elif isinstance(first, Zeros) and isinstance(second, Zeros):
-        return Zeros(first.size + second.size)
+    elif isinstance(first, write_plan.Zeros) and isinstance(second, write_plan.Zeros):
+        return write_plan.Zeros(first.size + second.size)
     return None
 
 
-def header(output: OutputWeights) -> bytes:
+def header(output: write_plan.OutputWeights) -> bytes:
     """Return the header, padded so that most tensor bytes keep their position within a page of the source."""
     joined = list(tensor_pieces(output.tensors))
     return encode_header(
@@ -244,7 +240,7 @@ def padding(joined: Iterable[Piece], data_start: int) -> int:
 # Lay out a GGUF file: the source's metadata as it is, a new list of tensors, and their aligned bytes.
 
 
-def _gguf(output: OutputWeights, header: GgufHeader) -> FileLayout:
+def _gguf(output: write_plan.OutputWeights, header: GgufHeader) -> FileLayout:
     """Return the layout of ``output``, whose source has the header ``header``. Padding is zero."""
     from tieconv.formats.gguf import START, encode_infos, encode_start
 
@@ -264,7 +260,7 @@ def _gguf(output: OutputWeights, header: GgufHeader) -> FileLayout:
     return FileLayout(size, tuple(pieces), lambda _: [(0, head), (after_entries, infos)])
 
 
-def aligned_starts(output: OutputWeights, header: GgufHeader) -> list[int]:
+def aligned_starts(output: write_plan.OutputWeights, header: GgufHeader) -> list[int]:
     """Return the offset of each tensor from the first tensor byte."""
     starts, position = [], 0
     for tensor in output.tensors:

@@ -10,28 +10,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn, assert_never
 
+from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import QuantisedTables
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.weight_file import BITS, ByteRange, Storage, TensorRecord, WeightFile
-from tieconv.checkpoint.write_plan import (
-    AllZero,
-    Assembled,
-    Averaged,
-    Digest,
-    Equal,
-    Gathered,
-    InlineBytes,
-    OutputText,
-    OutputWeights,
-    Plan,
-    Promises,
-    Proof,
-    Scaled,
-    TiePromise,
-    Zeros,
-    digest,
-)
 from tieconv.errors import RefusedError, StalePlanError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import tree, write
 from tieconv.execute.arithmetic import scaled
@@ -59,7 +42,7 @@ class Verifier:
     full: bool
     tick: Tick
 
-    def weights(self, output: OutputWeights, name: str) -> None:
+    def weights(self, output: write_plan.OutputWeights, name: str) -> None:
         """Check that the file holds the plan's tensors and no others, each with the promised bytes."""
         with open_files(self.new) as written, open_files(self.root) as sources:
             file = _read(written, output, name)
@@ -76,11 +59,16 @@ class Verifier:
                 unproved = self._unproved(file.name, start, start + piece.size, span)
                 shift, source = span.start - start, sources.descriptor(span.file)
                 offset = first_difference(source, descriptor, unproved, shift, self.tick)
-            case Zeros(size):
+            case write_plan.Zeros(size):
                 offset = first_nonzero(descriptor, start, start + size, self.tick)
-            case Scaled() as content:
+            case write_plan.Scaled() as content:
                 offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
-            case Averaged() | InlineBytes() | Gathered() | Assembled() as content:
+            case (
+                write_plan.Averaged()
+                | write_plan.InlineBytes()
+                | write_plan.Gathered()
+                | write_plan.Assembled() as content
+            ):
                 offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
             case _:
                 assert_never(piece.content)
@@ -100,7 +88,7 @@ class Verifier:
         trusted = [written for written in shared if written.file == span.file and written.shift == span.start - start]
         return list(_outside(trusted, start, end))
 
-    def text(self, output: OutputText) -> None:
+    def text(self, output: write_plan.OutputText) -> None:
         """Check that the document reads back as planned."""
         expected = output.text.encode()
         descriptor = open_regular(self.new / output.name, self.new)
@@ -143,7 +131,7 @@ class Verifier:
             _fail(name, "is not in the plan" if name in written else "is missing", "names")
 
 
-def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
+def _read(written: FileSet, output: write_plan.OutputWeights, name: str) -> WeightFile:
     def pread(count: int, offset: int) -> bytes:
         return written.pread(name, count, offset)
 
@@ -161,7 +149,7 @@ def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
         raise VerificationError(f"the written file is malformed: {error.message}", _HINT, "verify.header") from error
 
 
-def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
+def _check_header(file: WeightFile, output: write_plan.OutputWeights, name: str) -> None:
     """Check the tensors by name, their offsets, and the metadata."""
     promised = None if output.metadata is None else dict(output.metadata)
     if output.format == "torch":
@@ -222,7 +210,7 @@ _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _SIGN = 0x80
 
 
-def check_dropped(plan: Plan, root: Path, staged: Path, staged_names: dict[str, str]) -> None:
+def check_dropped(plan: write_plan.Plan, root: Path, staged: Path, staged_names: dict[str, str]) -> None:
     """Raise `StalePlanError` if a dropped tensor no longer has the proved relation to the tensor that stays.
 
     File times do not show a write through a mapping that was already dirty, so this reads the bytes. It compares the
@@ -240,25 +228,25 @@ def check_dropped(plan: Plan, root: Path, staged: Path, staged_names: dict[str, 
                 raise _changed(proof)
 
 
-def _check_chunked(plan: Plan, root: Path) -> None:
+def _check_chunked(plan: write_plan.Plan, root: Path) -> None:
     """Check the copies that a training checkpoint holds once more, chunk by chunk."""
     with open_files(root) as sources:
         reader = ChunkReader(sources, plan.checkpoint.tensors.values(), plan.checkpoint.table)
         for proof in plan.proofs:
-            assert isinstance(proof, Equal)  # convert drops nothing else
+            assert isinstance(proof, write_plan.Equal)  # convert drops nothing else
             if not equal(reader, proof.tensor.range, proof.survivor.range):
                 raise _changed(proof)
 
 
-def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
+def _holds(proof: write_plan.Proof, sources: FileSet, survivors: _Survivors) -> bool:
     record = proof.tensor
     descriptor = sources.descriptor(record.range.file)
     match proof:
-        case AllZero():
+        case write_plan.AllZero():
             return all(_is_zero(block, record.dtype) for block in _blocks(descriptor, record, BLOCK))
-        case Digest():
-            return digest(_blocks(descriptor, record, BLOCK)) == proof.sha256
-        case Equal():
+        case write_plan.Digest():
+            return write_plan.digest(_blocks(descriptor, record, BLOCK)) == proof.sha256
+        case write_plan.Equal():
             kept_descriptor, survivor = survivors.find(proof.survivor)
             step = BLOCK if record.stride is None and survivor.stride is None else write.BLOCK
             pairs = zip_longest(
@@ -290,7 +278,7 @@ def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytear
     A strided tensor has blocks of `strided_write.BLOCK`.
     """
     if record.stride is not None:
-        view = Gathered(record.range, record.dtype, record.shape, record.stride)
+        view = write_plan.Gathered(record.range, record.dtype, record.shape, record.stride)
         yield from (block for _, block in write.blocks(descriptor, view))
         return
     block = bytearray(min(step, record.range.size))
@@ -306,7 +294,7 @@ class _Survivors:
 
     def __init__(
         self,
-        weights: tuple[OutputWeights, ...],
+        weights: tuple[write_plan.OutputWeights, ...],
         staged: Path,
         staged_names: dict[str, str],
         sources: FileSet,
@@ -334,14 +322,14 @@ class _Survivors:
         return files.descriptor(span.file), record
 
 
-def _changed(proof: Proof) -> StalePlanError:
+def _changed(proof: write_plan.Proof) -> StalePlanError:
     name = shown(proof.tensor.name)
     match proof:
-        case Equal():
+        case write_plan.Equal():
             was = f"compared with {shown(proof.survivor.name)}"
-        case AllZero():
+        case write_plan.AllZero():
             was = "checked to be all zero"
-        case Digest():
+        case write_plan.Digest():
             was = "measured"
         case _:
             assert_never(proof)
@@ -405,7 +393,7 @@ def first_unlike_blocks(
     return None
 
 
-def first_unscaled(source: int, descriptor: int, start: int, content: Scaled, tick: Tick) -> int | None:
+def first_unscaled(source: int, descriptor: int, start: int, content: write_plan.Scaled, tick: Tick) -> int | None:
     """Return the first written block that, scaled back, differs from its source; an exact product can be undone."""
     for done in range(0, content.range.size, SCALE_BLOCK):
         size = min(SCALE_BLOCK, content.range.size - done)
@@ -418,7 +406,7 @@ def first_unscaled(source: int, descriptor: int, start: int, content: Scaled, ti
     return None
 
 
-def _undone(actual: bytearray, expected: bytearray, content: Scaled) -> bool:
+def _undone(actual: bytearray, expected: bytearray, content: write_plan.Scaled) -> bool:
     try:
         return scaled(actual, content.dtype, -content.exponent) == expected
     except RefusedError:
@@ -428,7 +416,7 @@ def _undone(actual: bytearray, expected: bytearray, content: Scaled) -> bool:
 _PROMISE_HINT = "tieconv changed nothing; please report this"
 
 
-def check_promises(promises: Promises, staged: Path, reinspect: Callable[[Path], Inspection]) -> None:
+def check_promises(promises: write_plan.Promises, staged: Path, reinspect: Callable[[Path], Inspection]) -> None:
     """Inspect what was written; raise `VerificationError` if it breaks a promise."""
     try:
         inspection = reinspect(staged)
@@ -455,7 +443,7 @@ def _check_quantised(roles: tuple[str, ...], tables: QuantisedTables | None) -> 
             _broken_promise(f"the quantised {shown(matrix.name)} is broken: {matrix.faults[0].reason}")
 
 
-def _check_tie(promise: TiePromise, tie: Tie | None) -> None:
+def _check_tie(promise: write_plan.TiePromise, tie: Tie | None) -> None:
     if tie is None:
         _broken_promise(f"the written model has no tied group with {shown(promise.canonical)}")
     if promise.declared is not None and tie.declared != promise.declared:
@@ -480,7 +468,7 @@ def _broken_promise(why: str) -> NoReturn:
 # Check the checksums of a torch file's storages before anything made from them gets its name.
 
 
-def check_source_sums(plan: Plan, root: Path, *, full: bool) -> None:
+def check_source_sums(plan: write_plan.Plan, root: Path, *, full: bool) -> None:
     """Raise `UnreadableError` if a storage that the output is made from is damaged.
 
     A storage that goes into the output unchanged keeps its checksum, right or wrong. The written file is compared with
@@ -492,22 +480,22 @@ def check_source_sums(plan: Plan, root: Path, *, full: bool) -> None:
         _check_chunks(plan, root)
 
 
-def _check_chunks(plan: Plan, root: Path) -> None:
+def _check_chunks(plan: write_plan.Plan, root: Path) -> None:
     """Check the archives of all chunks that go into the output."""
     with open_files(root) as sources:
         reader = ChunkReader(sources, (), plan.checkpoint.table)
         for output in plan.weights:
             for content in output.contents:
-                if isinstance(content, Assembled):
+                if isinstance(content, write_plan.Assembled):
                     reader.check_sums(content.tensor)
 
 
-def blame_source(plan: Plan, root: Path) -> None:
+def blame_source(plan: write_plan.Plan, root: Path) -> None:
     """Raise `UnreadableError` if damage in a written file is already in the source."""
     _check_files(plan, root, set(), False)
 
 
-def _check_files(plan: Plan, root: Path, stored_spans: set[ByteRange], linked: bool) -> None:
+def _check_files(plan: write_plan.Plan, root: Path, stored_spans: set[ByteRange], linked: bool) -> None:
     used = {name for output in plan.weights for name in _sources(output)}
     changed = {*(output.name for output in plan.weights), *plan.removed}
     with open_files(root) as sources:
@@ -518,18 +506,18 @@ def _check_files(plan: Plan, root: Path, stored_spans: set[ByteRange], linked: b
                         _check(file, storage, sources.descriptor(file.name))
 
 
-def _sources(output: OutputWeights) -> Iterator[str]:
+def _sources(output: write_plan.OutputWeights) -> Iterator[str]:
     """Yield the source files of a written file's contents."""
     for content in output.contents:
         if isinstance(content, ByteRange):
             yield content.file
-        elif not isinstance(content, Zeros | InlineBytes):
+        elif not isinstance(content, write_plan.Zeros | write_plan.InlineBytes):
             yield content.range.file
-        if isinstance(content, Averaged):
+        if isinstance(content, write_plan.Averaged):
             yield content.second.file
 
 
-def _source_spans(output: OutputWeights) -> Iterator[ByteRange]:
+def _source_spans(output: write_plan.OutputWeights) -> Iterator[ByteRange]:
     """Yield the storages that go into a written torch file with their checksums."""
     for tensor in output.tensors if output.format == "torch" else ():
         if tensor.storage is not None and tensor.storage.crc is not None:

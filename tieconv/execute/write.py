@@ -12,34 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
+from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, ChunkTable, TensorRecord
-from tieconv.checkpoint.write_plan import (
-    Assembled,
-    Averaged,
-    Gathered,
-    InlineBytes,
-    OutputText,
-    OutputWeights,
-    Plan,
-    Scaled,
-    Zeros,
-)
 from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute import copy
 from tieconv.execute.arithmetic import averaged_blocks, scaled
-from tieconv.execute.copy import (
-    Like,
-    Tick,
-    clone,
-    copy_range,
-    inherit,
-    not_linkable,
-    read_full,
-    reset,
-    write_full,
-    write_zeros,
-)
 from tieconv.execute.file_layout import FileLayout, file_layout
 from tieconv.execute.target import Target
 from tieconv.execute.tree import writing
@@ -101,11 +80,11 @@ class Writer:
     root: Path
     new: Path
     syncer: Syncer
-    tick: Tick
-    like: Callable[[str], Like | None]
+    tick: copy.Tick
+    like: Callable[[str], copy.Like | None]
     record: Record = field(default_factory=Record)
 
-    def weights(self, output: OutputWeights, name: str) -> None:
+    def weights(self, output: write_plan.OutputWeights, name: str) -> None:
         """Write the weight file ``output`` as ``name``."""
         with (
             writing(name, self.new, output.nbytes),
@@ -114,26 +93,26 @@ class Writer:
         ):
             self.record.shared[name] = self._fill(output, files, descriptor)
 
-    def keep(self, output: OutputWeights, name: str) -> None:
+    def keep(self, output: write_plan.OutputWeights, name: str) -> None:
         """Take over the weight file ``name`` of a killed run, which is compared later like a written one."""
         with writing(name, self.new, 0):
             descriptor = os.open(self.new / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 like = self.like(output.name)
-                reset(descriptor, like, (self.new / name).parent)
+                copy.reset(descriptor, like, (self.new / name).parent)
                 _finish(descriptor, name, like, self.syncer, self.record)
             finally:
                 os.close(descriptor)
         self.record.reused.add(name)
         self.tick(output.nbytes)
 
-    def replace(self, output: OutputWeights, name: str) -> None:
+    def replace(self, output: write_plan.OutputWeights, name: str) -> None:
         """Write the weight file anew: the one of the killed run has other bytes."""
         self.record.reused.remove(name)
         os.unlink(self.new / name)
         self.weights(output, name)
 
-    def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
+    def _fill(self, output: write_plan.OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
         whole = file_layout(output)
         tick = self._nudging(descriptor)
         # With its full length from the start, XFS reserves no space beyond the end of the file.
@@ -144,18 +123,24 @@ class Writer:
             match piece.content:
                 case ByteRange() as span:
                     shared += self._copy(files, span, descriptor, offset, tick)
-                case Zeros(size):
-                    write_zeros(descriptor, offset, size, self.tick)
-                case Scaled() | Averaged() | InlineBytes() | Gathered() | Assembled() as content:
+                case write_plan.Zeros(size):
+                    copy.write_zeros(descriptor, offset, size, self.tick)
+                case (
+                    write_plan.Scaled()
+                    | write_plan.Averaged()
+                    | write_plan.InlineBytes()
+                    | write_plan.Gathered()
+                    | write_plan.Assembled() as content
+                ):
                     for name in _source_files(content):
                         self._open(files, name)
                     for done, block in computed_blocks(files, content):
-                        write_full(descriptor, memoryview(block), offset + done)
+                        copy.write_full(descriptor, memoryview(block), offset + done)
                         self.tick(len(block))
                 case _:
                     assert_never(piece.content)
         for offset, literal in whole.literals(descriptor):
-            write_full(descriptor, literal, offset)
+            copy.write_full(descriptor, literal, offset)
         return shared
 
     def _open(self, files: FileSet, name: str) -> int:
@@ -163,7 +148,7 @@ class Writer:
             self.record.sources[name] = files.state(name)
         return files.descriptor(name)
 
-    def _nudging(self, descriptor: int) -> Tick:
+    def _nudging(self, descriptor: int) -> copy.Tick:
         """Return `tick`, extended to start a sync after every `EARLY` bytes."""
         written = 0
 
@@ -177,17 +162,17 @@ class Writer:
 
         return tick
 
-    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int, tick: Tick) -> list[Shared]:
+    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int, tick: copy.Tick) -> list[Shared]:
         source = self._open(files, span.file)
-        extents = copy_range(source, span.start, descriptor, offset, span.size, tick)
+        extents = copy.copy_range(source, span.start, descriptor, offset, span.size, tick)
         return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
 
-    def text(self, output: OutputText) -> None:
+    def text(self, output: write_plan.OutputText) -> None:
         """Write a document."""
         data = output.text.encode()
         like = self.like(output.name)
         with writing(output.name, self.new, len(data)), self._created(output.name, like) as descriptor:
-            write_full(descriptor, data, 0)
+            copy.write_full(descriptor, data, 0)
         self.tick(len(data))
 
     def companion(self, name: str) -> None:
@@ -203,12 +188,12 @@ class Writer:
         self.record.companions.append(name)
 
     def _bring(self, name: str, source: int, status: os.stat_result) -> None:
-        with self._created(name, self.like(name) or Like(self.root / name, False)) as descriptor:
-            if clone(source, descriptor):
+        with self._created(name, self.like(name) or copy.Like(self.root / name, False)) as descriptor:
+            if copy.clone(source, descriptor):
                 extents = [(0, status.st_size)]
                 self.tick(status.st_size)
             else:
-                extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
+                extents = copy.copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
             self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -224,7 +209,7 @@ class Writer:
             self.record.sources[name] = file_state(source)
             self.syncer.add(source)
         except TieconvError as error:
-            raise not_linkable(name, error) from error
+            raise copy.not_linkable(name, error) from error
         finally:
             os.close(source)
         self.record.companions.append(name)
@@ -236,12 +221,12 @@ class Writer:
         except RefusedError:
             self.companion(name)
 
-    def _created(self, name: str, like: Like | None) -> AbstractContextManager[int]:
+    def _created(self, name: str, like: copy.Like | None) -> AbstractContextManager[int]:
         return created(self.new, name, like, self.syncer, self.record)
 
 
 @contextmanager
-def created(directory: Path, name: str, like: Like | None, syncer: Syncer, written: Record) -> Iterator[int]:
+def created(directory: Path, name: str, like: copy.Like | None, syncer: Syncer, written: Record) -> Iterator[int]:
     """Yield the descriptor of a new file. At the end, set the mode and owner of ``like``, sync it and close it."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,8 +240,8 @@ def created(directory: Path, name: str, like: Like | None, syncer: Syncer, writt
         os.close(descriptor)
 
 
-def _finish(descriptor: int, name: str, like: Like | None, syncer: Syncer, written: Record) -> None:
-    if like is not None and (lost := inherit(descriptor, like)):
+def _finish(descriptor: int, name: str, like: copy.Like | None, syncer: Syncer, written: Record) -> None:
+    if like is not None and (lost := copy.inherit(descriptor, like)):
         written.lost[name] = lost
     syncer.add(descriptor)
 
@@ -281,7 +266,7 @@ def is_finished(path: Path, layout: FileLayout) -> bool:
 def _has_literals(descriptor: int, layout: FileLayout) -> bool:
     for offset, expected in layout.literals(descriptor):
         stored = memoryview(bytearray(len(expected)))
-        read_full(descriptor, stored, offset)
+        copy.read_full(descriptor, stored, offset)
         if stored != expected:
             return False
     return True
@@ -293,19 +278,19 @@ def _has_literals(descriptor: int, layout: FileLayout) -> bool:
 BLOCK = 4 * 1024 * 1024
 """Bytes that are put together in one step."""
 
-Computed = Scaled | Averaged | InlineBytes | Gathered | Assembled
+Computed = write_plan.Scaled | write_plan.Averaged | write_plan.InlineBytes | write_plan.Gathered | write_plan.Assembled
 
 
 def _source_files(content: Computed) -> set[str]:
     """Return the names of the files that a content is made from."""
     match content:
-        case Averaged():
+        case write_plan.Averaged():
             return {content.range.file, content.second.file}
-        case Assembled():
+        case write_plan.Assembled():
             return {chunk.range.file for chunk in content.chunks}
-        case Scaled() | Gathered():
+        case write_plan.Scaled() | write_plan.Gathered():
             return {content.range.file}
-        case InlineBytes():
+        case write_plan.InlineBytes():
             return set()
     assert_never(content)
 
@@ -313,20 +298,20 @@ def _source_files(content: Computed) -> set[str]:
 def computed_blocks(files: FileSet, content: Computed) -> Iterator[tuple[int, bytes | bytearray]]:
     """Yield (offset, bytes) of a content, block by block. The next block may overwrite the bytes."""
     match content:
-        case Scaled():
+        case write_plan.Scaled():
             source = files.descriptor(content.range.file)
             for done in range(0, content.range.size, SCALE_BLOCK):
                 block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
-                read_full(source, block, content.range.start + done)
+                copy.read_full(source, block, content.range.start + done)
                 yield done, scaled(block, content.dtype, content.exponent)
-        case Averaged():
+        case write_plan.Averaged():
             pair = files.descriptor(content.range.file), files.descriptor(content.second.file)
             yield from averaged_blocks(pair, content)
-        case InlineBytes(data):
+        case write_plan.InlineBytes(data):
             yield 0, data
-        case Gathered():
+        case write_plan.Gathered():
             yield from blocks(files.descriptor(content.range.file), content)
-        case Assembled():  # its chunks are in several files
+        case write_plan.Assembled():  # its chunks are in several files
             name, offset = content.tensor.name, 0
             table = ChunkTable({name: content.chunks}, frozenset({name} if content.overlapping else ()))
             for chunk in stream(ChunkReader(files, (content.tensor,), table), content.range, length=BLOCK):
@@ -336,13 +321,13 @@ def computed_blocks(files: FileSet, content: Computed) -> Iterator[tuple[int, by
             assert_never(content)
 
 
-def blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
+def blocks(source: int, content: write_plan.Gathered) -> Iterator[tuple[int, bytearray]]:
     """Yield (dense offset, bytes) of a strided view of ``source``, block by block."""
     span = dense(TensorRecord("", content.dtype, content.shape, content.range, content.stride)).range
     assert isinstance(span, StridedRange)  # a dense tensor is a byte range
 
     def read(position: int, buffer: memoryview) -> None:
-        read_full(source, buffer, position)
+        copy.read_full(source, buffer, position)
 
     step = max(BLOCK // span.width, 1) * span.width
     for first in range(0, span.end, step):
@@ -415,7 +400,7 @@ class ByteMeter:
     done: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, target: Target, progress: Progress | None) -> ByteMeter:
+    def of(cls, plan: write_plan.Plan, target: Target, progress: Progress | None) -> ByteMeter:
         once = plan.bytes_written + (0 if target.in_place or target.hardlink else plan.bytes_linked)
         return cls(once * (2 if target.verify == "full" else 1), progress)
 

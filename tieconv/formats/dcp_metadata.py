@@ -15,17 +15,8 @@ from tieconv.checkpoint.weight_file import ByteRange, Chunk
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.directory import absent_shard
 from tieconv.formats.limits import DCP_METADATA
+from tieconv.formats.torch import pickle_stack
 from tieconv.formats.torch.pickle_machine import run
-from tieconv.formats.torch.pickle_stack import (
-    Global,
-    Globals,
-    Instance,
-    Pairs,
-    PickleProblem,
-    Truncated,
-    describe,
-    refuse,
-)
 from tieconv.text import shown
 
 _DTYPES = {
@@ -76,12 +67,14 @@ def read_metadata(listing: Listing, files: Files) -> Metadata:
 
 
 def _fields(value: object) -> dict[str, object]:
-    if isinstance(value, Instance) and value.name.endswith(".Metadata"):
+    if isinstance(value, pickle_stack.Instance) and value.name.endswith(".Metadata"):
         fields = value.fields()
         extra = fields.get("storage_meta")
-        if extra is not None and not (isinstance(extra, Instance) and extra.name.endswith(".StorageMeta")):
+        if extra is not None and not (isinstance(extra, pickle_stack.Instance) and extra.name.endswith(".StorageMeta")):
             _refuse("its storage_meta is not a StorageMeta, on which torch sets an attribute")
-        if isinstance(fields.get("state_dict_metadata"), Pairs) and isinstance(fields.get("storage_data"), Pairs):
+        if isinstance(fields.get("state_dict_metadata"), pickle_stack.Pairs) and isinstance(
+            fields.get("storage_data"), pickle_stack.Pairs
+        ):
             return fields
     return _refuse("this is not the metadata of a torch distributed checkpoint")
 
@@ -95,9 +88,9 @@ def _places(metadata: Mapping[str, object], listing: Listing) -> _Places:
     """Return the file range of each chunk, checked against the existing files."""
     places: _Places = {}
     storage = metadata["storage_data"]
-    assert isinstance(storage, Pairs)
+    assert isinstance(storage, pickle_stack.Pairs)
     for index, info in storage.items:
-        if not isinstance(index, Instance) or not isinstance(info, Instance):
+        if not isinstance(index, pickle_stack.Instance) or not isinstance(info, pickle_stack.Instance):
             _refuse("an entry of storage_data is not an index and a location")
         where, fields = index.fields(), info.fields()
         name = where.get("fqn")
@@ -138,16 +131,16 @@ def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
 def _tensors(metadata: Mapping[str, object], places: _Places) -> Iterator[StoredChunks]:
     """Yield each tensor. Skips what is stored as a pickle of another object, which tieconv never reads."""
     entries = metadata["state_dict_metadata"]
-    assert isinstance(entries, Pairs)
+    assert isinstance(entries, pickle_stack.Pairs)
     planned = metadata.get("planner_data")  # the keys of the dictionaries that lead to each tensor
     paths = {
         name: tuple(str(key) for key in path if isinstance(key, str | int))
-        for name, path in (planned.items if isinstance(planned, Pairs) else [])
+        for name, path in (planned.items if isinstance(planned, pickle_stack.Pairs) else [])
         if isinstance(name, str) and isinstance(path, tuple | list)
     }
     seen: set[str] = set()
     for name, entry in entries.items:
-        if not isinstance(name, str) or not isinstance(entry, Instance):
+        if not isinstance(name, str) or not isinstance(entry, pickle_stack.Instance):
             _refuse("an entry of state_dict_metadata has no name")
         if name in seen:
             _refuse(f"{shown(name)} is repeated")
@@ -165,7 +158,7 @@ def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Off
     if not isinstance(listed, list) or not places:
         _refuse(f"{shown(name)} has no stored chunk")
     for each in listed:
-        fields = each.fields() if isinstance(each, Instance) else {}
+        fields = each.fields() if isinstance(each, pickle_stack.Instance) else {}
         offsets, sides = _sides(name, fields.get("offsets")), _sides(name, fields.get("sizes"))
         if not len(shape) == len(offsets) == len(sides):
             _refuse(f"{shown(name)} has a chunk of another rank")
@@ -176,7 +169,7 @@ def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Off
 
 
 def _sides(name: str, size: object) -> tuple[int, ...]:
-    if isinstance(size, Instance) and size.name == "torch.Size" and len(size.arguments) == 1:
+    if isinstance(size, pickle_stack.Instance) and size.name == "torch.Size" and len(size.arguments) == 1:
         (shape,) = size.arguments
         if isinstance(shape, tuple) and len(shape) <= 64 and all(map(_natural, shape)):
             return shape
@@ -184,9 +177,9 @@ def _sides(name: str, size: object) -> tuple[int, ...]:
 
 
 def _dtype(name: str, properties: object) -> str:
-    state = properties.state if isinstance(properties, Instance) else None
+    state = properties.state if isinstance(properties, pickle_stack.Instance) else None
     first = state[0] if isinstance(state, tuple) and state else None
-    if isinstance(first, Global) and first.name.startswith("torch."):
+    if isinstance(first, pickle_stack.Global) and first.name.startswith("torch."):
         short = first.name.removeprefix("torch.")
         return _DTYPES.get(short, short)
     return _refuse(f"{shown(name)} has no dtype")
@@ -258,7 +251,7 @@ _STATELESS = frozenset({"torch.Size", "torch.device", "torch.serialization._get_
 """What has no attributes that BUILD could set."""
 
 
-class _Checked(Instance):
+class _Checked(pickle_stack.Instance):
     """An object of the metadata. Refuses arguments and states that torch refuses."""
 
     __slots__ = ()
@@ -267,25 +260,27 @@ class _Checked(Instance):
         super().__init__(name, arguments)
         first = arguments[0] if len(arguments) == 1 else None
         if name.endswith("._get_layout") and (type(first) is not str or first not in _LAYOUTS):
-            refuse("names an unknown layout of a tensor", "pickle.arguments")
+            pickle_stack.refuse("names an unknown layout of a tensor", "pickle.arguments")
         wrong = arguments if name in _UNFILLED else name in _COLLECTIONS and type(first) not in (list, tuple)
         if wrong and (arguments or name == "torch.Size"):
-            refuse(f"makes a {name} of {describe(arguments)}", "pickle.arguments")
+            pickle_stack.refuse(f"makes a {name} of {pickle_stack.describe(arguments)}", "pickle.arguments")
         if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
-            refuse("names an unknown memory format", "pickle.arguments")
+            pickle_stack.refuse("names an unknown memory format", "pickle.arguments")
 
     def build(self, state: object) -> None:
         if self.name.endswith(".TensorProperties"):
             encoding = state[3] if isinstance(state, tuple) and len(state) == 5 else None
-            if not isinstance(encoding, Instance) or not encoding.name.endswith("._MEM_FORMAT_ENCODING"):
-                refuse("has a tensor without a memory format", "pickle.build")
-        elif self.name in _STATELESS or not isinstance(state, Pairs):
-            refuse(f"sets attributes of {describe(self)} to {describe(state)}", "pickle.build")
+            if not isinstance(encoding, pickle_stack.Instance) or not encoding.name.endswith("._MEM_FORMAT_ENCODING"):
+                pickle_stack.refuse("has a tensor without a memory format", "pickle.build")
+        elif self.name in _STATELESS or not isinstance(state, pickle_stack.Pairs):
+            pickle_stack.refuse(
+                f"sets attributes of {pickle_stack.describe(self)} to {pickle_stack.describe(state)}", "pickle.build"
+            )
         self.state = state
 
 
-ALLOWED: Globals = {  # REDUCE would miss the arguments of a dataclass, which torch makes with NEWOBJ
-    name: Global(name, None if name.startswith(_DCP) and "ENCODING" not in name else make, instances=make)
+ALLOWED: pickle_stack.Globals = {  # REDUCE would miss the arguments of a dataclass, which torch makes with NEWOBJ
+    name: pickle_stack.Global(name, None if name.startswith(_DCP) and "ENCODING" not in name else make, instances=make)
     for name in _NAMES
     for make in (partial(_Checked, name),)
 }
@@ -305,9 +300,9 @@ def parse(data: bytes, name: str, size: int) -> object:
     most = min(OPCODES + size // BYTES_EACH, MOST_OPCODES)
     try:
         return run(data, 0, ALLOWED, _persistent, lambda: most)[0]
-    except Truncated:
+    except pickle_stack.Truncated:
         raise UnreadableError(f"{shown(name)} is truncated", "save the checkpoint again", "dcp.malformed") from None
-    except PickleProblem as problem:
+    except pickle_stack.PickleProblem as problem:
         if problem.code == "pickle.global":
             hint = "do not load this checkpoint with torch unless you trust it"
             raise UnreadableError(f"{shown(name)} {problem}", hint, "dcp.global") from None
@@ -316,4 +311,4 @@ def parse(data: bytes, name: str, size: int) -> object:
 
 
 def _persistent(_pid: object) -> NoReturn:
-    refuse("refers to a tensor storage, which metadata never holds", "pickle.persistent")
+    pickle_stack.refuse("refers to a tensor storage, which metadata never holds", "pickle.persistent")

@@ -28,20 +28,7 @@ from tieconv.checks import run_checks
 from tieconv.checks.adapters import WRAPPER, part_of
 from tieconv.formats.shards import adapter_of
 from tieconv.inspection import inspect_checkpoint
-from tieconv.live import is_peft, unwrapped
-from tieconv.live.live_tensors import (
-    LiveTensor,
-    StorageReader,
-    capture,
-    capture_state,
-    dtype_name,
-    extent,
-    grouped,
-    lay_out,
-    shared_elements,
-    shared_objects,
-    with_local_shards,
-)
+from tieconv.live import is_peft, live_tensors, unwrapped
 from tieconv.text import listed, shown
 
 if TYPE_CHECKING:
@@ -60,8 +47,8 @@ class Captured:
     """
 
     checkpoint: Checkpoint
-    tensors: Mapping[str, LiveTensor]
-    reader: StorageReader
+    tensors: Mapping[str, live_tensors.LiveTensor]
+    reader: live_tensors.StorageReader
     accessors: tuple[str | None, str | None]
 
 
@@ -81,12 +68,12 @@ def inspect_module(
     evidence_of = partial(_evidence, depth=depth, embed=embed, head=head)
     if is_peft(model):
         return _with_adapter(model, _judged(model.get_base_model(), base_tensors(model), evidence_of), chosen)
-    return _judged(model, capture(model), evidence_of, chosen)
+    return _judged(model, live_tensors.capture(model), evidence_of, chosen)
 
 
 def _judged(
     model: Any,
-    tensors: tuple[LiveTensor, ...],
+    tensors: tuple[live_tensors.LiveTensor, ...],
     evidence_of: Callable[[Captured], Inspection],
     chosen: tuple[Consumer, ...] = (),
 ) -> Inspection:
@@ -118,13 +105,13 @@ def _evidence(view: Captured, depth: Depth, embed: str | None, head: str | None)
     alike = {name for name in unread if checkpoint.tensors[name].shape in shapes}
     if depth is not Depth.HEADER and not alike and unread.isdisjoint(played):
         evidence = inspect_checkpoint(checkpoint, view.reader, depth, embed=embed, head=head)
-    return with_local_shards(evidence, tensors)
+    return live_tensors.with_local_shards(evidence, tensors)
 
 
 def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) -> Inspection:
     """Return the evidence about the adapter of a model of PEFT, with that about its ``base`` model in memory."""
     parts = adapter_tensors(model)
-    file, reader = lay_out(parts)
+    file, reader = live_tensors.lay_out(parts)
     checkpoint = replace(_checkpoint(model, file), adapter=adapter(model), config=None)
     evidence = replace(inspect_checkpoint(checkpoint, reader, Depth.HEADER), base=base)
     if chosen:
@@ -145,10 +132,10 @@ def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) ->
 # Turn a module into checkpoints: one of its tensors in memory, and one of the file that a save writes.
 
 
-def captured(model: Any, tensors: tuple[LiveTensor, ...]) -> tuple[Captured, Captured | None, LiveModel]:
+def captured(model: Any, tensors: tuple[live_tensors.LiveTensor, ...]) -> tuple[Captured, Captured | None, LiveModel]:
     """Return the model in memory, the same as it would be saved (``None``: no save), and what a save does."""
     saves, by_name = can_save(model), {entry.name: entry for entry in tensors}
-    file, reader = lay_out(tensors)
+    file, reader = live_tensors.lay_out(tensors)
     accessors = _accessors(model, tensors)
 
     def view(names: Iterable[FileTensor], **saved: Any) -> Captured:
@@ -167,8 +154,8 @@ def captured(model: Any, tensors: tuple[LiveTensor, ...]) -> tuple[Captured, Cap
         written = file_names(model, [entry for entry in tensors if entry.name in names])
     live = LiveModel(
         class_name=type(model).__name__,
-        one_object=shared_objects(tensors),
-        one_storage=shared_elements(tensors),
+        one_object=live_tensors.shared_objects(tensors),
+        one_storage=live_tensors.shared_elements(tensors),
         unread=tuple((entry.name, entry.unread) for entry in tensors if entry.unread),
         saves=saves,
         written=tuple(sorted(entry.name for entry in written or ())),
@@ -211,12 +198,12 @@ def _renamed(file: WeightFile, names: Iterable[FileTensor]) -> WeightFile:
             records.append(replace(stored, name=name.name))
             continue
         span = ByteRange(file.name, end, end + prod(name.shape) * name.width)
-        records.append(TensorRecord(name.name, dtype_name(name.dtype), name.shape, span))
+        records.append(TensorRecord(name.name, live_tensors.dtype_name(name.dtype), name.shape, span))
         end = span.end
     return replace(file, tensors=tuple(sorted(records, key=lambda entry: entry.range.start)), size=end)
 
 
-def _accessors(model: Any, tensors: Iterable[LiveTensor]) -> tuple[str | None, str | None]:
+def _accessors(model: Any, tensors: Iterable[live_tensors.LiveTensor]) -> tuple[str | None, str | None]:
     """Return the names of input embedding and output head that the module's own methods give."""
     names = {entry.name for entry in tensors}
     tables: list[str | None] = []
@@ -269,11 +256,11 @@ _LAYERS = (".token_adapter.base_layer.", ".base_layer.", ".original_module.")
 _OF_ADAPTER = (".modules_to_save.", ".trainable_tokens_")
 
 
-def base_tensors(model: Any) -> tuple[LiveTensor, ...]:
+def base_tensors(model: Any) -> tuple[live_tensors.LiveTensor, ...]:
     """Return the tensors of the base model under their names without PEFT's layers."""
     # prompt and prefix tuning leave the modules of the base model as they are
     wrapper = "base_model." if model.get_base_model() is model.base_model else WRAPPER
-    tensors = capture_state(model, model.state_dict(keep_vars=True))
+    tensors = live_tensors.capture_state(model, model.state_dict(keep_vars=True))
     return tuple(replace(tensor, name=name) for tensor in tensors if (name := _base_name(tensor.name, wrapper)))
 
 
@@ -286,7 +273,7 @@ def _base_name(name: str, wrapper: str) -> str:
     return name.removeprefix(wrapper)
 
 
-def adapter_tensors(model: Any) -> tuple[LiveTensor, ...]:
+def adapter_tensors(model: Any) -> tuple[live_tensors.LiveTensor, ...]:
     """Return the tensors that PEFT saves for the active adapter, under their names in the file."""
     from peft import get_peft_model_state_dict
 
@@ -300,7 +287,7 @@ def adapter_tensors(model: Any) -> tuple[LiveTensor, ...]:
             adapter_name=model.active_adapter,
             save_embedding_layers=any(hasattr(table, "base_layer") for table in tables),
         )
-    return capture_state(model, state)
+    return live_tensors.capture_state(model, state)
 
 
 def adapter(model: Any) -> Adapter:
@@ -340,19 +327,19 @@ def can_save(module: Any) -> bool:
     return has_method and not quantised
 
 
-def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> SavedNames:
+def keep_names(module: Any, tensors: Sequence[live_tensors.LiveTensor]) -> SavedNames:
     """Return which of the names `save_pretrained` keeps: of names with one storage, one."""
     ignored = set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     left_out = [(tensor.name, "") for tensor in tensors if tensor.name in ignored]
     saved = {tensor.name: tensor for tensor in tensors if tensor.name not in ignored}
     tied_keys = tuple(_tied_keys(module))
-    for sharing in grouped((tensor.saved_storage, name) for name, tensor in saved.items()):
+    for sharing in live_tensors.grouped((tensor.saved_storage, name) for name, tensor in saved.items()):
         tied = [name for name in sorted(sharing) if any(re.search(key, name) for key in tied_keys)]
         droppable = tied[: len(sharing) - 1]  # if the class lists all names of a storage, the final one stays
         for cluster in _clusters(saved[name] for name in sharing):
             names = sorted(tensor.name for tensor in cluster)
             rest = [name for name in names if name not in droppable]
-            if len({(tensor.offset, extent(tensor)) for tensor in cluster}) > 1 or len(rest) > 1:
+            if len({(tensor.offset, live_tensors.extent(tensor)) for tensor in cluster}) > 1 or len(rest) > 1:
                 reason = f"{listed(names)} share memory, and the class does not list them as tied"
                 return SavedNames(tuple(saved), tuple(left_out), reason)
             left_out += [(name, rest[0] if rest else "") for name in names if name in droppable]
@@ -360,7 +347,9 @@ def keep_names(module: Any, tensors: Sequence[LiveTensor]) -> SavedNames:
     written = [tensor for tensor in saved.values() if tensor.name not in dropped]
     refusal = _refused_config(module)
     # safetensors refuses tensors that are separate on the meta device and one in the offload storage.
-    for sharing in grouped((tensor.storage, tensor.name) for tensor in written if tensor.on_meta and not tensor.unread):
+    for sharing in live_tensors.grouped(
+        (tensor.storage, tensor.name) for tensor in written if tensor.on_meta and not tensor.unread
+    ):
         refusal = refusal or f"{listed(sorted(sharing))} are offloaded and share memory"
     return SavedNames(tuple(tensor.name for tensor in written), tuple(left_out), refusal)
 
@@ -385,19 +374,19 @@ def _tied_keys(module: Any) -> Iterator[str]:
             yield f"{path}.{key}" if path else key
 
 
-def _clusters(sharing: Iterable[LiveTensor]) -> Iterator[list[LiveTensor]]:
+def _clusters(sharing: Iterable[live_tensors.LiveTensor]) -> Iterator[list[live_tensors.LiveTensor]]:
     """Yield the tensors of one storage whose bytes touch the same bytes: groups of two and more."""
-    clusters: list[list[LiveTensor]] = []
+    clusters: list[list[live_tensors.LiveTensor]] = []
     end = -1
-    for tensor in sorted(sharing, key=lambda entry: (entry.offset, entry.offset + extent(entry))):
+    for tensor in sorted(sharing, key=lambda entry: (entry.offset, entry.offset + live_tensors.extent(entry))):
         if not clusters or tensor.offset >= end:
             clusters.append([])
         clusters[-1].append(tensor)
-        end = max(end, tensor.offset + extent(tensor))
+        end = max(end, tensor.offset + live_tensors.extent(tensor))
     return (cluster for cluster in clusters if len(cluster) > 1)
 
 
-def file_names(module: Any, tensors: Sequence[LiveTensor]) -> tuple[FileTensor, ...]:
+def file_names(module: Any, tensors: Sequence[live_tensors.LiveTensor]) -> tuple[FileTensor, ...]:
     """Return the tensors under the names that the file gets: transformers 5 renames and splits some of them.
 
     The conversion runs on tensors without values. Where transformers cannot run it, the names stay.

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import NoReturn, assert_never
 
 from tieconv.architectures.effective_flag import reading_v4
+from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.finding import REVIEW_FIRST, Outcome
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.model_files import Checkpoint, Document, Layout
@@ -24,19 +25,6 @@ from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
-from tieconv.checkpoint.write_plan import (
-    Assembled,
-    Content,
-    Equal,
-    Gathered,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Padded,
-    Plan,
-    Scaled,
-    Zeros,
-)
 from tieconv.inspection.declared import gated, same_order, type_may_change, understand, view_config
 from tieconv.inspection.quantised import declared_quantisation
 from tieconv.inspection.ties import survey, view_head
@@ -47,14 +35,14 @@ from tieconv.text import Hint, call, shown
 
 
 def judged(
-    plan: Plan,
+    plan: write_plan.Plan,
     before: Inspection,
     after: Inspection,
     notes: Notes,
     *,
     spared: Collection[str] = (),
     forced: bool = False,
-) -> Plan:
+) -> write_plan.Plan:
     """Return the plan that turns the model ``before`` into ``after``, with ``notes`` and notes about its loaders.
 
     ``spared`` are the tensors that the plan drops only to save bytes. With ``forced`` the user accepts every change.
@@ -94,7 +82,7 @@ class _View:
     refused: str
 
 
-def _views(before: Inspection, after: Inspection, plan: Plan, asked: tuple[Note, ...]) -> Iterator[_View]:
+def _views(before: Inspection, after: Inspection, plan: write_plan.Plan, asked: tuple[Note, ...]) -> Iterator[_View]:
     values = KnownValues(before, plan)
     for release in releases(before):
         was, comes = load(before, release), load(after, release)
@@ -335,7 +323,7 @@ ZEROS: Values = ("zeros",)
 class KnownValues:
     """Map parameters to their values: a stored tensor and a factor, zeros, or the reason for no values."""
 
-    def __init__(self, before: Inspection, plan: Plan) -> None:
+    def __init__(self, before: Inspection, plan: write_plan.Plan) -> None:
         self.tensors = before.checkpoint.tensors
         outputs = [tensor for output in plan.weights for tensor in output.tensors]
         # Two shards may store one name. The copy that loaders take stays if either of them is unchanged.
@@ -346,7 +334,7 @@ class KnownValues:
         ]
         equal += [list(duplicate.tensors) for duplicate in before.duplicates if duplicate.kind in _EQUAL]
         self.first = {name: group[0] for group in reversed(equal) for name in group}
-        proofs = (proof for proof in plan.proofs if isinstance(proof, Equal) and proof.exponent)
+        proofs = (proof for proof in plan.proofs if isinstance(proof, write_plan.Equal) and proof.exponent)
         self.multiples = {proof.tensor.name: (proof.survivor.name, 2.0**proof.exponent) for proof in proofs}
         bias = before.head.output_bias
         zero = bias.name if bias is not None and bias.state is BiasState.ZERO else None
@@ -360,9 +348,13 @@ class KnownValues:
         """Yield the tensors whose bytes the plan may write, last one first. A mapping then keeps the first."""
         return reversed(tuple(self.tensors.values())) if self.made else iter(())
 
-    def _stays(self, tensor: OutputTensor) -> bool:
+    def _stays(self, tensor: write_plan.OutputTensor) -> bool:
         record = self.tensors.get(tensor.name)
-        return record is not None and not isinstance(tensor.content, Scaled) and record.range == _span(tensor.content)
+        return (
+            record is not None
+            and not isinstance(tensor.content, write_plan.Scaled)
+            and record.range == _span(tensor.content)
+        )
 
     def before(self, parameter: Parameter) -> Values:
         """Return the values that a parameter has before the plan."""
@@ -402,17 +394,19 @@ class KnownValues:
         first = self.first.get(name, name)
         return ZEROS if first == self.zero else (first, factor)
 
-    def _content(self, tensor: OutputTensor, content: Content | Padded, factor: float) -> Values:
-        if isinstance(content, Padded):
+    def _content(
+        self, tensor: write_plan.OutputTensor, content: write_plan.Content | write_plan.Padded, factor: float
+    ) -> Values:
+        if isinstance(content, write_plan.Padded):
             return self._content(tensor, content.range, factor)  # the rows that it had keep their values
-        if isinstance(content, Scaled):
+        if isinstance(content, write_plan.Scaled):
             return self._content(tensor, content.range, factor * 2.0**content.exponent)
-        if isinstance(content, Zeros):
+        if isinstance(content, write_plan.Zeros):
             return ZEROS
         name = self._source(tensor, content)
         return self._stored(name, factor) if name is not None else (content, factor)
 
-    def _source(self, tensor: OutputTensor, content: Content | Padded) -> str | None:
+    def _source(self, tensor: write_plan.OutputTensor, content: write_plan.Content | write_plan.Padded) -> str | None:
         """Return the tensor with these bytes or first rows, preferably with the same name. ``None`` if none has."""
         span = _span(content)
         if span is None:
@@ -420,7 +414,7 @@ class KnownValues:
         own = self.tensors.get(tensor.name)
         if own is not None and _start(own.range) == _start(span):
             return own.name
-        stride = content.stride if isinstance(content, Gathered) else tensor.stride
+        stride = content.stride if isinstance(content, write_plan.Gathered) else tensor.stride
         exact = self.exact.get((span, stride, tensor.dtype, tensor.shape))
         return exact or self.starts.get(_start(span))
 
@@ -429,9 +423,9 @@ def _start(span: ByteRange) -> tuple[str, int]:
     return span.file, span.start
 
 
-def _span(content: Content | Padded) -> ByteRange | None:
+def _span(content: write_plan.Content | write_plan.Padded) -> ByteRange | None:
     """Return the source bytes of a content, if it keeps their order. A strided view has the same elements."""
-    if isinstance(content, Gathered | Scaled | Assembled):
+    if isinstance(content, write_plan.Gathered | write_plan.Scaled | write_plan.Assembled):
         return content.range
     return content if isinstance(content, ByteRange) else None
 
@@ -440,7 +434,7 @@ def _absent(parameter: Parameter) -> Values:
     return ZEROS if parameter.absence is Absence.ZERO else (parameter.absence,)
 
 
-def described(inspection: Inspection, plan: Plan) -> Inspection:
+def described(inspection: Inspection, plan: write_plan.Plan) -> Inspection:
     """Return the header evidence about the model after the plan. Reads no file."""
     family = inspection.family
     checkpoint = _checkpoint(inspection.checkpoint, plan)
@@ -471,7 +465,7 @@ class _NoBytes:
         raise AssertionError(span)
 
 
-def _checkpoint(before: Checkpoint, plan: Plan) -> Checkpoint:
+def _checkpoint(before: Checkpoint, plan: write_plan.Plan) -> Checkpoint:
     """Return the files after the plan. If it writes another format, the old weight files are not in the model."""
     written = {output.name: output for output in plan.weights}
     form = plan.weights[0].format if plan.weights else before.format
@@ -495,21 +489,23 @@ def _checkpoint(before: Checkpoint, plan: Plan) -> Checkpoint:
     )
 
 
-def _document(text: OutputText) -> Document:
+def _document(text: write_plan.OutputText) -> Document:
     return Document(text.name, text.text, json.loads(text.text))
 
 
-def _file(output: OutputWeights, before: Checkpoint) -> WeightFile:
+def _file(output: write_plan.OutputWeights, before: Checkpoint) -> WeightFile:
     tensors = tuple(_record(output, tensor, before.tensors.get(tensor.name)) for tensor in output.tensors)
     return WeightFile(output.name, 0, 0, tensors, output.metadata, gguf=output.gguf)
 
 
-def _record(output: OutputWeights, tensor: OutputTensor, before: TensorRecord | None) -> TensorRecord:
+def _record(
+    output: write_plan.OutputWeights, tensor: write_plan.OutputTensor, before: TensorRecord | None
+) -> TensorRecord:
     """Return the tensor with the range of its bytes now. Bytes that the plan makes get a range in no file."""
     content = tensor.content
     if before is not None and (before.range, before.dtype, before.shape) == (content, tensor.dtype, tensor.shape):
         return before
-    if isinstance(content, Assembled):
+    if isinstance(content, write_plan.Assembled):
         content = content.range
     span = content if isinstance(content, ByteRange) else ByteRange(f"{output.name}/{tensor.name}", 0, tensor.nbytes)
     return TensorRecord(tensor.name, tensor.dtype, tensor.shape, span, tensor.stride)

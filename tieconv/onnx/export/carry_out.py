@@ -13,15 +13,7 @@ from typing import Any
 
 import torch
 
-from tieconv.checkpoint.graph_plan import (
-    PRECISIONS,
-    ExportOptions,
-    ExportOutcome,
-    ExportPlan,
-    HeadForm,
-    SessionProof,
-    SharedMatrix,
-)
+from tieconv.checkpoint import graph_plan
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.tie_group import Tie
@@ -58,7 +50,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def run(
-    plan: ExportPlan,
+    plan: graph_plan.ExportPlan,
     evidence: Inspection,
     settings: Settings,
     final: Path,
@@ -66,7 +58,7 @@ def run(
     *,
     overwrite: bool,
     progress: Progress,
-) -> ExportOutcome:
+) -> graph_plan.ExportOutcome:
     """Export to ``final``, an absolute path, as `PlannedExport.execute` describes.
 
     ``check`` raises if ``final`` cannot be written. It is called at the start and before the rename.
@@ -79,7 +71,7 @@ def run(
     with interrupts() as signals:
         checked(final, lambda: check(True))
 
-        def write(staging: Staging) -> ExportOutcome:
+        def write(staging: Staging) -> graph_plan.ExportOutcome:
             job = Job(plan, evidence, settings, staging, begin)
             made = job.make()
             if made.outcome.parity is not None and made.outcome.parity.verdict is not Verdict.PASSED:
@@ -116,7 +108,7 @@ class Traced:
 class Made:
     """A finished export in the staging directory."""
 
-    outcome: ExportOutcome
+    outcome: graph_plan.ExportOutcome
     document: str
     stems: tuple[str, ...]
     identity: Identity | None
@@ -126,7 +118,7 @@ class Made:
 class Job:
     """What an export needs: the plan, the settings, and where it is made. ``begin`` reports the stage that begins."""
 
-    plan: ExportPlan
+    plan: graph_plan.ExportPlan
     evidence: Inspection
     settings: Settings
     staging: Staging
@@ -153,7 +145,7 @@ class Job:
         if self.plan.inputs_embeds:
             names[EMBEDDING] = Path(EMBEDDING)
         files = {path.as_posix(): self.staging.new / name for name, path in names.items()}
-        outcome = ExportOutcome(
+        outcome = graph_plan.ExportOutcome(
             replace(self.plan, notes=tuple(dict.fromkeys((*self.plan.notes, *shared.notes)))),
             matrices=shared.matrices,
             proofs=shared.proofs,
@@ -255,24 +247,26 @@ class Job:
 class Settings:
     """The ``options`` of the user, and the ``layout`` that they name, for this model."""
 
-    options: ExportOptions
+    options: graph_plan.ExportOptions
     layout: Layout
 
     @property
     def dtype(self) -> str:
         """The precision as torch names it."""
-        return PRECISIONS[self.options.precision]
+        return graph_plan.PRECISIONS[self.options.precision]
 
     @property
-    def form(self) -> HeadForm:
+    def form(self) -> graph_plan.HeadForm:
         """The form of the head. Fused operators include the head's FusedMatMul."""
-        return HeadForm.FUSED if self.options.fuse else self.options.head_form
+        return graph_plan.HeadForm.FUSED if self.options.fuse else self.options.head_form
 
 
 EXPORT_SCHEMA = "tieconv.export/1"
 
 
-def describe(outcome: ExportOutcome, document: str, graphs: Sequence[Path], identity: Identity | None) -> str:
+def describe(
+    outcome: graph_plan.ExportOutcome, document: str, graphs: Sequence[Path], identity: Identity | None
+) -> str:
     """Return the exporter's ``document``, which is JSON, with a section ``tieconv``. It holds no paths and no times."""
     plan, report = outcome.plan, outcome.parity
     read = [read_graphs(str(path)) for path in graphs]
@@ -364,7 +358,7 @@ class Files:
 # Check what an export promises about weights: finite before the trace, the tied matrix stored once after it.
 
 
-def check_once(plan: ExportPlan, identity: Identity | None, files: int) -> None:
+def check_once(plan: graph_plan.ExportPlan, identity: Identity | None, files: int) -> None:
     """Check that each of the data files stores the tied embedding once, as promised. Raises `VerificationError`."""
     if plan.tied and identity is not None and identity.copies > files:
         raise VerificationError(
@@ -425,12 +419,12 @@ def always_clamped(model: Any) -> Iterator[None]:
 class Shared:
     """The result for each matrix, and what a session holds."""
 
-    matrices: tuple[SharedMatrix, ...]
-    proofs: tuple[SessionProof, ...]
+    matrices: tuple[graph_plan.SharedMatrix, ...]
+    proofs: tuple[graph_plan.SessionProof, ...]
     notes: tuple[str, ...]
 
 
-def share(raw: Path, new: Path, form: HeadForm) -> Shared:
+def share(raw: Path, new: Path, form: graph_plan.HeadForm) -> Shared:
     """Move the graphs of the directory ``raw`` to ``new``, and store every matrix of each once.
 
     If no tensor byte changes (the usual case), only the graph is written and the data file is moved. Raises
@@ -444,7 +438,7 @@ def share(raw: Path, new: Path, form: HeadForm) -> Shared:
     return Shared(planned.matrices, proofs, tuple(notes))
 
 
-def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[SessionProof, ...]:
+def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[graph_plan.SessionProof, ...]:
     os.mkdir(new)
     graphs = {file.name for file in planned.files}
     for data in [path for path in raw.iterdir() if path.name not in graphs]:

@@ -19,18 +19,9 @@ from tieconv.errors import RefusedError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target, check_fresh, check_place, destination
 from tieconv.execute.tree import free_bytes, no_space, writing
+from tieconv.onnx.export import sample_inputs
 from tieconv.onnx.export.carry_out import Progress, Settings, run, tied_names
 from tieconv.onnx.export.layouts import LAYOUTS, read_model
-from tieconv.onnx.export.sample_inputs import (
-    LeftOut,
-    check_inputs,
-    encoder_decoder_kind,
-    left_out_parts,
-    modality_input,
-    reads_embeddings,
-    reads_features,
-    refused,
-)
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
@@ -222,7 +213,7 @@ def _kind(name: str, config: Mapping[str, object], *, one_graph: bool) -> Kind:
     """Return what the graph will compute according to the config. The loaded class decides later."""
     if config.get("is_encoder_decoder") is True:
         cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
-        return encoder_decoder_kind(cls, one_graph=one_graph) if cls is not None else Kind.SEQ2SEQ
+        return sample_inputs.encoder_decoder_kind(cls, one_graph=one_graph) if cls is not None else Kind.SEQ2SEQ
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
 
 
@@ -258,7 +249,7 @@ def pair_inputs(name: str, directory: str) -> tuple[str, ...]:
     Raises `RefusedError` if the encoder reads images or sound in a shape that the config does not fix.
     """
     cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
-    reads = planned_encoder_input(cls, directory) if reads_features(cls, Kind.PAIR) else None
+    reads = planned_encoder_input(cls, directory) if sample_inputs.reads_features(cls, Kind.PAIR) else None
     if reads is None:
         encoder = "encoder: input_ids and attention_mask [batch, encoder sequence]"
         return encoder, _DECODER, f"{_STATES}, encoder_attention_mask", *_MORE
@@ -277,7 +268,7 @@ AXES = (
 )
 
 
-def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) -> LeftOut | None:
+def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) -> sample_inputs.LeftOut | None:
     """Return what is not exported, or ``None`` if one graph reads token ids.
 
     ``name`` is the class of the model, and ``wanted`` says that the user wants a decoder of `inputs_embeds`. Raises
@@ -286,19 +277,21 @@ def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) ->
     cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
     if cls is None or not hasattr(cls, "forward"):
         return None
-    images = bool(modality_input(cls))
-    if not wanted and (not images or reads_features(cls, kind)):
+    images = bool(sample_inputs.modality_input(cls))
+    if not wanted and (not images or sample_inputs.reads_features(cls, kind)):
         return None
-    if kind is Kind.SEQ2SEQ and reads_features(cls, encoder_decoder_kind(cls, one_graph=False)):
+    pair = sample_inputs.encoder_decoder_kind(cls, one_graph=False) if kind is Kind.SEQ2SEQ else kind
+    if kind is Kind.SEQ2SEQ and sample_inputs.reads_features(cls, pair):
+        read = sample_inputs.modality_input(cls)
         raise RefusedError(
-            f"{shown(name)} reads {modality_input(cls)}: --quantise supports only encoder-decoders of token ids",
+            f"{shown(name)} reads {read}: --quantise supports only encoder-decoders of token ids",
             Hint("export without ", option("quantise")),
             "export.quantise",
         )
-    if kind is not Kind.CACHED or not reads_embeddings(cls):
-        check_inputs(cls)
-        raise refused(name, "is not a decoder that takes inputs_embeds")
-    return left_out_parts(cls, checkpoint.root, checkpoint.tensors, images=images)
+    if kind is not Kind.CACHED or not sample_inputs.reads_embeddings(cls):
+        sample_inputs.check_inputs(cls)
+        raise sample_inputs.refused(name, "is not a decoder that takes inputs_embeds")
+    return sample_inputs.left_out_parts(cls, checkpoint.root, checkpoint.tensors, images=images)
 
 
 def check_options(layout: str, quantise: Scheme | None) -> None:

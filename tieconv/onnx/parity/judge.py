@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tieconv.checkpoint.results.parity import (
-    Case,
-    Fed,
-    Figures,
-    Gate,
-    Histogram,
-    Identity,
-    Pooled,
-    Pools,
-    Structure,
-    Vocabulary,
-)
+from tieconv.checkpoint.results import parity
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.batches import Cell
 from tieconv.onnx.parity.passes import LogitStore, Work
@@ -32,7 +21,7 @@ class Judged:
     """The errors of every cell, for the graph and for the floor."""
 
     precision: str
-    cases: tuple[Case, ...]
+    cases: tuple[parity.Case, ...]
     graph: Mapping[Cell, Errors]
     floor: Mapping[Cell, Errors]
 
@@ -41,7 +30,7 @@ class Judged:
         chosen = [cell for cell in self.graph if bool(cell.steps) == steps]
         return pool(self.graph[cell] for cell in chosen), pool(self.floor[cell] for cell in chosen)
 
-    def gates(self) -> Iterator[Gate]:
+    def gates(self) -> Iterator[parity.Gate]:
         """Yield the gates: the graph runs in each case, no case is far off, and the pooled errors."""
         broken = [case for case in self.cases if case.error]
         explanation = "the graph runs at every shape"
@@ -49,10 +38,12 @@ class Judged:
             case = broken[0]
             shape = f"batch {case.batch}, sequence {case.sequence}, past {case.past}, padding {case.padding}"
             explanation = f"the graph fails at {shape}: {case.error}"
-        yield Gate("runs", float(len(broken)), 0.0, not broken, explanation)
+        yield parity.Gate("runs", float(len(broken)), 0.0, not broken, explanation)
         worst = max((case.ratio for case in self.cases if case.ratio is not None), default=None)
         if worst is not None:
-            yield Gate("case_ratio", worst, CELL_LIMIT, worst <= CELL_LIMIT, "the largest RMS ratio of any one case")
+            yield parity.Gate(
+                "case_ratio", worst, CELL_LIMIT, worst <= CELL_LIMIT, "the largest RMS ratio of any one case"
+            )
         for steps, prefix, noun in ((False, "", "the graph"), (True, "steps_", "the cached steps")):
             graph, floor = self.pooled(steps=steps)
             if not graph.positions:
@@ -73,24 +64,24 @@ class Judged:
                 ),
                 ("flip_margin", graph.flip_margin, limit, f"largest {flips}; limit: twice torch's largest error"),
             ):
-                yield Gate(f"{prefix}{name}", value, most, value <= most, meaning)
+                yield parity.Gate(f"{prefix}{name}", value, most, value <= most, meaning)
 
-    def pools(self) -> Pools:
+    def pools(self) -> parity.Pools:
         """Return the pooled figures for the report, of the single passes and of the cached steps."""
         pools = []
         for steps in (False, True):
             graph, floor = self.pooled(steps=steps)
             figures = graph.figures(), floor.figures()
-            pools.append(Pooled(*ratios(graph, floor, self.precision), *figures) if graph.positions else None)
-        return Pools(*pools)
+            pools.append(parity.Pooled(*ratios(graph, floor, self.precision), *figures) if graph.positions else None)
+        return parity.Pools(*pools)
 
-    def fed(self, work: Work) -> Fed:
+    def fed(self, work: Work) -> parity.Fed:
         """Return what was fed. A healthy graph has up to twice the floor's error, which a fault must exceed too."""
         least = float(torch.finfo(getattr(torch, self.precision)).eps)
         cells = list(self.graph)
         positions = sum(errors.positions for errors in self.graph.values())
         floors = [errors.figures().relative_rms for errors in self.floor.values()]
-        return Fed(
+        return parity.Fed(
             None if math.isinf(work.seconds) else work.seconds,
             len(cells),
             positions,
@@ -102,12 +93,12 @@ class Judged:
             1 - 0.05 ** (1 / max(positions, 1)),
         )
 
-    def histograms(self) -> Iterator[Histogram]:
+    def histograms(self) -> Iterator[parity.Histogram]:
         """Yield the two distributions of errors of each group of cases."""
         for group in dict.fromkeys(cell.group for cell in self.graph):
             chosen = [cell for cell in self.graph if cell.group == group]
             graph, floor = (pool(map(errors.__getitem__, chosen)) for errors in (self.graph, self.floor))
-            yield Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
+            yield parity.Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
 
 
 def judge(
@@ -118,38 +109,38 @@ def judge(
     name: str = "graph",
 ) -> Judged:
     """Return the errors of every cell against the reference. The graph's logits are stored under ``name``."""
-    cases: list[Case] = []
+    cases: list[parity.Case] = []
     of_graph: dict[Cell, Errors] = {}
     of_floor: dict[Cell, Errors] = {}
     for cell in work.cells:
         shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
         reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
         if cell in errors or reference is None or floor is None or graph is None:
-            cases.append(Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
+            cases.append(parity.Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
             continue
         if graph.shape != reference.shape:
             message = f"logits of {list(graph.shape)} instead of {list(reference.shape)}"
-            cases.append(Case(*shape, None, None, None, None, message))
+            cases.append(parity.Case(*shape, None, None, None, None, message))
             continue
         ours, theirs = Errors(), Errors()
         ours.add(reference, graph)
         theirs.add(reference, floor)
         of_graph[cell], of_floor[cell] = ours, theirs
-        cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
+        cases.append(parity.Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
     return Judged(precision, tuple(cases), of_graph, of_floor)
 
 
 # Define the conditions of the verdict.
 
 
-def structure_gates(structure: Structure) -> Iterator[Gate]:
+def structure_gates(structure: parity.Structure) -> Iterator[parity.Gate]:
     """Yield the gate that the graph runs at every shape."""
     passed = not structure.faults
     explanation = "; ".join(structure.faults) if structure.faults else "every batch, sequence and cache axis is dynamic"
-    yield Gate("structure", float(len(structure.faults)), 0.0, passed, explanation)
+    yield parity.Gate("structure", float(len(structure.faults)), 0.0, passed, explanation)
 
 
-def identity_gates(identity: Identity) -> Iterator[Gate]:
+def identity_gates(identity: parity.Identity) -> Iterator[parity.Gate]:
     """Yield the gates that the graph holds the checkpoint's weights."""
     absent = [entry for entry in identity.lost if entry.required]
     alien = [entry for entry in identity.unexplained if entry.required]
@@ -158,14 +149,14 @@ def identity_gates(identity: Identity) -> Iterator[Gate]:
         if not absent
         else f"the graph lacks {count(len(absent), 'required tensor')}: {absent[0].name}"
     )
-    yield Gate("weights", float(len(absent)), 0.0, not absent, explanation)
+    yield parity.Gate("weights", float(len(absent)), 0.0, not absent, explanation)
     explanation = "every matrix of the graph with the shape of a tensor holds a tensor of the checkpoint"
     if alien:
         explanation = f"shape of a checkpoint tensor, but other bytes: {', '.join(entry.name for entry in alien[:3])}"
-    yield Gate("graph_weights", float(len(alien)), 0.0, not alien, explanation)
+    yield parity.Gate("graph_weights", float(len(alien)), 0.0, not alien, explanation)
 
 
-def lookup_gates(seen: Vocabulary | None) -> Iterator[Gate]:
+def lookup_gates(seen: parity.Vocabulary | None) -> Iterator[parity.Gate]:
     """Yield the gate that the graph looks up the checkpoint's row for every id, if the lookup is visible."""
     if seen is None:
         return
@@ -174,7 +165,7 @@ def lookup_gates(seen: Vocabulary | None) -> Iterator[Gate]:
     if number:
         first = ", ".join(map(str, seen.wrong[:3]))
         explanation = f"the graph looks up another row than the checkpoint's for {count(number, 'id')}: {first}"
-    yield Gate("token_lookup", float(number), 0.0, not number, explanation)
+    yield parity.Gate("token_lookup", float(number), 0.0, not number, explanation)
 
 
 # Define the limits of the gates.
@@ -255,9 +246,9 @@ class Errors:
         """The RMS of the reference without its mean."""
         return math.sqrt(self.signal / max(self.values, 1))
 
-    def figures(self) -> Figures:
+    def figures(self) -> parity.Figures:
         rms = math.sqrt(self.squares / max(self.values, 1))
-        return Figures(
+        return parity.Figures(
             self.positions,
             rms,
             rms / self.scale if self.scale else math.inf if rms else 0.0,

@@ -21,22 +21,7 @@ from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import NotRunError
 from tieconv.onnx.child import advance
 from tieconv.onnx.ort_session import CUDA, Chained, open_session, out_of_memory, release_memory
-from tieconv.onnx.parity.batches import (
-    SEEDS,
-    Cell,
-    Drawn,
-    cells,
-    compared,
-    embedding_cells,
-    first_cells,
-    make_batch,
-    single_seed_cells,
-    stepped,
-    token_cells,
-    with_features,
-    with_rows,
-    without_tokens,
-)
+from tieconv.onnx.parity import batches
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph_file import DTYPES, Graph
 from tieconv.onnx.parity.graph_forward import CachedModel, GraphModel, PairModel, fixed
@@ -78,12 +63,12 @@ class Work:
     length: int = 0
     rows: int = 0
     own: Batch | None = None
-    rows_drawn: Drawn | None = None
+    rows_drawn: batches.Drawn | None = None
     features: EncoderInput | None = None
     own_shape: tuple[int, int, int] | None = None
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[batches.Cell]:
         """The cells that are fed: those of every measurement, what the user gave, and what else fits in the budget."""
         chosen = list(self._first())
         left = self.seconds - sum(cell.seconds(self.weights) for cell in chosen)
@@ -92,66 +77,66 @@ class Work:
             if cell not in chosen and seconds <= left:
                 chosen.append(cell)
                 left -= seconds
-        return chosen if self.features is None else list(dict.fromkeys(map(without_tokens, chosen)))
+        return chosen if self.features is None else list(dict.fromkeys(map(batches.without_tokens, chosen)))
 
     @property
-    def left_out(self) -> list[Cell]:
+    def left_out(self) -> list[batches.Cell]:
         """The cells that a larger budget would feed."""
         fed = set(self.cells)
-        more = self._more() if self.features is None else map(without_tokens, self._more())
+        more = self._more() if self.features is None else map(batches.without_tokens, self._more())
         return [cell for cell in dict.fromkeys(more) if cell not in fed]
 
-    def _first(self) -> Iterator[Cell]:
+    def _first(self) -> Iterator[batches.Cell]:
         kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
         yield from self._own_cells()
         if self.own_shape is not None:
             rows, tokens, padding = self.own_shape
-            yield from (Cell(rows, tokens, 0, padding, seed, where=where) for seed in SEEDS)
+            yield from (batches.Cell(rows, tokens, 0, padding, seed, where=where) for seed in batches.SEEDS)
             return
-        yield from first_cells(kind, longest, where, holes=self.holes)
-        usual = set(single_seed_cells(kind, longest, where, holes=self.holes))
-        wanted = single_seed_cells(kind, longest, where, holes=self.holes, length=self.length, batch=self.rows)
+        yield from batches.first_cells(kind, longest, where, holes=self.holes)
+        usual = set(batches.single_seed_cells(kind, longest, where, holes=self.holes))
+        wanted = batches.single_seed_cells(kind, longest, where, holes=self.holes, length=self.length, batch=self.rows)
         yield from (cell for cell in wanted if cell not in usual)
-        yield from token_cells(kind, self.first_ids, where)
+        yield from batches.token_cells(kind, self.first_ids, where)
         if drawn is not None:
-            yield from islice(embedding_cells(longest, where, blocks=drawn.blocks), 2)
+            yield from islice(batches.embedding_cells(longest, where, blocks=drawn.blocks), 2)
 
-    def _more(self) -> Iterator[Cell]:
+    def _more(self) -> Iterator[batches.Cell]:
         """Yield nine shapes with three seeds each, those with one seed, single tokens and steps."""
         kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
         if self.own_shape is not None:
             return
-        yield from single_seed_cells(kind, longest, where, holes=self.holes, window=self.window)
-        yield from cells(kind, longest, where)
-        yield from token_cells(kind, tuple(token for token in self.ids if token not in self.first_ids), where)
+        yield from batches.single_seed_cells(kind, longest, where, holes=self.holes, window=self.window)
+        yield from batches.cells(kind, longest, where)
+        yield from batches.token_cells(kind, tuple(token for token in self.ids if token not in self.first_ids), where)
         if drawn is not None:
-            yield from embedding_cells(longest, where, blocks=drawn.blocks)
+            yield from batches.embedding_cells(longest, where, blocks=drawn.blocks)
         if kind.steps:
-            yield from stepped(longest, where, kind)
+            yield from batches.stepped(longest, where, kind)
 
-    def _own_cells(self) -> Iterator[Cell]:
+    def _own_cells(self) -> Iterator[batches.Cell]:
         """Yield the user's batch in one pass, and its last token after the others."""
         if self.own is None:
             return
         rows, length = self.own.answered.shape
         before = self.own.ids.shape[1] if self.kind.encodes else 0
-        yield Cell(rows, length, before, 0, 0, where=self.padding, own=True)
+        yield batches.Cell(rows, length, before, 0, 0, where=self.padding, own=True)
         if self.kind is Kind.CACHED and length > 1 and bool(self.own.mask[:, -1].all()):
-            yield Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
+            yield batches.Cell(rows, 1, length - 1, 0, 0, where=self.padding, own=True)
 
-    def batch(self, cell: Cell) -> Batch:
+    def batch(self, cell: batches.Cell) -> Batch:
         batch = self.own if cell.own else None
         if batch is None:
             more = {"types": self.types, "placed": self.placed, "decoder_mask": self.decoder_mask}
-            batch = make_batch(cell, self.kind, self.config, **more)
-            batch = batch if self.features is None else with_features(batch, cell, self.features)
-        return batch if self.rows_drawn is None else with_rows(batch, cell, self.rows_drawn)
+            batch = batches.make_batch(cell, self.kind, self.config, **more)
+            batch = batch if self.features is None else batches.with_features(batch, cell, self.features)
+        return batch if self.rows_drawn is None else batches.with_rows(batch, cell, self.rows_drawn)
 
-    def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
+    def judged(self, cell: batches.Cell, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the judged positions, one row each."""
-        return logits[:, -cell.judged :][compared(cell, self.kind, self.batch(cell))[:, -cell.judged :]]
+        return logits[:, -cell.judged :][batches.compared(cell, self.kind, self.batch(cell))[:, -cell.judged :]]
 
-    def announced(self, groups: list[list[Cell]], side: str) -> Iterator[list[Cell]]:
+    def announced(self, groups: list[list[batches.Cell]], side: str) -> Iterator[list[batches.Cell]]:
         """Yield the groups, and say before each how far the measurement is. ``side`` runs only a group's first cell."""
         first, share = {"graph": (0, 3), "reference": (3, 5), "floor": (8, 2)}.get(side, (0, 10))  # tenths of the time
         times = [1000 * alike[0].seconds(self.weights) for alike in groups]
@@ -161,9 +146,9 @@ class Work:
             yield alike
             done += time
 
-    def with_same_tokens(self) -> Iterator[list[Cell]]:
+    def with_same_tokens(self) -> Iterator[list[batches.Cell]]:
         """Yield lists of cells whose rows are the same, so that the reference computes them once."""
-        alike: dict[tuple[object, ...], list[Cell]] = {}
+        alike: dict[tuple[object, ...], list[batches.Cell]] = {}
         for cell in self.cells:
             encoded = cell.past if self.kind.encodes else 0
             shape = cell.seed, cell.batch, cell.length, encoded, cell.padding, cell.layout
@@ -186,7 +171,7 @@ def make_work(bindings: Bindings, config: Any, window: int = 0) -> Work:
         # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
         holes=kind is Kind.MASKED or kind.encodes or Role.POSITIONS in inputs,
         window=window,
-        rows_drawn=Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal)
+        rows_drawn=batches.Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal)
         if bindings.width
         else None,
         features=features_of(bindings),
@@ -204,7 +189,7 @@ def longest_sequence(config: Any) -> int:
     return position_limit(config) or 1 << 30
 
 
-def pieces(cell: Cell, kind: Kind) -> tuple[int, ...]:
+def pieces(cell: batches.Cell, kind: Kind) -> tuple[int, ...]:
     """Return the lengths in which a cell's tokens are fed to a model with a cache."""
     if kind is Kind.PAIR:
         return (cell.sequence - cell.steps, *([1] * cell.steps))
@@ -213,18 +198,18 @@ def pieces(cell: Cell, kind: Kind) -> tuple[int, ...]:
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
-def cached_logits(steps: Steps, batch: Batch, cell: Cell, kind: Kind) -> torch.Tensor:
+def cached_logits(steps: Steps, batch: Batch, cell: batches.Cell, kind: Kind) -> torch.Tensor:
     """Return the logits of the cell's tokens, without those of the past."""
     made = list(steps(batch, pieces(cell, kind)))
     return torch.cat(made[1:] if len(made) > 1 else made, 1)
 
 
-def run_graph(graph: CachedModel, work: Work, store: LogitStore, name: str) -> dict[Cell, str]:
+def run_graph(graph: CachedModel, work: Work, store: LogitStore, name: str) -> dict[batches.Cell, str]:
     """Run every cell through the graph; return the runtime's error for each failed cell.
 
     Raises `NotRunError` if memory runs out or the device fails.
     """
-    errors: dict[Cell, str] = {}
+    errors: dict[batches.Cell, str] = {}
     for (cell,) in work.announced([[cell] for cell in work.cells], "graph"):
         batch = work.batch(cell)
         try:
@@ -262,8 +247,8 @@ class SessionRuns:
     """Where the graph ran and what failed. ``tf32`` is set if it ran again with products rounded to TF32."""
 
     use: ProviderUse
-    graph: Mapping[Cell, str]
-    tf32: Mapping[Cell, str] | None
+    graph: Mapping[batches.Cell, str]
+    tf32: Mapping[batches.Cell, str] | None
 
 
 def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:

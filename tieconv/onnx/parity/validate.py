@@ -20,6 +20,7 @@ from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
 from tieconv.formats.strict_json import parse_json
 from tieconv.onnx.ort_session import open_session
+from tieconv.onnx.parity import measured_pair, passes, quantised_weights
 from tieconv.onnx.parity.batches import SEEDS, spread_ids
 from tieconv.onnx.parity.bindings import Kind, Role
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
@@ -27,39 +28,6 @@ from tieconv.onnx.parity.graph_file import DTYPES, read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.onnx.parity.judge import Errors, identity_gates, judge, lookup_gates, structure_gates
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
-from tieconv.onnx.parity.measured_pair import (
-    Subject,
-    Wishes,
-    bound,
-    check_length,
-    check_model,
-    graph_file,
-    open_subject,
-    planned_window,
-    read_inputs,
-    reference_dtype,
-)
-from tieconv.onnx.parity.passes import (
-    LogitStore,
-    Work,
-    identity_of,
-    longest_sequence,
-    make_work,
-    run_graph,
-    run_model,
-    run_sessions,
-    run_torch,
-)
-from tieconv.onnx.parity.quantised_weights import (
-    Compared,
-    Matrix,
-    activation_forms,
-    compare,
-    exact_copy,
-    matrices,
-    put,
-    unread,
-)
 from tieconv.reference import Batch, Reference, load
 from tieconv.reference.model import CPU
 from tieconv.reference.windows import load_tokenizer
@@ -73,7 +41,7 @@ def run_parity(
     evidence: Inspection,
     provider: str = "auto",
     reference: str = "auto",
-    wishes: Wishes = Wishes(),
+    wishes: measured_pair.Wishes = measured_pair.Wishes(),
     reference_device: str = "cpu",
 ) -> Parity:
     """Return the parity of the graph at ``path`` with the checkpoint of ``evidence``.
@@ -84,34 +52,34 @@ def run_parity(
     half of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
     """
     try:
-        subject = open_subject(path, evidence, provider)
+        subject = measured_pair.open_subject(path, evidence, provider)
     except NotRunError as stop:
-        graph, use = graph_file(path), ProviderUse(provider)
+        graph, use = measured_pair.graph_file(path), ProviderUse(provider)
         model = evidence.checkpoint.source
         return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.command_hint)
     try:
         subject = subject.with_reference_on(reference_device)
-        dtype = reference_dtype(subject, reference)
+        dtype = measured_pair.reference_dtype(subject, reference)
         whole = not subject.structure.faults or subject.bindings.own_shape is not None
         return _measured(subject, dtype, wishes) if whole else _unmeasured(subject)
     except NotRunError as stop:
         return subject.not_run(stop)
 
 
-def _unmeasured(subject: Subject) -> Parity:
+def _unmeasured(subject: measured_pair.Subject) -> Parity:
     """Return the report on a graph that cannot run at every shape."""
     structure = subject.structure
     return subject.report(Verdict.FAILED, structure=structure, gates=tuple(structure_gates(structure)))
 
 
-def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
-    longest = longest_sequence(subject.config)
-    check_length(subject, wishes.length, longest)
-    own = read_inputs(wishes.inputs, subject.bindings, subject.config, longest) if wishes.inputs else None
-    window, note = planned_window(subject)
+def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.Wishes) -> Parity:
+    longest = passes.longest_sequence(subject.config)
+    measured_pair.check_length(subject, wishes.length, longest)
+    own = measured_pair.read_inputs(wishes.inputs, subject.bindings, subject.config, longest) if wishes.inputs else None
+    window, note = measured_pair.planned_window(subject)
     seen = every_lookup(subject)
     vocabulary = int(subject.config.vocab_size)
-    work = make_work(subject.bindings, subject.config, window)
+    work = passes.make_work(subject.bindings, subject.config, window)
     if own is not None:
         own = replace(own, placed=work.placed or own.given_positions is not None)
     work = replace(
@@ -137,9 +105,9 @@ def _measured(subject: Subject, dtype: str, wishes: Wishes) -> Parity:
         )
         only, fed = f"only batches of {count(rows, 'row')} with {count(tokens, 'token')} were run", ""
     structure = replace(structure, notes=(*structure.notes, *filter(None, [note, fed, only])))
-    with LogitStore() as store:
-        sessions = run_sessions(subject, work, store)
-        torch_runs = run_torch(subject, dtype, work, store)
+    with passes.LogitStore() as store:
+        sessions = passes.run_sessions(subject, work, store)
+        torch_runs = passes.run_torch(subject, dtype, work, store)
         judged = judge(work, store, sessions.graph, subject.precision)
         tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
         stored = [*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen)]
@@ -178,8 +146,8 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
 
     ``model`` is the loaded checkpoint in the graph's precision. Raises what `run_parity` raises.
     """
-    subject = open_subject(path, evidence, "cpu")
-    identity = identity_of(subject, model.unused, model)
+    subject = measured_pair.open_subject(path, evidence, "cpu")
+    identity = passes.identity_of(subject, model.unused, model)
     gates = (*structure_gates(subject.structure), *identity_gates(identity))
     return identity, (*gates, *embedding_gates(subject, model))
 
@@ -204,10 +172,10 @@ def run_quantised_parity(
     subject, dequantised = _open_quantised(path, evidence, provider)
     try:
         subject = subject.with_reference_on(reference_device)
-        dtype = reference_dtype(subject, reference)
+        dtype = measured_pair.reference_dtype(subject, reference)
         if subject.structure.faults:
             return _unmeasured(subject)
-        with LogitStore() as store, temporary_directory() as folder:
+        with passes.LogitStore() as store, temporary_directory() as folder:
             return _measured_quantised(subject, dequantised, dtype, text, store, Path(folder))
     except NotRunError as stop:
         return subject.not_run(stop)
@@ -216,17 +184,19 @@ def run_quantised_parity(
 def stored_quantised_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
     """Return the gates of a quantised graph that need no session. ``model`` is the loaded checkpoint."""
     subject, dequantised = _open_quantised(path, evidence, "cpu")
-    compared = compare(dequantised, model)
+    compared = quantised_weights.compare(dequantised, model)
     identity = float_identity(subject, model, compared)
     weights = Quantised(compared.weights, compared.unmatched)
     return identity, (*structure_gates(subject.structure), weight_gate(weights), *identity_gates(identity))
 
 
-def _open_quantised(path: str, evidence: Inspection, provider: str) -> tuple[Subject, list[Matrix]]:
-    check_model(evidence.checkpoint)
-    graph = read_graph(graph_file(path))
-    unknown = next(unread(graph.model), "")
-    dequantised = list(matrices(graph.model))
+def _open_quantised(
+    path: str, evidence: Inspection, provider: str
+) -> tuple[measured_pair.Subject, list[quantised_weights.Matrix]]:
+    measured_pair.check_model(evidence.checkpoint)
+    graph = read_graph(measured_pair.graph_file(path))
+    unknown = next(quantised_weights.unread(graph.model), "")
+    dequantised = list(quantised_weights.matrices(graph.model))
     if unknown or not dequantised:
         why = unknown or "it has no quantised weight"
         hint = Hint("measure it without ", option("quantised"), ": ", call("parity", path, evidence.checkpoint.source))
@@ -235,33 +205,38 @@ def _open_quantised(path: str, evidence: Inspection, provider: str) -> tuple[Sub
             "give a graph with MatMulNBits, MatMulInteger or DequantizeLinear" if unknown else hint,
             "parity.quantised",
         )
-    config, bindings = bound(graph, evidence.checkpoint)
+    config, bindings = measured_pair.bound(graph, evidence.checkpoint)
     logits = graph.output(bindings.logits)
     precision = DTYPES.get(logits.dtype if logits is not None else "", "float32")  # in which the graph computes
-    return Subject(graph, evidence, provider, precision, bindings, config), dequantised
+    return measured_pair.Subject(graph, evidence, provider, precision, bindings, config), dequantised
 
 
 def _measured_quantised(
-    subject: Subject, dequantised: Sequence[Matrix], dtype: str, text: str | None, store: LogitStore, folder: Path
+    subject: measured_pair.Subject,
+    dequantised: Sequence[quantised_weights.Matrix],
+    dtype: str,
+    text: str | None,
+    store: passes.LogitStore,
+    folder: Path,
 ) -> Parity:
     """Run the float reference, the graph, and torch on the graph's own weights. One model is in memory at a time."""
-    work = make_work(subject.bindings, subject.config)
+    work = passes.make_work(subject.bindings, subject.config)
     floats = _float_runs(subject, dequantised, text, work, store)
     compared, tokens = floats.compared, floats.tokens
     model, use = _graph(subject, subject.graph.path)
-    errors = run_graph(model, work, store, "as it runs")
+    errors = passes.run_graph(model, work, store, "as it runs")
     lost = None if errors else mean_nats(tokens, model.logits)
     del model
-    exact, name = exact_copy(subject.graph.path, folder), "as it runs"
+    exact, name = quantised_weights.exact_copy(subject.graph.path, folder), "as it runs"
     if exact is not None:
         name = "graph"
-        errors = run_graph(_graph(subject, exact)[0], work, store, name)
+        errors = passes.run_graph(_graph(subject, exact)[0], work, store, name)
     # Torch on the graph's dequantised weights is the reference and the floor of the usual gates.
     for precision, side in ((dtype, "reference"), (subject.precision, "floor")):
         torch_model = _loaded(subject, precision)
-        put(torch_model, compared.replaced)
+        quantised_weights.put(torch_model, compared.replaced)
         torch_model.move(subject.torch_device)
-        run_model(torch_model, work, store, side)
+        passes.run_model(torch_model, work, store, side)
         del torch_model
     judged = judge(work, store, errors, subject.precision, name)
     ours, good = (_float_errors(work, store, name) for name in ("as it runs", "good"))
@@ -296,42 +271,46 @@ class FloatRuns:
     """The float model's weights beside the graph's, and nats a token of it and of the known-good quantiser."""
 
     identity: Identity
-    compared: Compared
+    compared: quantised_weights.Compared
     tokens: Tokens | None
     nats: float | None
     good_nats: float | None
 
 
 def _float_runs(
-    subject: Subject, dequantised: Sequence[Matrix], text: str | None, work: Work, store: LogitStore
+    subject: measured_pair.Subject,
+    dequantised: Sequence[quantised_weights.Matrix],
+    text: str | None,
+    work: passes.Work,
+    store: passes.LogitStore,
 ) -> FloatRuns:
     """Run the float reference, then the same with the weights of the known-good quantiser."""
     model = _loaded(subject, "float32")  # the loss is far larger than the rounding of float32
-    compared = compare(dequantised, model)
+    compared = quantised_weights.compare(dequantised, model)
     identity = float_identity(subject, model, compared)
     tokens = _tokens(subject, model, work.kind, text)
     model.move(subject.torch_device)
     nats = mean_nats(tokens, model.logits)
-    run_model(model, work, store, "float")
+    passes.run_model(model, work, store, "float")
     model.move(CPU)
-    put(model, compared.replaced, good=True)
+    quantised_weights.put(model, compared.replaced, good=True)
     model.move(subject.torch_device)
-    with rounded_activations(model.model, compared.parameters, activation_forms(subject.graph.path)):
+    with rounded_activations(model.model, compared.parameters, quantised_weights.activation_forms(subject.graph.path)):
         good = mean_nats(tokens, model.logits)
-        run_model(model, work, store, "good")
+        passes.run_model(model, work, store, "good")
     return FloatRuns(identity, compared, tokens, nats, good)
 
 
-def _loaded(subject: Subject, dtype: str) -> Reference:
+def _loaded(subject: measured_pair.Subject, dtype: str) -> Reference:
     return load(subject.root, subject.evidence.checkpoint.config_values, dtype)
 
 
-def _graph(subject: Subject, path: str) -> tuple[GraphModel, ProviderUse]:
+def _graph(subject: measured_pair.Subject, path: str) -> tuple[GraphModel, ProviderUse]:
     session = open_session(path, subject.provider, precision=subject.precision)
     return GraphModel(session, subject.bindings, subject.window), session.use
 
 
-def _float_errors(work: Work, store: LogitStore, name: str) -> Errors:
+def _float_errors(work: passes.Work, store: passes.LogitStore, name: str) -> Errors:
     """Return the errors of the logits stored as ``name`` against those of the float reference."""
     errors = Errors()
     for cell in work.cells:
@@ -449,9 +428,9 @@ def _by_block(values: torch.Tensor) -> torch.Tensor:
     return (codes * scale).flatten(-2)[..., :width]
 
 
-def float_identity(subject: Subject, model: Reference, compared: Compared) -> Identity:
+def float_identity(subject: measured_pair.Subject, model: Reference, compared: quantised_weights.Compared) -> Identity:
     """Compare the float weights bit for bit. Quantised tensors and their scales are left out."""
-    identity = identity_of(subject, model.unused, model)
+    identity = passes.identity_of(subject, model.unused, model)
     quantised = compared.parameters
     named = list(model.model.named_parameters(remove_duplicate=False))
     sides = {id(parameter): name for name, parameter in named}
@@ -495,7 +474,7 @@ class Tokens:
         return int(self.ids.shape[0] * (self.ids.shape[1] - 1))
 
 
-def _tokens(subject: Subject, model: Reference, kind: Kind, text: str | None) -> Tokens | None:
+def _tokens(subject: measured_pair.Subject, model: Reference, kind: Kind, text: str | None) -> Tokens | None:
     """Return the tokens for the perplexity, or ``None`` if the model does not predict the next token."""
     config = subject.config
     if kind not in (Kind.CACHED, Kind.PLAIN):

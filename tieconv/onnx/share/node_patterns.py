@@ -11,18 +11,7 @@ import onnx_ir as ir
 from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph_model import sides
-from tieconv.onnx.share.find import (
-    MATRIX,
-    Around,
-    Use,
-    around,
-    beside,
-    describe,
-    drop,
-    drop_unread,
-    integer,
-    is_standard,
-)
+from tieconv.onnx.share import find
 
 # Define what every pattern can do: check whether a node can read the target, and rewrite the node.
 
@@ -67,15 +56,15 @@ class Pattern(Protocol):
     ``use.flipped`` is relative to the target: true if the node reads the transpose of the target.
     """
 
-    def claims(self, use: Use) -> bool:
+    def claims(self, use: find.Use) -> bool:
         """Return whether the node is of this kind."""
         ...
 
-    def refuses(self, use: Use, target: Target) -> str:
+    def refuses(self, use: find.Use, target: Target) -> str:
         """Return why the node cannot read the target; empty if it can."""
         ...
 
-    def rewrite(self, use: Use, target: Target) -> None:
+    def rewrite(self, use: find.Use, target: Target) -> None:
         """Make the node read the target. Its outputs keep their names, types and shapes."""
         ...
 
@@ -93,7 +82,7 @@ def replace_node(old: ir.Node, nodes: Sequence[ir.Node], names: Names) -> None:
     ir.convenience.replace_nodes_and_values(graph, old, [old], nodes, old.outputs, final.outputs)
 
 
-def dtype_of(use: Use, default: ir.DataType) -> ir.DataType:
+def dtype_of(use: find.Use, default: ir.DataType) -> ir.DataType:
     """Return the type that the node reads."""
     if use.dtype is not None:
         return use.dtype
@@ -127,10 +116,10 @@ SHAPE_END = 15
 class MatMulHead:
     """A MatMul whose right operand is the transposed matrix."""
 
-    def claims(self, use: Use) -> bool:
-        return use.node is not None and is_standard(use.node, "MatMul")
+    def claims(self, use: find.Use) -> bool:
+        return use.node is not None and find.is_standard(use.node, "MatMul")
 
-    def refuses(self, use: Use, target: Target) -> str:
+    def refuses(self, use: find.Use, target: Target) -> str:
         assert use.node is not None
         if dtype_of(use, target.dtype) != target.dtype:
             return f"a MatMul computes with it in {dtype_of(use, target.dtype).name}"
@@ -146,7 +135,7 @@ class MatMulHead:
             return f"in opset {target.opset} a Reshape around Gemm would lose empty batches: use --head-form fused"
         return ""
 
-    def rewrite(self, use: Use, target: Target) -> None:
+    def rewrite(self, use: find.Use, target: Target) -> None:
         node, value = use.node, target.value
         assert node is not None
         if not use.flipped:
@@ -157,34 +146,34 @@ class MatMulHead:
             fused = ir.node("FusedMatMul", [node.inputs[0], value], {"transB": 1}, domain=MICROSOFT)
             replace_node(node, [fused], target.names)
         else:
-            surroundings = around(node, target.dtype)
+            surroundings = find.around(node, target.dtype)
             nodes = _product(node, surroundings, value, target)
             final = surroundings.widen if surroundings.widen is not None else (node, *surroundings.behind)[-1]
             numbers = [operand for operand in final.inputs if operand is not None]
             replace_node(final, nodes, target.names)
             for number in numbers:
-                drop_unread(number)
+                find.drop_unread(number)
             for left in (*reversed(surroundings.behind), node, *reversed(surroundings.before), surroundings.narrow):
                 if left is not None:
-                    drop(left)
+                    find.drop(left)
 
 
-def folded(use: Use, target: Target) -> tuple[ir.Node, ...]:
+def folded(use: find.Use, target: Target) -> tuple[ir.Node, ...]:
     """Return the nodes next to a head that are rewritten with it."""
-    return around(use.node, target.dtype).nodes if use.node is not None and _becomes_gemm(use, target) else ()
+    return find.around(use.node, target.dtype).nodes if use.node is not None and _becomes_gemm(use, target) else ()
 
 
-def rounded(use: Use, target: Target) -> str:
+def rounded(use: find.Use, target: Target) -> str:
     """Return what a session may round differently next to a head that becomes a Gemm; empty if nothing."""
-    return beside(use.node, target.dtype) if use.node is not None and _becomes_gemm(use, target) else ""
+    return find.beside(use.node, target.dtype) if use.node is not None and _becomes_gemm(use, target) else ""
 
 
-def becomes_another_node(use: Use) -> bool:
+def becomes_another_node(use: find.Use) -> bool:
     """Return whether the use is a MatMul that must read the matrix transposed."""
-    return use.flipped and use.index == 1 and use.node is not None and is_standard(use.node, "MatMul")
+    return use.flipped and use.index == 1 and use.node is not None and find.is_standard(use.node, "MatMul")
 
 
-def _becomes_gemm(use: Use, target: Target) -> bool:
+def _becomes_gemm(use: find.Use, target: Target) -> bool:
     return target.form is HeadForm.GEMM and becomes_another_node(use)
 
 
@@ -197,7 +186,7 @@ def _turned(target: Target) -> ir.Value:
     value, graph = target.value, target.value.graph
     assert isinstance(graph, ir.Graph) and value.shape is not None
     for user, _ in value.uses():
-        if is_standard(user, "Transpose") and user.graph is graph:
+        if find.is_standard(user, "Transpose") and user.graph is graph:
             if graph[0] is not user:  # the head may precede it
                 graph.remove(user)
                 graph.insert_before(graph[0], user)
@@ -211,12 +200,12 @@ def _turned(target: Target) -> ir.Value:
     return turned.outputs[0]
 
 
-def _product(node: ir.Node, surroundings: Around, value: ir.Value, target: Target) -> list[ir.Node]:
+def _product(node: ir.Node, surroundings: find.Around, value: ir.Value, target: Target) -> list[ir.Node]:
     """Return the nodes that compute the product, with all rows along one axis."""
     attributes = {"transB": 1} | ({} if surroundings.alpha == 1 else {"alpha": surroundings.alpha})
     x = surroundings.x if surroundings.narrow is None else surroundings.narrow.inputs[0]
     assert x is not None and value.shape is not None
-    if surroundings.rank == MATRIX:
+    if surroundings.rank == find.MATRIX:
         return [ir.node("Gemm", [x, value], attributes)]
     vocabulary, hidden = sides(value.shape)
     flat = ir.node("Reshape", [x, constant(node, [-1, hidden], target.names, "rows")])
@@ -266,27 +255,27 @@ def _shape(node: ir.Node, x: ir.Value, vocabulary: int, target: Target) -> tuple
 class Switched:
     """A node with an attribute that makes it read the matrix transposed."""
 
-    def claims(self, use: Use) -> bool:
-        return use.node is not None and (is_standard(use.node, "Gemm") or _is_fused(use.node))
+    def claims(self, use: find.Use) -> bool:
+        return use.node is not None and (find.is_standard(use.node, "Gemm") or _is_fused(use.node))
 
-    def refuses(self, use: Use, target: Target) -> str:
+    def refuses(self, use: find.Use, target: Target) -> str:
         node = use.node
         assert node is not None
         if dtype_of(use, target.dtype) != target.dtype:
             return f"a {node.op_type} computes with it in {dtype_of(use, target.dtype).name}"
         if not use.flipped:
             return ""
-        if use.index > 1 or (_is_fused(node) and (use.index != 1 or integer(node, "transBatchB", 0))):
+        if use.index > 1 or (_is_fused(node) and (use.index != 1 or find.integer(node, "transBatchB", 0))):
             return f"a {node.op_type} reads it as another input than the right operand"
         return ""
 
-    def rewrite(self, use: Use, target: Target) -> None:
+    def rewrite(self, use: find.Use, target: Target) -> None:
         node = use.node
         assert node is not None
         node.replace_input_with(use.index, target.value)
         if use.flipped:
             name = "transA" if use.index == 0 else "transB"
-            node.attributes[name] = ir.AttrInt64(name, 1 - integer(node, name, 0))
+            node.attributes[name] = ir.AttrInt64(name, 1 - find.integer(node, name, 0))
 
 
 def _is_fused(node: ir.Node) -> bool:
@@ -300,23 +289,23 @@ class Lookup:
     matrix has another type, it casts the result.
     """
 
-    def claims(self, use: Use) -> bool:
-        return use.node is not None and is_standard(use.node, "Gather") and use.index == 0
+    def claims(self, use: find.Use) -> bool:
+        return use.node is not None and find.is_standard(use.node, "Gather") and use.index == 0
 
-    def refuses(self, use: Use, target: Target) -> str:
+    def refuses(self, use: find.Use, target: Target) -> str:
         assert use.node is not None
         if use.flipped and _rank(use.node.inputs[1]) is None:
             return "a Gather has indices of unknown rank"
         return ""
 
-    def rewrite(self, use: Use, target: Target) -> None:
+    def rewrite(self, use: find.Use, target: Target) -> None:
         node = use.node
         assert node is not None
         wanted = dtype_of(use, target.dtype)
         if not use.flipped and wanted == target.dtype:
             node.replace_input_with(0, target.value)
             return
-        axis = integer(node, "axis", 0) % 2
+        axis = find.integer(node, "axis", 0) % 2
         nodes = [ir.node("Gather", [target.value, node.inputs[1]], {"axis": 1 - axis if use.flipped else axis})]
         nodes[0].outputs[0].dtype = target.dtype
         if use.flipped:
@@ -341,17 +330,17 @@ def _turn(node: ir.Node, axis: int) -> list[int]:
 class AnyNode:
     """A node of unknown meaning."""
 
-    def claims(self, use: Use) -> bool:
+    def claims(self, use: find.Use) -> bool:
         return True
 
-    def refuses(self, use: Use, target: Target) -> str:
+    def refuses(self, use: find.Use, target: Target) -> str:
         if use.node is None:
             return "it is an output of the graph"
         if use.flipped or dtype_of(use, target.dtype) != target.dtype:
-            return f"{describe(use.node)} reads it in its own form"
+            return f"{find.describe(use.node)} reads it in its own form"
         return ""
 
-    def rewrite(self, use: Use, target: Target) -> None:
+    def rewrite(self, use: find.Use, target: Target) -> None:
         assert use.node is not None
         use.node.replace_input_with(use.index, target.value)
 
@@ -359,6 +348,6 @@ class AnyNode:
 PATTERNS: tuple[Pattern, ...] = (Lookup(), MatMulHead(), Switched(), AnyNode())
 
 
-def pattern_of(use: Use) -> Pattern:
+def pattern_of(use: find.Use) -> Pattern:
     """Return the first pattern that claims the use."""
     return next(pattern for pattern in PATTERNS if pattern.claims(use))

@@ -8,17 +8,7 @@ from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored
-from tieconv.onnx.share.find import (
-    SMALL,
-    Use,
-    describe,
-    drop,
-    drop_unread,
-    integer,
-    is_standard,
-    remove_unread,
-    uses_of,
-)
+from tieconv.onnx.share import find
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, replace_node
 from tieconv.onnx.share.share_pass import copied, turned
 from tieconv.sources.local import FileSet
@@ -41,44 +31,44 @@ class _Tied:
     """The heads of a matrix. ``flipped``: the embedding gathers rows of the transposed matrix."""
 
     flipped: bool
-    heads: tuple[Use, ...]
+    heads: tuple[find.Use, ...]
 
 
 def _tied(stored: Stored) -> _Tied | None:
     if len(stored.record.shape) != 2:
         return None
-    uses = list(uses_of(stored.value))
-    lookups = [use for use in uses if use.node is not None and is_standard(use.node, "Gather") and use.index == 0]
+    uses = list(find.uses_of(stored.value))
+    lookups = [use for use in uses if use.node is not None and find.is_standard(use.node, "Gather") and use.index == 0]
     if not lookups:
         return None
     first = lookups[0]
     assert first.node is not None
-    flipped = first.flipped != (integer(first.node, "axis", 0) % 2 == 1)
+    flipped = first.flipped != (find.integer(first.node, "axis", 0) % 2 == 1)
     return _Tied(flipped, tuple(use for use in uses if _is_head(use) and _reads_columns(use) != flipped))
 
 
-def _is_head(use: Use) -> bool:
+def _is_head(use: find.Use) -> bool:
     node = use.node
     if node is None or use.index != 1:
         return False
-    return is_standard(node, "MatMul", "Gemm") or (node.domain == MICROSOFT and node.op_type == "FusedMatMul")
+    return find.is_standard(node, "MatMul", "Gemm") or (node.domain == MICROSOFT and node.op_type == "FusedMatMul")
 
 
-def _reads_columns(use: Use) -> bool:
+def _reads_columns(use: find.Use) -> bool:
     """Return whether the node multiplies by the transpose of the stored matrix."""
     assert use.node is not None
-    return use.flipped != bool(integer(use.node, "transB", 0))
+    return use.flipped != bool(find.integer(use.node, "transB", 0))
 
 
 def _untie(file: GraphFile, stored: Stored, tied: _Tied, names: Names) -> SharedMatrix:
     name = names.free(f"{stored.value.name}_head")
     make = copied if tied.flipped else turned
     own = make(file, stored, stored.graph, name)  # as far from the heads as the embedding's: the same kernels
-    nodes = tuple(describe(use.node) for use in tied.heads)
+    nodes = tuple(find.describe(use.node) for use in tied.heads)
     for use in tied.heads:
         assert use.node is not None
         _rewrite(use.node, own, names)
-    remove_unread(stored.value)
+    find.remove_unread(stored.value)
     size = stored.record.nbytes
     return SharedMatrix(
         graph=file.name,
@@ -106,7 +96,7 @@ def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
     switches = ("transA", "transBatchA", "transBatchB")
     alpha = node.attributes.get("alpha")
     scaled = alpha is not None and alpha.as_float() != 1.0
-    if not (len(operands) == 2 and not scaled and not any(integer(node, name, 0) for name in switches)):
+    if not (len(operands) == 2 and not scaled and not any(find.integer(node, name, 0) for name in switches)):
         node.replace_input_with(1, own)
         if "transB" in node.attributes:
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
@@ -144,7 +134,7 @@ def reshaped_gemm_of(gemm: ir.Node) -> ReshapedGemm | None:
     if first_reshape is None or len(uses) != 1 or gemm.outputs[0].is_graph_output():
         return None
     second_reshape, index = uses[0]
-    if index or not (is_standard(first_reshape, "Reshape") and is_standard(second_reshape, "Reshape")):
+    if index or not (find.is_standard(first_reshape, "Reshape") and find.is_standard(second_reshape, "Reshape")):
         return None
     x = first_reshape.inputs[0]
     rows = _constant(first_reshape.inputs[1])
@@ -159,24 +149,26 @@ def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
     if joined is None:
         fixed, shape_of_x = _constant(shape), x.shape
         return fixed is not None and shape_of_x is not None and list(shape_of_x)[:-1] == fixed[:-1]
-    if not is_standard(joined, "Concat") or len(joined.inputs) != 2 or _constant(joined.inputs[1]) is None:
+    if not find.is_standard(joined, "Concat") or len(joined.inputs) != 2 or _constant(joined.inputs[1]) is None:
         return False
     leading = joined.inputs[0].producer() if joined.inputs[0] is not None else None
-    if leading is not None and is_standard(leading, "Slice"):
+    if leading is not None and find.is_standard(leading, "Slice"):
         ends = [_constant(value) for value in leading.inputs[1:]]
         source = leading.inputs[0].producer() if leading.inputs[0] is not None else None
-        return ends == [[0], [-1]] and source is not None and is_standard(source, "Shape") and source.inputs[0] is x
+        return (
+            ends == [[0], [-1]] and source is not None and find.is_standard(source, "Shape") and source.inputs[0] is x
+        )
     return (
         leading is not None
-        and is_standard(leading, "Shape")
+        and find.is_standard(leading, "Shape")
         and leading.inputs[0] is x
-        and (integer(leading, "start", 0), integer(leading, "end", 0)) == (0, -1)
+        and (find.integer(leading, "start", 0), find.integer(leading, "end", 0)) == (0, -1)
     )
 
 
 def _constant(value: ir.Value | None) -> list[int] | None:
     tensor = value.const_value if value is not None else None
-    if tensor is None or tensor.size > SMALL or len(tensor.shape) != 1:
+    if tensor is None or tensor.size > find.SMALL or len(tensor.shape) != 1:
         return None
     return [int(entry) for entry in tensor.numpy()]
 
@@ -184,7 +176,7 @@ def _constant(value: ir.Value | None) -> list[int] | None:
 def remove(wrapped: ReshapedGemm) -> None:
     """Remove the Gemm, the Reshape before it, and what only the two Reshapes read."""
     shape = wrapped.last_reshape.inputs[1] if len(wrapped.last_reshape.inputs) > 1 else None
-    drop(wrapped.gemm)
-    drop(wrapped.first_reshape)
+    find.drop(wrapped.gemm)
+    find.drop(wrapped.first_reshape)
     if shape is not None:
-        drop_unread(shape)
+        find.drop_unread(shape)

@@ -19,18 +19,8 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError
 from tieconv.sources import is_hub
 from tieconv.sources.digest import Kind, hash_bytes, hash_file, kind_of
-from tieconv.sources.hub import RepoPath, parse
+from tieconv.sources.hub import RepoPath, parse, session
 from tieconv.sources.hub.client import Client, RemoteFile, Snapshot, Stored, url_of
-from tieconv.sources.hub.session import (
-    MALFORMED,
-    AnswerError,
-    Transport,
-    file_key,
-    is_limited,
-    malformed,
-    transferring,
-    translate,
-)
 from tieconv.sources.local import FileSet, locate
 from tieconv.sources.ranged import DOCUMENT, RangedFiles, Tick, interruptible, workers
 from tieconv.text import shell_word, shown
@@ -96,12 +86,12 @@ def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> st
     label = shown(listing.source)
     listed = parse(listing.root).revision if is_hub(listing.root) else None
     served = {
-        file_key(url_of(repo_path.repo, os.path.join(inside, name), listed)): digest
+        session.file_key(url_of(repo_path.repo, os.path.join(inside, name), listed)): digest
         for name, digest in files.items()
         if listed is not None
     }
     try:
-        with transferring(max(listing.entries.values(), default=0), served):
+        with session.transferring(max(listing.entries.values(), default=0), served):
             root = interruptible(
                 partial(
                     snapshot_download,
@@ -112,10 +102,10 @@ def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> st
                     library_version=VERSION,
                 )
             )
-    except Transport as error:
-        raise translate(error, label) from None
-    except MALFORMED as error:
-        raise malformed(label) from error
+    except session.Transport as error:
+        raise session.translate(error, label) from None
+    except session.MALFORMED as error:
+        raise session.malformed(label) from error
     if listed is not None and os.path.basename(root) != listed:  # the new commit may have other names
         raise UnreadableError(f"{label} has a new commit since tieconv listed it", "try again", "hub.moved")
     verify(repo_path.repo, os.path.join(root, inside), files)
@@ -197,11 +187,11 @@ def _verify(repo: str, root: str, name: str, known: str) -> None:
 
 def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> None:
     """Move a fetched file into the cache if its bytes match the hash in its new name."""
-    if is_limited() and _HASH.fullmatch(target.name):
+    if session.is_limited() and _HASH.fullmatch(target.name):
         reader = FileSet(source.parent)
         try:
             if hash_file(reader, source.name, kind_of(target.name)) != target.name:
-                raise AnswerError(
+                raise session.AnswerError(
                     f"the server sent bytes that do not match the hash {target.name}",
                     "check HF_ENDPOINT and proxies",
                     "hub.hash",
@@ -209,7 +199,7 @@ def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> No
         finally:
             reader.close()
     move(source, target)
-    if is_limited() and _HASH.fullmatch(target.name):
+    if session.is_limited() and _HASH.fullmatch(target.name):
         status = target.stat()
         _proved[FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)] = target.name
 

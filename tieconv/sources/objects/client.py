@@ -22,24 +22,11 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from tieconv.checkpoint.model_files import FileState, Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.sources import is_inside
+from tieconv.sources import is_inside, ranged
 from tieconv.sources.local import MAX_FILES
 from tieconv.sources.objects import ObjectPath
 from tieconv.sources.objects.host_gate import HostGate, relays
 from tieconv.sources.objects.store_settings import allowed_hosts, store_settings
-from tieconv.sources.ranged import (
-    DOCUMENT,
-    PAGE,
-    READ_AHEAD,
-    SECTION,
-    ListingBounds,
-    RangedFiles,
-    Stream,
-    Tick,
-    Traffic,
-    interruptible,
-    workers,
-)
 from tieconv.sources.temporary import make_temporary
 from tieconv.sources.user_files import new_file
 from tieconv.text import shown, size
@@ -93,7 +80,7 @@ def store_of(path: ObjectPath, *, lists: bool = False) -> tuple[Any, HostGate]:
     return _stores[key]
 
 
-class ObjectClient(Traffic):
+class ObjectClient(ranged.Traffic):
     """Reads ranges of the objects of one bucket, and counts requests without obstore's retries."""
 
     def __init__(self, path: ObjectPath, label: str) -> None:
@@ -104,8 +91,8 @@ class ObjectClient(Traffic):
     def pages(self, label: str, prefix: str) -> Iterator[Any]:
         """Yield the objects below a prefix, a page at a time. Raises `UnreadableError`, also for an endless listing."""
         store, gate = call(label, partial(store_of, self._path, lists=True))
-        pages = call(label, lambda: store.list(prefix or None, chunk_size=PAGE), gate)
-        bounds = ListingBounds(label, _ENDPOINT, "objects")
+        pages = call(label, lambda: store.list(prefix or None, chunk_size=ranged.PAGE), gate)
+        bounds = ranged.ListingBounds(label, _ENDPOINT, "objects")
         try:
             while True:
                 gate.allow(PAGE_BYTES)
@@ -127,7 +114,7 @@ class ObjectClient(Traffic):
         gate.allow(PAGE_BYTES * 4)
         result = call(label, lambda: store.list_with_delimiter(prefix or None), gate, PAGE_SECONDS)
         _check_etags(result["objects"], label)
-        self.count(requests=1 + len(result["objects"]) // PAGE)
+        self.count(requests=1 + len(result["objects"]) // ranged.PAGE)
         return result["objects"]
 
     def get(self, file: RemoteObject, start: int, end: int) -> Any:
@@ -162,13 +149,14 @@ def call(label: str, ask: Callable[[], T], gate: HostGate | None = None, timeout
         if gate is not None:
             gate.cut()
         return UnreadableError(
-            f"{label} cannot be listed: the server did not send {PAGE:,} keys, or the rest, in {timeout or 0:.0f} s",
+            f"{label} cannot be listed: the server did not send {ranged.PAGE:,} keys, or the rest, "
+            f"in {timeout or 0:.0f} s",
             "give a longer prefix, or try again later",
             "objects.endless",
         )
 
     try:
-        return interruptible(ask, timeout, late)
+        return ranged.interruptible(ask, timeout, late)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, UnreadableError):
         raise
     except BaseException as error:
@@ -190,7 +178,7 @@ def _refusal(gate: HostGate, label: str) -> UnreadableError | None:
         )
     if gate.too_long:
         return UnreadableError(
-            f"{label} cannot be listed: the server sent more than {PAGE_BYTES >> 20} MiB for {PAGE:,} keys",
+            f"{label} cannot be listed: the server sent more than {PAGE_BYTES >> 20} MiB for {ranged.PAGE:,} keys",
             _ENDPOINT,
             "objects.too-long",
         )
@@ -215,7 +203,7 @@ def check_response(file: RemoteObject, sent: tuple[int, int], meta: Any, start: 
         )
 
 
-class ObjectStream(Stream):
+class ObjectStream(ranged.Stream):
     """A range of an object. obstore continues an interrupted response itself."""
 
     def __init__(self, client: ObjectClient, file: RemoteObject, start: int, end: int) -> None:
@@ -346,7 +334,7 @@ def translate(error: BaseException, label: str) -> UnreadableError:
 _DOCUMENTS = (".json", ".txt", ".md", ".jinja", ".py", ".yaml", ".yml")
 
 
-class ObjectFiles(RangedFiles):
+class ObjectFiles(ranged.RangedFiles):
     """The files of one listing. Each request is for the listed ETag, so a replaced file is refused.
 
     An ETag is not a hash of the content, so no file has a ``content_id``.
@@ -355,12 +343,14 @@ class ObjectFiles(RangedFiles):
     client: ObjectClient
 
     def __init__(
-        self, client: ObjectClient, listed: ObjectListing, tick: Tick | None = None, *, proving: bool = False
+        self, client: ObjectClient, listed: ObjectListing, tick: ranged.Tick | None = None, *, proving: bool = False
     ) -> None:
         super().__init__(client, listed.listing, tick, proving=proving)
         self.listed = listed
         # A weight file that one request fetches is read as a whole, at no further cost.
-        self.costly = any(size > READ_AHEAD for name, size in listed.listing.entries.items() if not _is_text(name))
+        self.costly = any(
+            size > ranged.READ_AHEAD for name, size in listed.listing.entries.items() if not _is_text(name)
+        )
 
     def state(self, name: str) -> FileState:
         """Return a state as for a local file. Two states are equal only for one key with one ETag."""
@@ -378,7 +368,7 @@ class ObjectFiles(RangedFiles):
 
     def is_document(self, name: str) -> bool:
         """Return whether a file is a text beside the weights, by its name."""
-        return _is_text(name) and self.size(name) <= DOCUMENT
+        return _is_text(name) and self.size(name) <= ranged.DOCUMENT
 
     def remote(self, name: str) -> RemoteObject:
         """Return the listed object of a file."""
@@ -500,7 +490,7 @@ def fetch(listing: Listing, files: ObjectFiles, names: Iterable[str]) -> str:
         root = os.path.join(make_temporary(), files.listed.fingerprint, os.path.basename(str(files.listed.path)))
         for directory in {os.path.dirname(os.path.join(root, name)) for name in wanted} | {root}:
             os.makedirs(directory, exist_ok=True)
-        with workers(_WORKERS) as pool:
+        with ranged.workers(_WORKERS) as pool:
             for _ in pool.map(partial(_copy, files, root), wanted):
                 continue
     except OSError as error:
@@ -520,8 +510,8 @@ def _copy(files: ObjectFiles, root: str, name: str) -> None:
     target = os.path.join(root, name)
     whole = files.size(name)
     with new_file(target) as out:
-        for start in range(0, whole, SECTION):
-            stream = files.open(name, start, min(start + SECTION, whole))
+        for start in range(0, whole, ranged.SECTION):
+            stream = files.open(name, start, min(start + ranged.SECTION, whole))
             try:
                 while stream.position < stream.end:
                     block = memoryview(bytearray(min(_BLOCK, stream.end - stream.position)))
