@@ -155,7 +155,9 @@ class GraphOutcome(Printed):
             "files_removed": [],
             **values_of(plan, "notes bytes_before bytes_after bytes_read bytes_written bytes_linked"),
             **values_of(self, "executed verified"),
-            "proofs": [values_of(proof, "graph proved why_not copies casts runs") for proof in self.proofs],
+            "proofs": [
+                {"graph": proof.graph, **_proof(proof), **values_of(proof, "casts runs")} for proof in self.proofs
+            ],
             "output": self.output,
         }
 
@@ -164,6 +166,10 @@ class GraphOutcome(Printed):
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         return plan_rows(self.plan.summary, self.plan.notes)
+
+
+def _proof(proof: SessionProof) -> dict[str, object]:
+    return values_of(proof, "proved why_not") | {"copies": dict(proof.copies)}
 
 
 def _operations(plan: GraphPlan) -> list[dict[str, object]]:
@@ -307,7 +313,7 @@ class ExportOutcome(Printed):
             "bytes_written": sum(self.files.values()) if self.files else plan.bytes_written,
             "bytes_linked": plan.bytes_linked,
             **values_of(self, "executed verified output files"),
-            "session": [values_of(proof, "proved why_not copies") for proof in self.proofs],
+            "session": [_proof(proof) for proof in self.proofs],
             **values_of(self, "parity versions"),
         }
 
