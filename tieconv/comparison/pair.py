@@ -199,23 +199,23 @@ class ParameterNames:
             self._memory.setdefault(stored, []).append(memory)
         self._prefix = f"{family.prefix}." if family.prefix else ""
         self._changes = bool(self._stored or self._prefix)
-        # Where two stored names would become one, every parameter keeps its name in the file.
-        self._changes = self._changes and all(self._is_alone(name) for name in self.tensors)
+        # Two stored names that would become one keep their names in the file.
+        self._clashing = {name for name in self.tensors if self._changes and not self._is_alone(name)}
 
     def of(self, name: str) -> str:
         """Return the parameter name of a name in the file."""
-        return self._short(name) if self._changes else name
+        return self._short(name) if self._changes and name not in self._clashing else name
 
     def stored(self, parameter: str) -> TensorRecord | None:
         """Return the tensor that the file stores for a parameter, or ``None``."""
-        if not self._changes:
+        if not self._changes or parameter in self._clashing:
             return self.tensors.get(parameter)
         if not self._stored:  # the prefix alone: most models, and asked for each tensor
             record = self.tensors.get(self._prefix + parameter)
             if record is None and not parameter.startswith(self._prefix):
                 record = self.tensors.get(parameter)
             return record
-        return next((self.tensors[name] for name in self._spelled(parameter)), None)
+        return next((self.tensors[name] for name in self._spelled(parameter) if name not in self._clashing), None)
 
     def __iter__(self) -> Iterator[str]:
         return map(self.of, self.tensors)
