@@ -43,7 +43,7 @@ python -m tests.writers
 python -m tests.writers --only mlx-lm --write
 ```
 
-It exits with 1 if a cell is wrong. `--write` keeps the figures from which this page is made.
+It exits with 1 if a cell is wrong that this page does not list. `--write` keeps the figures of this page.
 """
 
 
@@ -82,7 +82,7 @@ def _wrong(results: dict[str, Any]) -> Iterator[str]:
 
 def _notes(results: dict[str, Any]) -> Iterator[str]:
     yield "## Notes and true findings\n"
-    yield "`check` prints a note without failing. These are the notes about healthy files, with the number of files.\n"
+    yield "The notes about healthy files, and the warnings that rightly report a file, with the number of files.\n"
     for name, entry in results.items():
         if entry["notes"]:
             yield f"- {name}: {', '.join(f'[{rule}](rules.md) {count}' for rule, count in entry['notes'].items())}"

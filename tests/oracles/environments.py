@@ -94,11 +94,10 @@ def setup(name: str, folder: Path) -> Path:
 
 
 def make(environment: Environment, folder: Path) -> Path:
-    """Make ``environment`` in ``folder``; return its interpreter. The first package comes alone: torch, where it is."""
+    """Make ``environment`` in ``folder``; return its interpreter."""
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install = [python, "-m", "pip", "install", "-q"]
-    subprocess.run([*install, environment.packages[0]], check=True)
     subprocess.run([*install, *environment.packages], check=True)
     if environment.alone:
         subprocess.run([*install, "--no-deps", *environment.alone], check=True)

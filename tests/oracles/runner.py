@@ -27,8 +27,8 @@ SCRIPTS = {
 class Runner:
     """The process of a loader's script."""
 
-    def __init__(self, loader: str, python: str, env: Mapping[str, str] | None = None) -> None:
-        self._command = [python, str(HERE / SCRIPTS[loader])]
+    def __init__(self, loader: str, python: str, env: Mapping[str, str] | None = None, *words: str) -> None:
+        self._command = [python, str(HERE / SCRIPTS[loader]), *words]
         self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
         self._process: subprocess.Popen[str] | None = None
 

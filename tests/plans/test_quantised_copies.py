@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 import tieconv
 from tests.inspection.quantised.stored_models import tensor
@@ -73,6 +75,20 @@ def test_no_program_reads_a_torch_file_with_codes_of_mlx(pair: str, tmp_path: Pa
         tieconv.plan_convert("torch", source)
     tieconv.plan_convert("safetensors", source, max_shard_size=3000).execute(tmp_path / "shards")
     assert tieconv.diff(source, tmp_path / "shards").same_function
+
+
+def test_the_metadata_of_torchao_stays(tmp_path: Path) -> None:
+    """torchao builds a tensor from its parts and the metadata. Shards keep it, and a torch file cannot."""
+    source = model(tmp_path / "m", equal(packed), NAMED, False, "fq")
+    (path,) = source.glob("*.safetensors")
+    with safe_open(path, "np") as file:
+        save_file({key: file.get_tensor(key) for key in file.keys()}, path, {"tensor_names": "[]"})  # noqa: SIM118
+    with pytest.raises(tieconv.RefusedError, match="torchao builds these tensors from the metadata"):
+        tieconv.plan_convert("torch", source)
+    tieconv.plan_convert("safetensors", source, max_shard_size=3000).execute(tmp_path / "shards")
+    assert all(
+        file.metadata == {"tensor_names": "[]"} for file in tieconv.inspect(tmp_path / "shards").checkpoint.files
+    )
 
 
 def test_diff_after_untie_of_a_model_with_an_entry_for_each_module(tmp_path: Path) -> None:

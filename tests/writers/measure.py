@@ -22,7 +22,9 @@ Judged = dict[str, list[Cell]]
 def cells(name: str, python: str, only: str = "", every: int = 1) -> Iterator[tuple[str, list[Cell]]]:
     """Yield each case of writer ``name`` with its cells. ``only``: cases whose names contain it."""
     SCRIPTS[name] = str(PROGRAMS / f"{WRITERS[name].script}.py")
-    runner = Runner(name, python, {"PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"})
+    runner = Runner(
+        name, python, {"PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}, name
+    )
     listed = runner.observe({"id": name, "do": "list"})
     if "cases" not in listed:
         raise SystemExit(f"{name}: {listed['why']}")
@@ -60,6 +62,13 @@ def figures(versions: dict[str, str], judged: Judged) -> dict[str, Any]:
         "refusals": dict(refused.most_common()),
         "notes": dict(notes.most_common()),
     }
+
+
+def new_faults(name: str, found: dict[str, Any]) -> list[str]:
+    """Return the wrong cells that the kept figures of the writer do not list."""
+    path = FIGURES / f"{name}.json"
+    listed = json.loads(path.read_text(encoding="utf-8"))["wrong"] if path.exists() else []
+    return [line for line in found["wrong"] if line not in listed]
 
 
 def keep(name: str, found: dict[str, Any]) -> Path:

@@ -89,6 +89,17 @@ def facts(model: Any, folder: Path) -> Facts:
     return made
 
 
+def without_sampling(model: Any) -> Any:
+    """Return the model without the sampling values of `fixtures.zoo`, which transformers 4 refuses to save."""
+    import transformers
+
+    for config in (model.config, getattr(model.config, "text_config", None)):
+        if hasattr(config, "top_k"):
+            config.top_k = 50
+    model.generation_config = transformers.GenerationConfig()
+    return model
+
+
 def stored_tensors(folder: Path) -> dict[str, Any]:
     """Return every tensor of the safetensors and torch files of ``folder``."""
     import torch

@@ -25,6 +25,28 @@ ENVIRONMENTS: dict[str, Environment] = {
         "hqq==0.2.8.post1", "bitsandbytes==0.50.2", "gguf==0.19.0", "sentencepiece",
         show=("torchao", "optimum-quanto", "hqq", "bitsandbytes", "transformers"),
     ),
+    "lightning": _environment("transformers==5.23.0", "lightning==2.6.6", show=("lightning", "transformers")),
+    **{
+        f"transformers-{version[:4]}": _environment(
+            f"transformers=={version}", "accelerate==1.15.0", show=("transformers", "safetensors")
+        )
+        for version in ("4.57.6", "5.24.0")
+    },
+    "llm-compressor": Environment(
+        "writer",
+        ("llmcompressor==0.11.0", "transformers==4.57.6"),
+        show=("llmcompressor", "compressed-tensors", "torch"),
+    ),  # it needs an older torch
+    "modelopt": _environment(
+        "nvidia-modelopt==0.47.0", "requests", "transformers==5.23.0", show=("nvidia-modelopt", "transformers")
+    ),
+    "x-transformers": _environment("x-transformers==2.31.10", show=("x-transformers",)),
+    "whisper": _environment("openai-whisper==20250625", show=("openai-whisper",)),
+    "litgpt": _environment("litgpt==0.5.13", show=("litgpt",)),
+    "mergekit": _environment("mergekit==0.1.5", "transformers==5.24.0", show=("mergekit", "transformers")),
+    "sentence-transformers": _environment(
+        "transformers==5.23.0", "sentence-transformers==6.2.0", show=("sentence-transformers", "transformers")
+    ),
 }  # fmt: skip
 
 
@@ -40,10 +62,33 @@ class Writer:
 
 WRITERS = {
     "transformers-5.23": Writer("transformers-5.23", "save_transformers"),
+    **{
+        f"transformers-{version}": Writer(f"transformers-{version}", "save_transformers")
+        for version in ("4.57", "5.24")
+    },
     "libraries": Writer("transformers-5.23", "save_libraries", ("safetensors", "huggingface_hub", "accelerate")),
     "mlx-lm": Writer("mlx-lm", "convert_mlx"),
+    "quantisers": Writer("quantisers", "quantise_transformers"),
+    "training": Writer("lightning", "save_checkpoints"),
+    "gguf": Writer("quantisers", "write_gguf", ("gguf", "transformers")),
+    "sentence-transformers": Writer("sentence-transformers", "save_sentence_transformers"),
+    "litgpt": Writer("litgpt", "save_litgpt"),
+    "mergekit": Writer("mergekit", "merge_mergekit"),
+    **{name: Writer(name, "quantise_calibrated") for name in ("llm-compressor", "modelopt")},
+    **{name: Writer(name, "save_own_format") for name in ("x-transformers", "whisper")},
     "peft": Writer("transformers-5.23", "save_peft", ("peft", "transformers")),
 }
 
-NOT_INSTALLED: dict[str, str] = {}
-"""Programs that could not run on a CPU-only Linux machine with pip, and why."""
+NOT_INSTALLED: dict[str, str] = {
+    "AutoRound 0.16.1": "it installs; without the calibration set that it downloads, our run did not end",
+    "GPTQModel 7.7.0": "it installs; on two cores, `GPTQModel.load` fails: it asks for two workers and gets one",
+    "fairseq 0.12.2": "it does not import on Python 3.11 or newer: `mutable default` of a dataclass",
+    "OpenNMT-py 3.5.1": "it installs with torch 2.2; no script writes its models yet",
+    "CTranslate2 4.8.5": "it writes a format that tieconv only recognises; it is judged as a loader",
+    "DeepSpeed 0.19.8, torchtitan 0.3.0": "they install; no script writes their checkpoints yet",
+    "optimum-onnx 0.1.0, onnxruntime's quantisers, onnxruntime-genai's builder": "no script yet; see [ONNX](onnx.md)",
+    "transformers 4.48.3": "the small models of our fixtures need 4.56 or newer",
+    "torchtune 0.6.1": "it does not import with torch 2.13: it needs a torchao that does not import there",
+    "mlx-vlm, transformers.js' scripts, state-spaces Mamba": "not tried",
+}
+"""Programs without a script, and why."""

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from docs.pages import writers as page
 from tests.writers import judge as judging
-from tests.writers.measure import FIGURES, figures
+from tests.writers.measure import FIGURES, figures, new_faults
 from tests.writers.table import ENVIRONMENTS, NOT_INSTALLED, PROGRAMS, WRITERS
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -65,4 +65,6 @@ def test_figures_count_each_outcome() -> None:
     cells = [judging.Cell("check", "right", "TIE004"), judging.Cell("retie", "refused", "error: no")]
     made = figures({}, {"a": [*cells, judging.Cell("diff", "wrong", "said so")]})
     assert (made["files"], made["right"], made["refused"], made["notes"]) == (1, 1, 1, {"TIE004": 1})
-    assert made["wrong"] == ["a: diff: said so"] and made["refusals"] == {"retie: error: no": 1}
+    assert new_faults("peft", made) == made["wrong"] == ["a: diff: said so"] and made["refusals"] == {
+        "retie: error: no": 1
+    }

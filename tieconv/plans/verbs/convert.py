@@ -49,6 +49,9 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     checkpoint = inspection.checkpoint
     if to is Format.TORCH:
         guard_many(checkpoint, MANY_FOR_TORCH)
+        if any("tensor_names" in (file.metadata or ()) for file in checkpoint.files):
+            reason = "torchao builds these tensors from the metadata of safetensors, which a torch file does not have"
+            refuse(reason, "convert the model before it is quantised", "plan.torchao")
     dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
     shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
     if checkpoint.table:
@@ -105,8 +108,6 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
         # transformers 4 cannot load a safetensors file without this entry; a torch file needs no metadata.
         return ({"format": "pt"} if to is Format.SAFETENSORS else None), ()
     present = [file.metadata for file in checkpoint.files if file.metadata is not None]
-    if not present:
-        return None, ()
     merged: dict[str, str] = {}
     disagreeing = []
     for metadata in present:
@@ -115,7 +116,7 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
         f"the files disagree on the metadata entry {shown(key)}: convert keeps the first value"
         for key in sorted(set(disagreeing))
     )
-    return merged, tuple(notes)
+    return merged if present else None, tuple(notes)
 
 
 def _index(checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...], to: Format) -> write_plan.OutputText:
@@ -309,9 +310,8 @@ def assembled(table: ChunkTable, record: TensorRecord) -> write_plan.OutputTenso
 
 def config_text(checkpoint: Checkpoint) -> tuple[write_plan.OutputText, ...]:
     """Return the config of a training checkpoint, which may be in another directory."""
-    if not checkpoint.table or checkpoint.config is None:
-        return ()
-    return (write_plan.OutputText(_CONFIG, checkpoint.config.text),)
+    config = checkpoint.config if checkpoint.table else None
+    return (write_plan.OutputText(_CONFIG, config.text),) if config else ()
 
 
 def companions(checkpoint: Checkpoint) -> dict[str, int]:
