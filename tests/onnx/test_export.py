@@ -203,6 +203,19 @@ def test_all_or_nothing(replay: Replay, tmp_path: Path, stage: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_budget_of_parity(replay: Replay, tmp_path: Path) -> None:
+    """The batches that fit are fed, the others are named, and the export says how far the measurement is."""
+    made, stages = replay("bert"), {}
+    planned = tieconv.plan_export(made.model, budget="0s")
+    report = planned.execute(tmp_path / "out", progress=lambda *stage: stages.update({stage[0]: stage[1:]})).parity
+    assert report is not None and report.fed is not None and report.fed.left_out and report.fed.budget == 0
+    assert [name for name in stages if "running" in name] == [
+        f"running the {s}" for s in ("graph", "reference", "floor")
+    ]
+    assert all(0 <= done < whole for done, whole in stages.values())
+    assert "no effect" in refused("export", made.model, "-o", tmp_path / "b", "--no-parity", "--budget", "1s")
+
+
 def test_a_disk_that_fills(replay: Replay, tmp_path: Path) -> None:
     """A disk that is full in the middle: one sentence with what is free, nothing half-written."""
     made = replay("bert")

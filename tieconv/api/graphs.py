@@ -94,18 +94,19 @@ def plan_export(
     layout: str = "plain",
     quantise: str | None = None,
     inputs_embeds: bool = False,
+    budget: str | None = None,
 ) -> PlannedExport:
     """Plan the export of MODEL as an ONNX graph with each tied matrix stored once, on disk and in memory.
 
-    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` measures
-    parity, as for `parity`. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers fuses
-    attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other runtime runs
+    ``precision`` is ``fp32``, ``fp16`` or ``bf16``. ``head_form`` is as for `plan_graph_dedup`. ``provider`` and
+    ``budget`` measure parity, as for `parity`. ``fuse`` is ``none``, ``cpu`` or ``cuda``. For a provider, transformers
+    fuses attention, norms and activations into ONNX Runtime's operators, and the head is ``fused``. No other one runs
     such a graph. ``layout`` is ``plain``, ``optimum``, ``genai`` or ``transformers.js``: the program that loads the
-    graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised
-    matrix. ``quantise`` needs the other two at their defaults. With ``inputs_embeds``, one graph is the input embedding
-    and the other a decoder of its rows. A decoder of images or sound is always exported so. Raises `RefusedError` for a
-    model with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if
-    transformers does not load the model, and `MissingPackageError` if a package is not installed.
+    graph. ``quantise`` is ``int8``, ``int4`` or ``dynamic-int8``: embedding and head then read one quantised matrix.
+    ``quantise`` needs the other two at their defaults. With ``inputs_embeds``, one graph is the input embedding and the
+    other a decoder of its rows. A decoder of images or sound is always exported so. Raises `RefusedError` for a model
+    with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if transformers
+    does not load the model, and `MissingPackageError` if a package is not installed.
     """
     _check_choice("precision", precision, ("fp32", "fp16", "bf16"))
     _check_provider(provider)
@@ -125,6 +126,7 @@ def plan_export(
         layout=layout,
         quantise=quantise,
         inputs_embeds=inputs_embeds,
+        budget=None if budget is None else seconds_of(budget),
     )
     from tieconv.reference.packages import require
 
@@ -149,6 +151,7 @@ def export(
     layout: str = "plain",
     quantise: str | None = None,
     inputs_embeds: bool = False,
+    budget: str | None = None,
 ) -> ExportOutcome:
     """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
 
@@ -166,6 +169,7 @@ def export(
         layout=layout,
         quantise=quantise,
         inputs_embeds=inputs_embeds,
+        budget=budget,
     )
     return planned.execute(out, overwrite=overwrite)
 
@@ -197,7 +201,8 @@ def parity(
     perplexity. A missing provider gives the verdict ``not_run``.
     ``inputs`` is an npz file with more inputs: integer arrays (batch × sequence) by the graph's names. ``length`` and
     ``batch`` add a sequence of so many tokens, and so many rows. ``budget`` is about how long the batches may compute
-    (``30s``, ``5m``), or ``full`` for all. Without it, about the time of an export, or less.
+    (``30s``, ``5m``), or ``full`` for all. Without it, about the time of an export, or less, and all of a quantised
+    graph.
     A program that has not imported torch or ONNX Runtime measures in a child process with limits. ``timeout`` is the
     most seconds of one call of a session, and ``max_memory`` the most bytes of the process. Without them, both grow
     with the size of the graph and the model. ``progress`` is called with the stage, how much is done, and how much
@@ -211,8 +216,8 @@ def parity(
     seconds = None if budget is None else seconds_of(budget)
     if text is not None and not quantised:
         raise ValueError("text needs quantised=True")
-    if quantised and (inputs or length or batch or budget):
-        raise ValueError("inputs, length, batch and budget need quantised=False")
+    if quantised and (inputs or length or batch):
+        raise ValueError("inputs, length and batch need quantised=False")
     from tieconv.onnx.child import advance, limited, limits_for
 
     def measured() -> Parity:
@@ -236,7 +241,7 @@ def parity(
             )
         if quantised:
             words = None if text is None else str(text)
-            return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device)
+            return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device, seconds)
         wishes = Wishes(str(inputs) if inputs else "", length, batch, seconds)
         return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
 

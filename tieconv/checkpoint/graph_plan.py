@@ -213,7 +213,7 @@ def _matrix(matrix: SharedMatrix) -> dict[str, object]:
 class ExportOptions:
     """The values of the options of `tieconv export`, as `tieconv.plan_export` describes them.
 
-    ``fuse`` and ``quantise`` are ``None`` if the graph is neither fused nor quantised.
+    ``fuse`` and ``quantise`` are ``None`` if the graph is neither fused nor quantised. ``budget`` is in seconds.
     """
 
     precision: str = "fp32"
@@ -225,6 +225,7 @@ class ExportOptions:
     layout: str = "plain"
     quantise: str | None = None
     inputs_embeds: bool = False
+    budget: float | None = None
 
 
 # The plan and the outcome of `export`: data for reports, no graph library.

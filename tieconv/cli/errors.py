@@ -181,7 +181,9 @@ class ErrorBoundary(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _have_streams()
-        _print_anything()
+        for stream in (sys.stdout, sys.stderr):  # what the encoding lacks is printed as escapes
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         reset()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
         wanted = "--traceback" in argv
@@ -192,7 +194,11 @@ class ErrorBoundary(click.Group):
             return super().main(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported in one sentence too
             if wanted:
-                _trace(error)
+                import traceback
+
+                for part in traceback.format_exception(error):
+                    for line in part.splitlines():
+                        echo(shown(line, 1000), err=True)
             _stop(*ending(error))
 
 
@@ -210,15 +216,6 @@ def ending(error: Exception) -> tuple[str, str, int]:
     return f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2
 
 
-def _trace(error: Exception) -> None:
-    """Print the traceback, which may quote a file."""
-    import traceback
-
-    for part in traceback.format_exception(error):
-        for line in part.splitlines():
-            echo(shown(line, 1000), err=True)
-
-
 def _have_streams() -> None:
     """Replace streams that the caller closed, so that no file gets their descriptors."""
     if sys.stderr is None:
@@ -227,13 +224,6 @@ def _have_streams() -> None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8")
     if sys.stdout is None:
         _stop("standard output is closed", "redirect it: > FILE, or > /dev/null", 2)
-
-
-def _print_anything() -> None:
-    """Print characters that the terminal's encoding lacks as escapes instead of raising an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _stop(message: str, hint: str, code: int) -> NoReturn:

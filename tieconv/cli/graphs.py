@@ -29,6 +29,23 @@ _STAGES = {
 """The text on the screen for each stage."""
 
 
+def _budget(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        _ = value is None or seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    return value
+
+
+budget_option = click.option(
+    "--budget",
+    metavar="TIME",
+    callback=_budget,
+    help="How long the batches of parity may compute, such as 30s or 5m. full: all batches. Default: about as long as "
+    "an export of MODEL, or less; all batches of a quantised graph.",
+)
+
+
 @click.command("export")
 @shared.model_argument
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write the directory OUT, which must not exist.")
@@ -79,6 +96,7 @@ _STAGES = {
 @click.option(
     "--no-parity", is_flag=True, help="Do not measure the logits. The weights are still compared bit for bit."
 )
+@budget_option
 @shared.json_option
 @shared.common_options
 def export_command(
@@ -105,6 +123,8 @@ def export_command(
 
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")
+    if no_parity and options["budget"] is not None:
+        raise click.UsageError("--budget has no effect with --no-parity")
     planned = plan_export(model, parity=not no_parity, provider=shared.on_device(provider, device), **options)
     before = planned.outcome()
     if output is not None:
@@ -123,7 +143,7 @@ def export_command(
 
 
 def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportOutcome:
-    with timed("export"), stage_progress("export") as show:
+    with timed("export"), stage_progress("export", "TimeRemainingColumn") as show:
 
         def progress(stage: str, done: int, whole: int) -> None:
             show(_STAGES.get(stage, stage), done, whole)
@@ -145,14 +165,6 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     again = f"tieconv export {path_word(model)} -o {path_word(output)} --no-parity"
     say(f"nothing was written: parity failed; to look at the graph all the same: {again}")
     sys.exit(1)
-
-
-def _budget(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    try:
-        _ = value is None or seconds_of(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
-    return value
 
 
 @click.command("parity")
@@ -198,13 +210,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Also run a sequence of N tokens.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Also run a batch of N rows.")
-@click.option(
-    "--budget",
-    metavar="TIME",
-    callback=_budget,
-    help="How long the batches may compute, such as 30s or 5m. full: all batches. Default: about as "
-    "long as an export of MODEL, or less.",
-)
+@budget_option
 @click.option(
     "--timeout",
     type=click.FloatRange(1),
@@ -238,8 +244,8 @@ def parity_command(
     """
     if options["text"] is not None and not options["quantised"]:
         raise click.UsageError("--text needs --quantised")
-    if options["quantised"] and any(options[name] for name in ("inputs", "length", "batch", "budget")):
-        raise click.UsageError("--inputs, --length, --batch and --budget need a graph without --quantised")
+    if options["quantised"] and any(options[name] for name in ("inputs", "length", "batch")):
+        raise click.UsageError("--inputs, --length and --batch need a graph without --quantised")
     sizes: dict[str, Any] = {name: options.pop(name) or 0 for name in ("length", "batch")}
     memory = None if max_memory is None else int(max_memory * 1e9)
     with stage_progress("parity", "TimeRemainingColumn") as progress:

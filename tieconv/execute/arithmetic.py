@@ -107,17 +107,12 @@ class _InexactError(Exception):
     """An element whose product the type cannot represent."""
 
 
-def scalable(dtype: str) -> bool:
-    """Return whether elements of ``dtype`` can be multiplied."""
-    return dtype in _FRACTION_BITS
-
-
 def scaled(block: bytes | bytearray | memoryview, dtype: str, exponent: int) -> bytes:
     """Return every element of ``block`` times 2**``exponent``; zeros, infinities and NaNs stay as they are.
 
     Raises `RefusedError` if an element overflows or needs rounding.
     """
-    if not scalable(dtype):
+    if dtype not in _FRACTION_BITS:
         raise RefusedError(f"tieconv cannot scale tensors of dtype {dtype}", "", "scale.dtype")
     if exponent == 0:
         return bytes(block)

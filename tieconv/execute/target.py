@@ -252,7 +252,13 @@ def check_far_target(plan: Plan, target: Target) -> None:
 def check_contents(plan: Plan) -> None:
     """Check that every file of the plan can be written, wherever OUT is. Raises `RefusedError`."""
     check_names(plan)
-    _check_special(plan)
+    if plan.checkpoint.special:
+        first = next(iter(plan.checkpoint.special))
+        raise RefusedError(
+            f"{shown(first)} is not a regular file, so tieconv cannot copy it",
+            "move it out of the model directory",
+            "out.special",
+        )
 
 
 def check_place(plan: Plan, target: Target) -> None:
@@ -287,16 +293,6 @@ def check_names(plan: Plan) -> None:
                 "rename one of them",
                 "out.case-collision",
             )
-
-
-def _check_special(plan: Plan) -> None:
-    if plan.checkpoint.special:
-        first = next(iter(plan.checkpoint.special))
-        raise RefusedError(
-            f"{shown(first)} is not a regular file, so tieconv cannot copy it",
-            "move it out of the model directory",
-            "out.special",
-        )
 
 
 def _check_in_place(plan: Plan, target: Target, final: Path) -> None:

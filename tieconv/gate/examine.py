@@ -153,7 +153,10 @@ def check_models(
     A model that is given twice, or that ``record`` already holds, is not read again. An ``executor`` replaces the
     processes.
     """
-    places = by_place(paths)
+    places: dict[str, str] = {}
+    for path in paths:
+        places.setdefault(place_of(path), path)
+    places = places
     models: dict[str, CheckedModel] = {}
     for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record, executor), strict=True):
         models[location] = policy.judge(model, location)
@@ -198,14 +201,6 @@ def lost_model(path: str) -> CheckedModel:
         path,
         failure=Failure(f"{shown(path)}: the process that read it was killed", "if memory is short, use --jobs 1"),
     )
-
-
-def by_place(paths: Iterable[str]) -> dict[str, str]:
-    """Return each path by its location; of several paths to one location, the first."""
-    places: dict[str, str] = {}
-    for path in paths:
-        places.setdefault(place_of(path), path)
-    return places
 
 
 def outputs(places: dict[str, str], out: str) -> Iterator[str]:

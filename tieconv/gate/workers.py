@@ -233,7 +233,15 @@ def _context(clean: bool) -> BaseContext:
         for name in _PRELOADED:  # once here, and not once in each process
             import_module(name)
         return multiprocessing.get_context()
-    _start_tracker()
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        os.environ.update({} if before is None else {"PYTHONWARNINGS": before})
     _choose_socket_directory()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -255,19 +263,6 @@ def _choose_socket_directory() -> None:
         util.get_temp_dir()
     finally:
         tempfile.tempdir = before
-
-
-def _start_tracker() -> None:
-    """Start the process that removes what ended processes leave, so that it does not print that it did so."""
-    from multiprocessing import resource_tracker
-
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        del os.environ["PYTHONWARNINGS"]
-        os.environ.update({} if before is None else {"PYTHONWARNINGS": before})
 
 
 def _prepare(environment: dict[str, str]) -> None:

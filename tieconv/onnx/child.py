@@ -51,6 +51,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, how much is done, and how much there is."""
 _status: int | None = None
 """In the child, where it writes when a call of the session starts and ends."""
+_listener: Progress | None = None
+"""Without a child, called with how far the work is."""
 
 
 @record
@@ -88,8 +90,21 @@ def session_call(name: str) -> Iterator[None]:
 
 def advance(stage: str, done: float, total: float) -> None:
     """Tell the parent how far the work of the child is. Costs a write to a pipe."""
+    if _listener is not None:
+        _listener(stage, int(done), int(total))
     if _status is not None:
         os.write(_status, f"{_PROGRESS}{stage}:{done:.0f}:{total:.0f}\n".encode())
+
+
+@contextmanager
+def reporting(progress: Progress) -> Iterator[None]:
+    """Call ``progress`` with what `advance` says in this process."""
+    global _listener
+    _listener = progress
+    try:
+        yield
+    finally:
+        _listener = None
 
 
 def limited(

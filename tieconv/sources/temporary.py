@@ -37,7 +37,10 @@ def make_temporary() -> str:
     if not _held:
         atexit.unregister(remove_temporary)
         atexit.register(remove_temporary, every_thread=True)
-        _catch()
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) == signal.SIG_DFL:
+                    signal.signal(number, _end)
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
         descriptor = os.open(path, local.DIRECTORY)
@@ -88,14 +91,6 @@ def _sweep(base: str) -> None:
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-def _catch() -> None:
-    """Let the signals that would end this process at once remove its directories first."""
-    if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
-            if signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, _end)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

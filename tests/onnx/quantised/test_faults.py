@@ -196,3 +196,11 @@ def test_a_float_graph_is_refused() -> None:
     with pytest.raises(RefusedError, match="it has no quantised weight"):
         api.parity(FLOAT, MODEL, provider="cpu", quantised=True)
     assert run("parity", FLOAT, MODEL, "--text", "x").exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_budget() -> None:
+    """Fewer batches of a quantised graph, and which ones are left out."""
+    report = api.parity(INT4, MODEL, quantised=True, budget="0s")
+    assert report.verdict is Verdict.PASSED
+    assert report.fed is not None and report.fed.budget == 0 and sum(report.fed.left_out.values()) > report.fed.cases

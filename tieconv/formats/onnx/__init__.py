@@ -11,7 +11,7 @@ from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files,
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.formats.directory import CONFIG, read_config
-from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor, Wire, read_model
+from tieconv.formats.onnx.messages import Graph, Model, Tensor, Wire, read_model
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.scopes import CALL, Origin, Scope, cautions, is_shaped, origin, scope_of, scopes, uses
 from tieconv.formats.onnx.tensor import TYPES, External, byte_range, needed_bytes, read_tensor
@@ -192,18 +192,16 @@ def _form_bytes(tensor: Tensor, kind: int) -> int:
     return prod(tensor.dims)
 
 
-def _folds(scope: Scope, node: Node) -> bool:
-    """Return whether the node reshapes an initializer, which a session does once."""
-    return is_shaped(scope, node) and origin(scope, node.inputs[0], shaped=True) is not None
-
-
 def _reads(outer: Scope) -> Iterator[Origin]:
     """Yield each initializer in the form that a node or an output of a graph reads."""
     for scope in scopes(outer):
         names: Iterable[str] = (
             name
             for node in scope.graph.nodes
-            if node.standard not in _PASSING and not _folds(scope, node) and CALL not in scope.inner.get(id(node), {})
+            if node.standard not in _PASSING
+            # a session reshapes an initializer once
+            and not (is_shaped(scope, node) and origin(scope, node.inputs[0], shaped=True) is not None)
+            and CALL not in scope.inner.get(id(node), {})
             for name in node.inputs
             if name
         )

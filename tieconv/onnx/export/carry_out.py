@@ -27,12 +27,14 @@ from tieconv.execute.staging import Staging
 from tieconv.execute.target import stale
 from tieconv.execute.tree import writing
 from tieconv.execute.write import Syncer, Writer
+from tieconv.onnx.child import Progress, reporting
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.encoder_decoder import trace_pair
 from tieconv.onnx.export.layouts import GRAPH, STEM, Layout, arrange, arrange_pair, publish_names, published
 from tieconv.onnx.export.sample_inputs import first_pass, kind_of, probe, sample, separate
 from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING, Value, read_graphs
+from tieconv.onnx.parity.measured_pair import Wishes
 from tieconv.onnx.parity.validate import run_parity, run_quantised_parity, stored_gates, stored_quantised_gates
 from tieconv.onnx.quantise import prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import Store, lay_out
@@ -45,8 +47,8 @@ from tieconv.sources.user_files import new_file
 from tieconv.text import Hint, call, option, shown
 from tieconv.version import VERSION
 
-Progress = Callable[[str, int, int], None]
-"""Called with the stage that begins, its number from 0, and the number of stages."""
+# A `Progress` is called with the stage that begins, its number from 0, and the number of stages. While parity runs, it
+# is called with how much of it is done, and how much there is.
 
 
 def run(
@@ -72,7 +74,7 @@ def run(
         checked(final, lambda: check(True))
 
         def write(staging: Staging) -> graph_plan.ExportOutcome:
-            job = Job(plan, evidence, settings, staging, begin)
+            job = Job(plan, evidence, settings, staging, begin, progress)
             made = job.make()
             if made.outcome.parity is not None and made.outcome.parity.verdict is not Verdict.PASSED:
                 return made.outcome
@@ -116,13 +118,17 @@ class Made:
 
 @record
 class Job:
-    """What an export needs: the plan, the settings, and where it is made. ``begin`` reports the stage that begins."""
+    """What an export needs: the plan, the settings, and where it is made.
+
+    ``begin`` reports the stage that begins, and ``progress`` how far the measurement is.
+    """
 
     plan: graph_plan.ExportPlan
     evidence: Inspection
     settings: Settings
     staging: Staging
     begin: Callable[[str], None]
+    progress: Progress
 
     def make(self) -> Made:
         """Trace the model, store every matrix once, and compare or measure the result."""
@@ -141,7 +147,7 @@ class Job:
         report = self._measured(measured, stems) if self.settings.options.parity else None
         identity = report.identity if report else identity
         check_once(self.plan, identity, len(set(map(self.settings.layout.data_of, stems))))
-        names = self._paths(stems)
+        names = published(self.settings.layout, stems)  # paths in OUT by the names until then
         if self.plan.inputs_embeds:
             names[EMBEDDING] = Path(EMBEDDING)
         files = {path.as_posix(): self.staging.new / name for name, path in names.items()}
@@ -154,10 +160,6 @@ class Job:
             versions=versions,
         )
         return Made(outcome, document, stems, identity)
-
-    def _paths(self, stems: tuple[str, ...]) -> dict[str, Path]:
-        """Return the paths in OUT of the graphs and their data, by their names until then."""
-        return published(self.settings.layout, stems)
 
     def _traced(self, raw: Path) -> Traced:
         """Write the exporter's graph to ``raw``.
@@ -217,8 +219,12 @@ class Job:
 
     def _measured(self, measured: str, stems: tuple[str, ...]) -> Parity:
         self.begin("parity")
-        measure = run_parity if self.settings.layout.scheme is None else run_quantised_parity
-        report = measure(measured, self.evidence, self.settings.options.provider)
+        provider, budget = self.settings.options.provider, self.settings.options.budget
+        with reporting(self.progress):
+            if self.settings.layout.scheme is None:
+                report = run_parity(measured, self.evidence, provider, wishes=Wishes(budget=budget))
+            else:
+                report = run_quantised_parity(measured, self.evidence, provider, budget=budget)
         return replace(report, graph=self.settings.layout.graph(stems[-1]))
 
     def write_documents(self, made: Made) -> Files:
@@ -230,7 +236,7 @@ class Job:
         files.write("export.json", describe(outcome, made.document, graphs, made.identity))
         for name, text in self.settings.layout.documents(Kind(self.plan.kind)).items():
             files.write(name, text)
-        publish_names(new, self._paths(made.stems))
+        publish_names(new, published(self.settings.layout, made.stems))
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 

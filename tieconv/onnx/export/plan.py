@@ -19,8 +19,9 @@ from tieconv.errors import RefusedError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target, check_fresh, check_place, destination
 from tieconv.execute.tree import free_bytes, no_space, writing
+from tieconv.onnx.child import Progress
 from tieconv.onnx.export import sample_inputs
-from tieconv.onnx.export.carry_out import Progress, Settings, run, tied_names
+from tieconv.onnx.export.carry_out import Settings, run, tied_names
 from tieconv.onnx.export.layouts import LAYOUTS, read_model
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING

@@ -162,12 +162,13 @@ def run_quantised_parity(
     reference: str = "auto",
     text: str | None = None,
     reference_device: str = "cpu",
+    budget: float | None = None,
 ) -> Parity:
     """Return the parity of the quantised graph at ``path`` with the checkpoint of ``evidence``.
 
-    ``text`` is a file of text or token ids for the perplexity. The other arguments and errors are those of
-    `run_parity`. Raises `RefusedError` for a graph without quantised weights, or with operators that tieconv cannot
-    dequantise.
+    ``text`` is a file of text or token ids for the perplexity. ``budget`` is in seconds, for the batches. The other
+    arguments and errors are those of `run_parity`. Raises `RefusedError` for a graph without quantised weights, or with
+    operators that tieconv cannot dequantise.
     """
     subject, dequantised = _open_quantised(path, evidence, provider)
     try:
@@ -176,7 +177,9 @@ def run_quantised_parity(
         if subject.structure.faults:
             return _unmeasured(subject)
         with passes.LogitStore() as store, temporary_directory() as folder:
-            return _measured_quantised(subject, dequantised, dtype, text, store, Path(folder))
+            work = passes.make_work(subject.bindings, subject.config)
+            work = replace(work, seconds=math.inf if budget is None else budget, weights=subject.elements)
+            return _measured_quantised(subject, dequantised, dtype, text, work, store, Path(folder))
     except NotRunError as stop:
         return subject.not_run(stop)
 
@@ -216,11 +219,11 @@ def _measured_quantised(
     dequantised: Sequence[quantised_weights.Matrix],
     dtype: str,
     text: str | None,
+    work: passes.Work,
     store: passes.LogitStore,
     folder: Path,
 ) -> Parity:
     """Run the float reference, the graph, and torch on the graph's own weights. One model is in memory at a time."""
-    work = passes.make_work(subject.bindings, subject.config)
     floats = _float_runs(subject, dequantised, text, work, store)
     compared, tokens = floats.compared, floats.tokens
     model, use = _graph(subject, subject.graph.path)
@@ -262,6 +265,7 @@ def _measured_quantised(
         cases=judged.cases,
         metrics=Metrics(*precisions, SEEDS, judged.pools()),
         histograms=tuple(judged.histograms()),
+        fed=judged.fed(work),
         quantised=quantised,
     )
 

@@ -47,7 +47,8 @@ def plan_reindex(
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)
-    totals = _totals(homes)
+    once = {(record.range, record.stride): record.nbytes for record in homes.values()}
+    totals = sum(once.values()), sum(record.nbytes for record in homes.values())
     weights = _formatted(checkpoint) if add_format else ()
     name = index_name(checkpoint)
     carried = _carried(checkpoint)
@@ -133,12 +134,6 @@ def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> No
         "move the wrong shard out of the directory",
         "reindex.repeated",
     )
-
-
-def _totals(homes: Mapping[str, TensorRecord]) -> tuple[int, int]:
-    """Return the tensor bytes with shared views counted once, as transformers does, and with every name counted."""
-    once = {(record.range, record.stride): record.nbytes for record in homes.values()}
-    return sum(once.values()), sum(record.nbytes for record in homes.values())
 
 
 @value_type.record
