@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.quantised_matrix import NO_NUMPY, QuantisedTables
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.errors import DestinationError, RefusedError, TieconvError
 from tieconv.formats.strict_json import line_of, parse_line
@@ -68,21 +69,16 @@ def entry_of(model: CheckedModel, asked: Mapping[str, object], **listed: object)
 
 
 def model_of(entry: Mapping[str, Any]) -> CheckedModel:
-    """Return the model of a line's object. Raises one of `MALFORMED` for others."""
+    """Return the model of a line's object, with the actions of `_action_of`. Raises one of `MALFORMED` for others."""
     [model] = parsed_report(entry["report"]).models
-    return _with_actions(model, entry["actions"])
+    findings = (_with_action(*recorded) for recorded in zip(model.findings, entry["actions"], strict=True))
+    return replace(model, findings=tuple(findings))
 
 
 def _action_of(entry: CheckedFinding) -> list[object] | None:
     """Return the remedy as data: the report leaves it out, but the summary counts it."""
     action = entry.finding.remedy.action if entry.finding.remedy else None
     return [action.verb, action.source, [list(option) for option in action.options]] if action else None
-
-
-def _with_actions(model: CheckedModel, actions: list[Any]) -> CheckedModel:
-    """Return ``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
-    findings = (_with_action(entry, action) for entry, action in zip(model.findings, actions, strict=True))
-    return replace(model, findings=tuple(findings))
 
 
 def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFinding:
@@ -123,10 +119,14 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
         return CheckedModel(
             path, failure=Failure(f"{shown(path)}: unexpected {type(error).__name__}: {shown(error)}", _BUG)
         )
+    tables = inspection.quantised or QuantisedTables("", "", (), None)
     return CheckedModel(
         path,
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
-        unread=tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD),
+        unread=(
+            *(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD),
+            *(matrix.name for matrix in tables.matrices if tables.relation and tables.relation.reason == NO_NUMPY),
+        ),
         below=_below(inspection),
         not_compared=left.tensors if (left := inspection.not_compared) and left.counts else 0,
     )

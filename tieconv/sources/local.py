@@ -310,18 +310,14 @@ def locate(source: str) -> Listing:
         root, named = os.path.abspath(source), None
     else:
         root, named = os.path.split(os.path.abspath(source))
-        _check_regular(os.path.join(root, named), root)
+        try:
+            os.close(open_regular(os.path.join(root, named), root))
+        except UnsafePathError as error:
+            if error.code != "path.not-regular":
+                raise
+            raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
     entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
     return Listing(source, root, named, entries, special)
-
-
-def _check_regular(path: str, root: str) -> None:
-    try:
-        os.close(open_regular(path, root))
-    except UnsafePathError as error:
-        if error.code != "path.not-regular":
-            raise
-        raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
 
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)

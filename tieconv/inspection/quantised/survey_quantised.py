@@ -16,6 +16,7 @@ from tieconv.checkpoint.quantised_matrix import (
     HEAD,
     INERT_LEAVES,
     LEAVES,
+    NO_NUMPY,
     SCALE_LEAVES,
     FaultKind,
     PairRelation,
@@ -211,7 +212,7 @@ def _compared(embedding: Table, head: Table, tensors: Mapping[str, TensorRecord]
     if (shapes[0] or (0, 0))[-1] > LONGEST_ROW:
         return PairRelation(PairState.UNREAD, f"their rows have more than {LONGEST_ROW:,} columns")
     if find_spec("numpy") is None:
-        return PairRelation(PairState.UNREAD, "numpy is not installed")
+        return PairRelation(PairState.UNREAD, NO_NUMPY)
     from tieconv.inspection.quantised.row_decoders import compare_values
 
     return compare_values(embedding, head, tensors, reader)
