@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import tieconv
-from tests.checks.fixtures import quantised_head
+from tests.checks.fixtures import more, quantised_head
 from tests.cli.run import run
 from tieconv.cli import main
 from tieconv.execute import tree
@@ -80,12 +80,13 @@ def test_the_base_needs_neither_numpy_nor_posix(tmp_path: Path, monkeypatch: pyt
 
 def test_differences_without_numpy(tmp_path: Path) -> None:
     """Rows are counted by their bytes; types that differ and codes are not compared; the rest is refused."""
-    inspected, compared, refused, written, checked = bare(
+    inspected, compared, refused, written, checked, beside = bare(
         "inspect fixtures/models/llama-diverged",
         "diff fixtures/models/llama-diverged fixtures/models/llama-tied",
         "analyze fixtures/models/llama-tied",
         "retie fixtures/models/llama-duplicated -o nowhere",
-        f"check --no-config {quantised_head.qnt006_bad(tmp_path)}",
+        f"check --no-config {quantised_head.qnt006_bad(tmp_path / 'both')}",
+        f"check --no-config {more.qnt001_good(tmp_path / 'head')}",
     )
     sentence = "3 of 192 rows differ, the first of them by at most 0.252; numpy measures the rest"
     assert inspected[0] == 0 and sentence in inspected[1] and "error    TIE001" in inspected[1]
@@ -94,6 +95,7 @@ def test_differences_without_numpy(tmp_path: Path) -> None:
     assert written[0] == 2 and "tieconv does not write files on this system" in written[2]
     assert not (ROOT / "nowhere").exists()
     assert checked[0] == 0 and "note: model.embed_tokens.weight, lm_head.weight of" in checked[2]
+    assert beside[2].startswith("note: lm_head.weight of")  # it names each tensor once
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -120,13 +120,13 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
             path, failure=Failure(f"{shown(path)}: unexpected {type(error).__name__}: {shown(error)}", _BUG)
         )
     tables = inspection.quantised or QuantisedTables("", "", (), None)
+    unread = [member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD]
+    if tables.relation and tables.relation.reason == NO_NUMPY:
+        unread += [matrix.name for matrix in tables.matrices if matrix.name not in unread]
     return CheckedModel(
         path,
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
-        unread=(
-            *(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD),
-            *(matrix.name for matrix in tables.matrices if tables.relation and tables.relation.reason == NO_NUMPY),
-        ),
+        unread=tuple(unread),
         below=_below(inspection),
         not_compared=left.tensors if (left := inspection.not_compared) and left.counts else 0,
     )
