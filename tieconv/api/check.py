@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tieconv.api.evidence import inspect, inspect_in_memory
@@ -171,7 +172,7 @@ def inspecting(
 def _inspect_and_open(path: str, **options: Any) -> Inspection:
     """Return the evidence about a model. Opens each graph in a session: a gate passes none that no session opens."""
     evidence = inspect(path, **options)
-    if not evidence.checkpoint.graphs:
+    if not evidence.checkpoint.graphs or find_spec("onnxruntime") is None:
         return evidence
     from tieconv.onnx.child import session_findings
 

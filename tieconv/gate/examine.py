@@ -116,9 +116,8 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
         where = shown(error.filename or path)
         return CheckedModel(path, failure=Failure(f"{where}: {reason}", "check the path, its permissions and the disk"))
     except Exception as error:  # noqa: BLE001 - a bug is reported with its model
-        return CheckedModel(
-            path, failure=Failure(f"{shown(path)}: unexpected {type(error).__name__}: {shown(error)}", _BUG)
-        )
+        problem = f"unexpected {type(error).__name__}: {shown(error)}"
+        return CheckedModel(path, failure=Failure(f"{shown(path)}: {problem}", _BUG))
     tables = inspection.quantised or QuantisedTables("", "", (), None)
     unread = [member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD]
     if tables.relation and tables.relation.reason == NO_NUMPY:
