@@ -68,6 +68,6 @@ def _target(home: str, link: str) -> str:
         return PROJECT_PAGES[path]
     if path.startswith(_SCHEMAS):
         return f"schemas/{posixpath.basename(path)}"
-    if path.startswith("docs/assets/") or (path.startswith("docs/") and path.endswith(".md")):
+    if path.startswith("docs/assets/") or (path.startswith("docs/") and path.endswith((".md", ".html"))):
         return path.removeprefix("docs/")
     return f"{REPOSITORY}/blob/main/{path}"

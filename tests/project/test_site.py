@@ -72,7 +72,10 @@ def test_every_page_of_the_docs_is_on_the_site(pages: dict[Path, Page], site: Pa
     """And so are the pages that GitHub wants at the root; no script of the generator is."""
     names = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     names |= {"contributing", "security", "code-of-conduct", "changelog"}
-    names |= {f"guides/{path.stem}" for path in (ROOT / "docs" / "guides").glob("*.md")} - {"guides/index"} | {"guides"}
+    names |= {f"guides/{path.stem}" for path in (ROOT / "docs" / "guides").glob("*.md")} - {"guides/index"} | {
+        "guides",
+        "try",
+    }
     built = {path.parent.relative_to(site).as_posix() for path in pages if path.name == "index.html"}
     assert names == built - {"."}
     assert not list(site.rglob("*.py")) and not (site / "measured").exists()

@@ -1,0 +1,214 @@
+// The page: choose models, send a command to the worker, show its answer as text. No text becomes markup.
+
+const element = (id) => document.getElementById(id);
+const models = { first: null, second: null };
+const NEED_MODEL = ["inspect", "check", "plan"];
+let worker = null;
+let waiting = null; // what to do with the answer of the running command
+let started = 0;
+let answered = null; // the words of the command whose answer is shown
+
+const mega = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
+const say = (text) => (element("status").textContent = text);
+
+// The worker. It is a blob, because such a worker is bound by the Content-Security-Policy of this page.
+function start() {
+  const address = JSON.stringify(new URL("worker.js", location.href).href);
+  worker = new Worker(URL.createObjectURL(new Blob([`import ${address};`], { type: "text/javascript" })), { type: "module" });
+  worker.onmessage = ({ data }) => {
+    if (data.loaded !== undefined) {
+      element("progress").value = data.loaded / data.total;
+      say(`Loading tieconv: ${mega(data.loaded)} of ${mega(data.total)}`);
+    } else if (data.ready) {
+      element("progress").hidden = true;
+      worker.isReady = true;
+      say(`tieconv ${data.ready} is ready.${models.first ? "" : " Choose a model."}`);
+      update();
+    } else if (data.read !== undefined) {
+      say(`Running: read ${mega(data.read)} in ${((performance.now() - started) / 1000).toFixed(1)} s`);
+    } else {
+      finish(data);
+    }
+  };
+  worker.onerror = (event) => failed(event.message);
+}
+
+function failed(message) {
+  worker.terminate();
+  worker.isReady = false;
+  waiting = null;
+  element("progress").hidden = true;
+  say(`The page failed: ${message || "the browser gave no reason"}. Reload it to try again.`);
+  update();
+}
+
+function update() {
+  const free = Boolean(worker.isReady) && !waiting;
+  for (const id of NEED_MODEL) element(id).disabled = !free || !models.first;
+  element("diff").disabled = !free || !models.first || !models.second;
+  element("explain").disabled = !free;
+  element("json").disabled = !free;
+  for (const button of element("codes").children) button.disabled = !free;
+  element("cancel").hidden = !waiting;
+}
+
+function cancel() {
+  worker.terminate();
+  waiting = null;
+  element("progress").hidden = false;
+  element("progress").value = 0;
+  say("Cancelled. Loading tieconv again.");
+  start();
+  update();
+  element("inspect").focus();
+}
+
+function send(words, next) {
+  waiting = next;
+  started = performance.now();
+  say("Running …");
+  const chosen = Object.values(models).filter(Boolean);
+  worker.postMessage({ words, models: chosen });
+  update();
+}
+
+function finish(answer) {
+  const next = waiting;
+  waiting = null;
+  if (answer.failure) return failed(answer.failure);
+  const seconds = ((performance.now() - started) / 1000).toFixed(1);
+  say(`Exit code ${answer.code}. Read ${mega(answer.bytes)} of your files in ${seconds} s.`);
+  next(answer);
+  update();
+}
+
+// Commands.
+const path = (slot) => {
+  const { name, entries, alone } = models[slot];
+  const own = alone ? `${name}/${entries[0].name}` : name;
+  return own.startsWith("-") ? `./${own}` : own;
+};
+
+function ask(words) {
+  send(words, (answer) => show(words, answer));
+}
+
+function show(words, answer) {
+  answered = words;
+  element("answer").hidden = false;
+  element("output").textContent = answer.out + answer.err;
+  const quoted = words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`));
+  element("command").textContent = `tieconv ${quoted.join(" ")}`;
+  element("json").hidden = words[0] === "explain";
+  const codes = words[0] === "explain" ? [] : [...new Set(answer.out.match(/\b[A-Z]{3}\d{3}\b/g))].slice(0, 12);
+  element("codes").replaceChildren(
+    ...codes.map((code) => made("button", `Explain ${code}`, { type: "button", onclick: () => ask(["explain", code]) })),
+  );
+  element("files").replaceChildren(...answer.files.flatMap(repaired));
+}
+
+function made(tag, text, properties = {}) {
+  return Object.assign(document.createElement(tag), { textContent: text }, properties);
+}
+
+function repaired({ name, text, diff }) {
+  const button = made("button", `Download ${name}`, { type: "button", onclick: () => download(name, text) });
+  return [made("p", `This repair changes only ${name}:`), made("pre", diff, { tabIndex: 0 }), button];
+}
+
+function download(name, text) {
+  const address = URL.createObjectURL(new Blob([text], { type: "application/octet-stream" }));
+  made("a", "", { href: address, download: name.split("/").pop() }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
+element("inspect").onclick = () => ask(["inspect", path("first"), "--consumers"]);
+element("check").onclick = () => ask(["check", path("first")]);
+element("diff").onclick = () => ask(["diff", path("first"), path("second")]);
+element("plan-form").onsubmit = (event) => {
+  event.preventDefault();
+  ask([...element("verb").value.split(" "), path("first")]);
+};
+element("explain-form").onsubmit = (event) => {
+  event.preventDefault();
+  ask(["explain", element("rule").value.trim().replace(/^-+/, "")]);
+};
+element("json").onclick = () => {
+  const words = [...answered, ...(answered[0] === "check" ? ["--format", "json"] : ["--json"])];
+  send(words, (answer) => (answer.out ? download(`${answered[0]}.json`, answer.out) : show(answered, answer)));
+};
+element("copy").onclick = async () => {
+  await navigator.clipboard.writeText(element("command").textContent);
+  say("Copied.");
+};
+element("cancel").onclick = cancel;
+element("wrap").onchange = () => element("output").classList.toggle("wrapped", element("wrap").checked);
+element("wrap").checked = matchMedia("(max-width: 40rem)").matches;
+element("wrap").onchange();
+
+// Choose or drop a model.
+function choose(slot, entries) {
+  const wanted = entries.filter(({ name }) => !`/${name}`.includes("/.git/"));
+  if (!wanted.length) return;
+  const top = wanted[0].name.split("/")[0];
+  const directory = wanted.every(({ name }) => name.startsWith(`${top}/`));
+  const inside = directory ? wanted.map(({ name, data }) => ({ name: name.slice(top.length + 1), data })) : wanted;
+  let name = directory ? top : "files";
+  const other = models[slot === "first" ? "second" : "first"];
+  if (other && other.name === name) name = `${name}-${slot}`;
+  models[slot] = { name, entries: inside, alone: !directory && inside.length === 1 };
+  const bytes = inside.reduce((sum, { data }) => sum + data.size, 0);
+  element(slot).querySelector(".chosen").textContent = `${directory ? top : inside.map((entry) => entry.name).join(", ")}: ${inside.length} ${inside.length === 1 ? "file" : "files"}, ${mega(bytes)}`;
+  update();
+}
+
+async function walk(entry, before = "") {
+  if (entry.isFile) {
+    const data = await new Promise((good, bad) => entry.file(good, bad));
+    return [{ name: before + entry.name, data }];
+  }
+  const reader = entry.createReader();
+  const listed = [];
+  for (;;) {
+    const batch = await new Promise((good, bad) => reader.readEntries(good, bad));
+    if (!batch.length) break;
+    listed.push(...batch);
+  }
+  return (await Promise.all(listed.map((inner) => walk(inner, `${before}${entry.name}/`)))).flat();
+}
+
+for (const slot of Object.keys(models)) {
+  const box = element(slot);
+  for (const input of box.querySelectorAll("input")) {
+    input.onchange = () => choose(slot, [...input.files].map((file) => ({ name: file.webkitRelativePath || file.name, data: file })));
+  }
+  box.ondragover = (event) => {
+    event.preventDefault();
+    box.classList.add("over");
+  };
+  box.ondragleave = () => box.classList.remove("over");
+  box.ondrop = async (event) => {
+    event.preventDefault();
+    box.classList.remove("over");
+    const dropped = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+    try {
+      choose(slot, (await Promise.all(dropped.map((entry) => walk(entry)))).flat());
+    } catch (error) {
+      say(`The browser cannot read what you dropped: ${error.message}`);
+    }
+  };
+}
+
+// With a service worker the page also works without a network, once it was loaded.
+if ("serviceWorker" in navigator) {
+  try {
+    await navigator.serviceWorker.register("offline.js");
+    const controls = new Promise((done) => navigator.serviceWorker.addEventListener("controllerchange", done));
+    const patience = new Promise((done) => setTimeout(done, 2000));
+    if (!navigator.serviceWorker.controller) await Promise.race([controls, patience]);
+  } catch {
+    // A browser may forbid it, as in some private windows.
+  }
+}
+start();
+update();
