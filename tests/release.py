@@ -142,13 +142,13 @@ def main(release: str, asked: bool, every: int, classes: bool, write: bool, fold
     runner.close()
     found = figures(judged)
     wrong = list(cells_in_words(kept, judged))
-    lines = transformers_classes(python.absolute(), write) if package == "transformers" and classes else []
     answered = found["right"] + len(found["wrong"])
-    summary = (
+    click.echo(
         f"{package} {version}, held against what was measured with {before}: {len(judged):,} checkpoints, {answered:,} "
-        f"answered, {len(wrong)} of them newly wrong; {len(lines)} differences of classes"
+        f"answered, {len(wrong)} of them newly wrong"
     )
-    for line in (summary, *wrong, *lines):
+    lines = transformers_classes(python.absolute(), write) if package == "transformers" and classes else []
+    for line in (*wrong, *lines, f"{len(lines)} differences of classes"):
         click.echo(line)
     MEASURED.mkdir(parents=True, exist_ok=True)
     document = {

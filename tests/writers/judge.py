@@ -45,6 +45,11 @@ def judge(model: Path, facts: dict[str, Any], case: dict[str, Any], load: Load, 
     """Yield every cell of ``model``. ``load`` gives the program's logits of a model; ``work`` is an empty folder."""
     words = case["words"]
     checked = run("check --format json --fail-on warning", *words, model)
+    if "refused" in case["named"]:
+        told = run("inspect", *words, model)
+        clean = (checked.exit_code, told.exit_code) == (2, 2) and not told.stderr.startswith("error: unexpected")
+        yield Cell("inspect", REFUSED if clean else WRONG, _general(told.stderr.splitlines()[0], model))
+        return
     yield _silent(checked, set(case["named"]))
     inspected = run("inspect --depth full --json", *words, model)
     if inspected.exit_code:

@@ -25,7 +25,8 @@ class Case:
 
     ``write`` gets an empty folder and returns facts: whether the program's model is tied (absent: it has no head), and
     the names of its embedding and head. ``read`` returns logits of the folder or file; ``None``: the program has no
-    reader for it. ``reads`` are the formats of the reader. ``named`` are the rules that rightly report this file.
+    reader for it. ``reads`` are the formats of the reader. ``named`` are the rules that rightly report this file,
+    or ``refused``.
     ``file`` is the file of the folder that tieconv gets. ``words`` are options that tieconv needs. A plan may say that
     ``loader`` refuses its result.
     """

@@ -12,7 +12,7 @@ from tieconv.architectures.stored_names import is_outside_layers, unwrapping, wi
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, NO_NUMPY, QuantisedMatrix, parametrised_parts
 from tieconv.checks import evidence, quantised, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers5 import mistakable
@@ -397,7 +397,8 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head, in a form that
     tieconv does not know. No other rule then calls the head missing.
 
-    Otherwise it is a note: the class may be unknown, but each table is stored.
+    It is also a warning if the config says tied and numpy is missing, which two types or codes need. Otherwise it
+    is a note: the class may be unknown, but each table is stored.
 
     ## Why it matters
     Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
@@ -416,6 +417,13 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     the architecture is unknown, errors of other rules become warnings.
     """
     family, named = inspection.family, inspection.config.architectures
+    members = (member for tie in inspection.ties for member in tie.members)
+    reasons = {member.name: str(getattr(member.relation, "reason", "")) for member in members}
+    if (tables := inspection.quantised) and tables.relation:
+        reasons |= {matrix.name: tables.relation.reason for matrix in tables.matrices}
+    left = [name for name, reason in reasons.items() if reason.endswith(("only with numpy", NO_NUMPY))]
+    if left and inspection.config.effective is not False:
+        yield guessed.finding(f"The config says tied, and {evidence.listed(left)} was not compared: {NO_NUMPY}.", left)
     parts = unexplained(inspection)
     if parts and family.mlx_names and family.output_head:
         return  # TIE003 names the head that mlx-vlm wants

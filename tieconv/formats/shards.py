@@ -386,7 +386,8 @@ class PeftAdapter:
             return listing.named in (CONFIG, WEIGHTS, OTHER_WEIGHTS)
         # A model with an adapter beside it counts as a model. Trainer files beside an adapter do not.
         if WEIGHTS in listing.top or OTHER_WEIGHTS in listing.top:
-            return not {*OPENED} & {*listing.top} and not any(map(_is_shard, listing.top))
+            sharded = (n.is_weights(name) and re.search(n.shard, name) for n in _NAMINGS for name in listing.top)
+            return not {*OPENED} & {*listing.top} and not any(sharded)
         return not any(naming.is_weights(name) or naming.is_index(name) for naming in _NAMINGS for name in listing.top)
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
@@ -410,10 +411,6 @@ class PeftAdapter:
 
 
 _NAMINGS = (SAFETENSORS.naming, TORCH.naming)
-
-
-def _is_shard(name: str) -> bool:
-    return any(naming.is_weights(name) and re.search(naming.shard, name) for naming in _NAMINGS)
 
 
 def _weights(listing: Listing) -> str:

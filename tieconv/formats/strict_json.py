@@ -123,7 +123,9 @@ def loads_any(
                 text,
                 object_pairs_hook=pairs,
                 parse_constant=numbers or constant,
-                parse_int=numbers or (integer if _may_hold_odd_integers(data, digits) else None),
+                # This search is faster than millions of checks of integers.
+                parse_int=numbers
+                or (integer if b"-0" in data or b"0" * (digits + 1) in data.translate(_DIGITS) else None),
                 parse_float=numbers or decimal,
             )
         if not lenient:
@@ -141,11 +143,6 @@ _KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", b
 
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-
-
-def _may_hold_odd_integers(data: bytes, digits: int) -> bool:
-    """Return whether `loads` must check each integer. This search is faster than millions of checks."""
-    return b"-0" in data or b"0" * (digits + 1) in data.translate(_DIGITS)
 
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")

@@ -108,7 +108,8 @@ def cases() -> Iterator[Case]:
                     name = f"quanto {weights} {title}{' with head' if head else ''}"
                     yield Case(name, made, read_quanto, reads=("safetensors",))
             for bits in (8, 4, 2):
-                yield Case(f"HQQ {bits} bits {title}", partial(write_hqq, kind, tied, bits), read_hqq)
+                made = partial(write_hqq, kind, tied, bits)
+                yield Case(f"HQQ {bits} bits {title}", made, read_hqq, named=("refused",))
 
 
 if __name__ == "__main__":
