@@ -128,6 +128,8 @@ class Tab:
     def click(self, selector: str) -> None:
         """Press the left button of the mouse in the middle of an element that can be seen there."""
         self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        # The mouse hits what was painted last.
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         x, y = self.evaluate(
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"

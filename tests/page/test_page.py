@@ -77,13 +77,21 @@ class Page(NamedTuple):
 
     def saved(self, button: str) -> str:
         """Click a button that saves a file, and return the file's text."""
+        events = self.tab.browser.events
+        events[:] = [event for event in events if event.get("method") != "Browser.downloadProgress"]
         self.tab.click(button)
-        children.wait_until(lambda: any(path.suffix == ".json" for path in self.downloads.iterdir()))
+        children.wait_until(self._has_saved)
         (path,) = self.downloads.iterdir()
         text = path.read_text(encoding="utf-8")
         path.unlink()
         self.tab.until("document.querySelector('#cancel').hidden")
         return text
+
+    def _has_saved(self) -> bool:
+        """Whether Chromium says that a download is complete; its file has its name before."""
+        self.tab.evaluate("1")  # takes the events that came
+        events = [event for event in self.tab.browser.events if event.get("method") == "Browser.downloadProgress"]
+        return any(event["params"]["state"] == "completed" for event in events)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +120,9 @@ def loaded(site: Path, profile: Path, downloads: Path) -> Iterator[Page]:
     with serving(site) as (home, site_requests), proxy() as (far, proxy_requests):
         browser = Chromium(profile, far, home)
         try:
-            browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
+            browser.call(
+                "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads), eventsEnabled=True
+            )
             tab = browser.open(f"http://{home}/try/")
             tab.until("document.querySelector('#status')?.textContent.includes('is ready')")
             yield Page(tab, downloads, site_requests, proxy_requests)
