@@ -12,6 +12,7 @@ from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, Verdict
 from tieconv.checkpoint.relation import State as State
+from tieconv.checkpoint.relation.proved import NO_NUMPY, TYPES_NEED_NUMPY, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
 from tieconv.checkpoint.value_type import Printed, plain, quoted, record, values_of
 from tieconv.text import count, tally
@@ -165,6 +166,15 @@ class Inspection(Printed):
     def quantised_tables(self) -> QuantisedTables | None:
         """The quantised embedding and head of a model whose parts a plan can write; ``None`` for GGUF and graphs."""
         return self.quantised if self.checkpoint.format in ("safetensors", "torch") else None
+
+    @property
+    def without_numpy(self) -> tuple[str, ...]:
+        """The tables that were not compared because numpy is not installed."""
+        members, tables = (member for tie in self.ties for member in tie.members), self.quantised
+        names = [member.name for member in members if member.relation == Unread(reason=TYPES_NEED_NUMPY)]
+        if tables and tables.relation and tables.relation.reason == NO_NUMPY:
+            names += [matrix.name for matrix in tables.matrices]
+        return tuple(names)
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.inspect/1`."""

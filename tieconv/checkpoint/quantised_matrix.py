@@ -153,10 +153,6 @@ class ErrorFigures(Listed):
     rows: int
 
 
-NO_NUMPY = "numpy is not installed"
-"""Why quantised values were not compared."""
-
-
 @record
 class PairRelation(Listed):
     """The proved relation, or the ``reason`` why nothing is proved. ``differing`` are the parts that differ."""

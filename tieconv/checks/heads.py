@@ -12,7 +12,8 @@ from tieconv.architectures.stored_names import is_outside_layers, unwrapping, wi
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, NO_NUMPY, QuantisedMatrix, parametrised_parts
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
+from tieconv.checkpoint.relation.proved import NO_NUMPY
 from tieconv.checks import evidence, quantised, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers5 import mistakable
@@ -417,12 +418,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     the architecture is unknown, errors of other rules become warnings.
     """
     family, named = inspection.family, inspection.config.architectures
-    members = (member for tie in inspection.ties for member in tie.members)
-    reasons = {member.name: str(getattr(member.relation, "reason", "")) for member in members}
-    if (tables := inspection.quantised) and tables.relation:
-        reasons |= {matrix.name: tables.relation.reason for matrix in tables.matrices}
-    left = [name for name, reason in reasons.items() if reason.endswith(("only with numpy", NO_NUMPY))]
-    if left and inspection.config.effective is not False:
+    if (left := inspection.without_numpy) and inspection.config.effective is not False:
         yield guessed.finding(f"The config says tied, and {evidence.listed(left)} was not compared: {NO_NUMPY}.", left)
     parts = unexplained(inspection)
     if parts and family.mlx_names and family.output_head:

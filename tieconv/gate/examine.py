@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.quantised_matrix import NO_NUMPY, QuantisedTables
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.errors import DestinationError, RefusedError, TieconvError
 from tieconv.formats.strict_json import line_of, parse_line
@@ -118,14 +117,11 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
     except Exception as error:  # noqa: BLE001 - a bug is reported with its model
         problem = f"unexpected {type(error).__name__}: {shown(error)}"
         return CheckedModel(path, failure=Failure(f"{shown(path)}: {problem}", _BUG))
-    tables = inspection.quantised or QuantisedTables("", "", (), None)
     unread = [member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD]
-    if tables.relation and tables.relation.reason == NO_NUMPY:
-        unread += [matrix.name for matrix in tables.matrices if matrix.name not in unread]
     return CheckedModel(
         path,
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
-        unread=tuple(unread),
+        unread=tuple(dict.fromkeys((*unread, *inspection.without_numpy))),
         below=_below(inspection),
         not_compared=left.tensors if (left := inspection.not_compared) and left.counts else 0,
     )

@@ -57,7 +57,7 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
     if reason:
         return proved.OtherBytes(reason)
     if not _has_numpy() and canonical.dtype != compared.dtype:
-        return proved.Unread(reason="the types differ, and tieconv compares such values only with numpy")
+        return proved.Unread(reason=proved.TYPES_NEED_NUMPY)
     if not _has_numpy():
         return _differing_rows(reader, canonical, compared)
     from tieconv.inspection.numeric.bits import Pair

@@ -197,6 +197,11 @@ class OtherSample(Evidence):
         return {"sampled": True, "ranges_differing": plain(self.ranges_differing)}
 
 
+NO_NUMPY = "numpy is not installed"
+TYPES_NEED_NUMPY = "the types differ, and tieconv compares such values only with numpy"
+"""Why quantised values, and values of two types, are unread without numpy."""
+
+
 @record
 class Unread(Evidence):
     """Nothing is proved, because of ``reason``; ``sampled`` if ``ranges_equal`` (of bytes) were compared."""

@@ -16,7 +16,6 @@ from tieconv.checkpoint.quantised_matrix import (
     HEAD,
     INERT_LEAVES,
     LEAVES,
-    NO_NUMPY,
     SCALE_LEAVES,
     FaultKind,
     PairRelation,
@@ -26,7 +25,7 @@ from tieconv.checkpoint.quantised_matrix import (
     parametrised_parts,
     parts_of,
 )
-from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Relation, Unread
+from tieconv.checkpoint.relation.proved import NO_NUMPY, Identical, OtherBytes, Relation, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Head, Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.inspection.equality import equal
