@@ -29,6 +29,7 @@ from tests.checks.fixtures.model import (
     save_shards,
     vector,
 )
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.write_plan import DropTensor, ScaleTensor, SetConfig, SetMetadata
 from tieconv.errors import RefusedError
 
@@ -344,3 +345,19 @@ def test_a_head_at_another_place(tmp_path: Path) -> None:
     for function in (tieconv.plan_untie, tieconv.plan_retie):
         assert refusal(function, path).code == "tie.unexplained"
     assert refusal(partial(tieconv.plan_set_tie, "auto"), path).code == "tie.unexplained"
+
+
+def test_a_lone_file_of_an_unknown_class_says_what_its_program_must_do(tmp_path: Path) -> None:
+    """No config has the class: no note names a class, and a smaller limit of shards is not ignored silently."""
+    tensors = {"emb.weight": matrix(), "out.weight": matrix(), "out.bias": 0 * vector(), "more": matrix(seed=2)}
+    file = save(tmp_path / "m", None, tensors) / "model.safetensors"
+    names = {"embed": "emb.weight", "head": "out.weight"}
+    (note,) = tieconv.plan_retie(file, **names).plan.notes
+    assert "a program that does not tie its head may refuse the file" in note and note.endswith(REVIEW_FIRST)
+    (note,) = tieconv.plan_untie(file, **names).plan.notes
+    assert "a program that ties its head may refuse the file" in note and REVIEW_FIRST not in note
+    (note,) = tieconv.plan_convert("safetensors", file, max_shard_size=100).plan.notes
+    assert "larger than --max-shard-size" in note
+    (note,) = tieconv.plan_bias("strip", file, **names).plan.notes
+    assert note == "tieconv does not know the class: a program with a parameter out.bias may refuse the file"
+    assert "no config.json" in str(refusal(tieconv.plan_resize, file, to="config", **names))

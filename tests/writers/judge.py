@@ -67,7 +67,7 @@ def judge(model: Path, facts: dict[str, Any], case: dict[str, Any], load: Load, 
         return
     for verb, line in VERBS.items():
         out = work / verb.replace(" ", "-")
-        yield _verb(verb, line, model, out / model.name if model.is_file() else out, original, case, load)
+        yield _verb(verb, line, model, out / _file_name(model, verb) if model.is_file() else out, original, case, load)
         shutil.rmtree(out, ignore_errors=True)
     yield from _breaks(model, document, work, words)
 
@@ -113,7 +113,7 @@ def _verb(
 ) -> Cell:
     """Apply a command to ``model``; the program reads the result, and `diff` compares it with the original."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    written = run(line, *case["words"], model, "-o", out)
+    written = run(line, *(case["words"] if verb != "reindex" else ()), model, "-o", out)
     last = written.stderr.strip().splitlines() or [""]
     if written.exit_code != 0:
         refused = next((text for text in last if text.startswith("error: ")), "")
@@ -134,6 +134,12 @@ def _verb(
     return Cell(verb, ANNOUNCED if announced else RIGHT if changed else NOTHING)
 
 
+def _file_name(model: Path, verb: str) -> str:
+    """Return the name of a command's file: another format needs another suffix."""
+    suffix = {"convert to torch": ".bin", "convert to safetensors": ".safetensors", "convert to shards": ".safetensors"}
+    return model.name if _format(model) == verb.split()[-1] else model.with_suffix(suffix.get(verb, model.suffix)).name
+
+
 def _general(text: str, model: Path) -> str:
     """Return ``text`` without what differs from one model to the next."""
     return re.sub(r"\d+(\.\d+)?(e-\d+)?", "N", text.replace(str(model), "MODEL"))[:300]
@@ -142,7 +148,7 @@ def _general(text: str, model: Path) -> str:
 def _format(out: Path) -> str:
     files = [out] if out.is_file() else [*out.iterdir()]
     ends = {path.suffix for path in files}
-    return "safetensors" if ".safetensors" in ends else "torch" if ends & {".bin", ".pt", ".pth"} else ""
+    return "safetensors" if ".safetensors" in ends else "torch" if ends & {".bin", ".pt", ".pth", ".ckpt"} else ""
 
 
 def _difference(one: list[float], two: list[float]) -> str:

@@ -42,12 +42,18 @@ ENVIRONMENTS: dict[str, Environment] = {
     ),
     "x-transformers": _environment("x-transformers==2.31.10", show=("x-transformers",)),
     "whisper": _environment("openai-whisper==20250625", show=("openai-whisper",)),
+    "fastai": _environment("fastai==2.8.12", show=("fastai",)),
+    "olmo": _environment("ai2-olmo==0.6.0", "datasets==4.7.0", show=("ai2-olmo",)),
+    "opennmt-py": Environment("writer", ("OpenNMT-py==3.5.1", "numpy<2"), show=("OpenNMT-py", "torch")),
     "litgpt": _environment("litgpt==0.5.13", show=("litgpt",)),
     "mergekit": _environment("mergekit==0.1.5", "transformers==5.24.0", show=("mergekit", "transformers")),
     "sentence-transformers": _environment(
         "transformers==5.23.0", "sentence-transformers==6.2.0", show=("sentence-transformers", "transformers")
     ),
 }  # fmt: skip
+
+
+OWN_FORMATS = ("x-transformers", "whisper", "fastai", "olmo", "opennmt-py")
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ WRITERS = {
     "litgpt": Writer("litgpt", "save_litgpt"),
     "mergekit": Writer("mergekit", "merge_mergekit"),
     **{name: Writer(name, "quantise_calibrated") for name in ("llm-compressor", "modelopt")},
-    **{name: Writer(name, "save_own_format") for name in ("x-transformers", "whisper")},
+    **{name: Writer(name, "save_own_format") for name in OWN_FORMATS},
     "peft": Writer("transformers-5.23", "save_peft", ("peft", "transformers")),
 }
 
@@ -83,12 +89,12 @@ NOT_INSTALLED: dict[str, str] = {
     "AutoRound 0.16.1": "it installs; without the calibration set that it downloads, our run did not end",
     "GPTQModel 7.7.0": "it installs; on two cores, `GPTQModel.load` fails: it asks for two workers and gets one",
     "fairseq 0.12.2": "it does not import on Python 3.11 or newer: `mutable default` of a dataclass",
-    "OpenNMT-py 3.5.1": "it installs with torch 2.2; no script writes its models yet",
     "CTranslate2 4.8.5": "it writes a format that tieconv only recognises; it is judged as a loader",
     "DeepSpeed 0.19.8, torchtitan 0.3.0": "they install; no script writes their checkpoints yet",
     "optimum-onnx 0.1.0, onnxruntime's quantisers, onnxruntime-genai's builder": "no script yet; see [ONNX](onnx.md)",
     "transformers 4.48.3": "the small models of our fixtures need 4.56 or newer",
     "torchtune 0.6.1": "it does not import with torch 2.13: it needs a torchao that does not import there",
-    "mlx-vlm, transformers.js' scripts, state-spaces Mamba": "not tried",
+    "mambapy 1.2.0, mamba-ssm 2.3.2": "mambapy's language model imports mamba-ssm, which needs CUDA to build",
+    "mlx-vlm, transformers.js' scripts": "not tried",
 }
 """Programs without a script, and why."""

@@ -82,11 +82,12 @@ def _unknown_bias_note(inspection: Inspection, names: Iterable[str], tied: bool)
     if inspection.family.output_biases:
         return ()
     listed = ", ".join(shown(name) for name in names)
-    label = inspection.family.architecture or "this architecture"
+    if not inspection.family.architecture:
+        return (f"tieconv does not know the class: a program without a parameter {listed} may refuse the file",)
     vllm = "vLLM ignores it and mlx-lm refuses it" if tied else "vLLM and mlx-lm refuse it"
     return (
-        f"{label} has no parameter {listed}. transformers ignores it and reports it as unexpected. safetensors' "
-        f"load_model refuses it unless strict=False. According to their source code, {vllm}",
+        f"{inspection.family.architecture} has no parameter {listed}. transformers ignores it and reports it as "
+        f"unexpected. safetensors' load_model refuses it unless strict=False. According to their source code, {vllm}",
     )
 
 
@@ -119,6 +120,8 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             edits.drop_zero(name, "all zero")
     if not inspection.family.output_biases:
         return ()
+    if not inspection.family.architecture:
+        return (f"tieconv does not know the class: a program with a parameter {shown(bias.name)} may refuse the file",)
     return (
         f"{inspection.family.architecture} has a parameter {shown(bias.name)}. "
         "transformers reports it as missing and sets it to zero, the same values as before",

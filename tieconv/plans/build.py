@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from tieconv.architectures.effective_flag import is_foreign
+from tieconv.architectures.effective_flag import FLAG, is_foreign
 from tieconv.checkpoint import write_plan
-from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Tie
@@ -108,8 +108,10 @@ def _guard_foreign(inspection: Inspection, edits: Edits, edited: str) -> None:
 def _advice(inspection: Inspection, tied: bool | None, flag_changes: bool) -> Iterator[str]:
     """Yield the notes about what the user must do by hand."""
     if tied is not None and inspection.checkpoint.config is None:
-        value = str(tied).lower()
-        yield f"the model has no config.json: set tie_word_embeddings to {value} in the config that you load it with"
+        which = "does not tie its head" if tied else "ties its head"
+        note = f"no config.json: a program that {which} may refuse the file (transformers: {FLAG} {str(tied).lower()})"
+        head = inspection.head.output_head
+        yield note if not tied and head and head.stored else f"{note} {REVIEW_FIRST}"
     if tied is not None and flag_changes:
         yield from _optimizers(inspection, tied)
 
@@ -190,7 +192,9 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: write_plan.Promi
     """Rename the base model's tensors in ``edits``. Return the promises with the new names, and a note."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     start = f"{family.prefix}."
-    outside = {name for name in _outside_the_base(family) if not name.startswith(start)}
+    beside = {family.output_head or "", *family.output_biases}
+    beside |= {name for group in family.groups for name in (group.canonical, *group.members)}
+    outside = {name for name in beside if not name.startswith(start)}
 
     def to(name: str) -> str:
         return name if name in outside or name.startswith(start) else start + name
@@ -211,12 +215,6 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: write_plan.Promi
         for tie in promises.ties
     )
     return replace(promises, ties=tuple(ties)), note
-
-
-def _outside_the_base(family: Family) -> Iterator[str]:
-    yield from (name for name in (family.output_head, *family.output_biases) if name is not None)
-    for group in family.groups:
-        yield from (group.canonical, *group.members)
 
 
 def _operations(edits: Edits, to: Rename) -> Iterator[write_plan.Operation]:

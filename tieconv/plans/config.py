@@ -56,18 +56,15 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
 
 
 def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
+    family = inspection.family
     for entry in inspection.config.declared:
-        if entry.value is tied or not _may_change(inspection, entry.path):
-            continue
-        if not entry.present and entry.path.endswith(f".{FLAG}") and entry.path not in _governing(inspection):
+        level = entry.path.removesuffix(FLAG).rstrip(".")
+        # With `Family.unflippable` only the levels that decide may change.
+        fixed = family.unflippable is not None and level not in levels_read(family)
+        absent = not entry.present and entry.path.endswith(f".{FLAG}") and level not in family.levels
+        if entry.value is tied or fixed or absent:
             continue
         yield SetConfig(entry.path, tied, entry.value, entry.present)
-
-
-def _may_change(inspection: Inspection, path: str) -> bool:
-    """Return whether a level may get the flag. With `Family.unflippable` only the deciding levels may."""
-    level = path.removesuffix(FLAG).rstrip(".")
-    return inspection.family.unflippable is None or level in levels_read(inspection.family)
 
 
 def _own(config: Mapping[str, object], tied: bool, prefix: str = "") -> Iterator[SetConfig]:
@@ -112,11 +109,6 @@ def _guard_scale(inspection: Inspection) -> None:
 def _decisive(inspection: Inspection) -> str:
     """Return the path of the flag in the config of the language model."""
     return f"{inspection.family.text_level}.{FLAG}".lstrip(".")
-
-
-def _governing(inspection: Inspection) -> set[str]:
-    """Return the nested paths that must have the flag even if they do not have it yet."""
-    return {f"{level}.{FLAG}" for level in inspection.family.levels}
 
 
 def _flag_count(value: object) -> int:
@@ -164,7 +156,8 @@ def config_with_flag(inspection: Inspection, tied: bool) -> Document:
     """
     declared, tables = inspection.quantisation, inspection.quantised
     codes = tables.of(HEAD) if tables else None
-    if declared is None or not _agree(inspection):
+    copies = declared_settings(inspection.checkpoint.config_values)
+    if declared is None or any(copy.values != copies[0].values for copy in copies):
         return set_flag(inspection, tied)
     editor, listing = None, False
     if lists_float_head(inspection):
@@ -198,12 +191,6 @@ def _embedding(inspection: Inspection) -> str:
     embedding = inspection.quantised.of(EMBEDDING) if inspection.quantised else None
     name = embedding.name if embedding else in_file(inspection, inspection.family.input_embedding or "")
     return name.removesuffix(".weight")
-
-
-def _agree(inspection: Inspection) -> bool:
-    """Return whether all descriptions of the quantisation in the config are equal."""
-    settings = declared_settings(inspection.checkpoint.config_values)
-    return all(copy.values == settings[0].values for copy in settings)
 
 
 def _choice(inspection: Inspection, document: Document, module: str, role: str) -> ConfigChoice:

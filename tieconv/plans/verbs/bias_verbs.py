@@ -43,7 +43,7 @@ def plan_bias_zero(inspection: Inspection) -> Plan:
     like = head.output_head if head.output_head and head.output_head.shape else head.input_embedding
     if like and like.dtype and like.dtype not in FLOATS:
         refuse(
-            f"{shown(like.name)} has dtype {shown(like.dtype)}, and a bias of that dtype needs scales",
+            f"{shown(like.name)} is quantised ({shown(like.dtype)}), so tieconv cannot tell the dtype of its bias",
             "work on the unquantised checkpoint and quantise again",
             "bias.dtype",
         )

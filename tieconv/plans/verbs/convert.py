@@ -75,6 +75,8 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     )
     plan = _assemble(inspection, to, weights, texts, dropped)
     notes = (*_left_out(checkpoint), *notes, *disagreeing)
+    if whole and weights[0].nbytes > max_shard_size:
+        notes = (*notes, "a weight file becomes one file, larger than --max-shard-size: give a directory for shards")
     return judged(plan, inspection, described(inspection, plan), notes, spared=dropped)
 
 

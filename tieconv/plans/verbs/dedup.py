@@ -110,12 +110,17 @@ def trimmed(storage: Storage, views: Sequence[TensorRecord]) -> OutputStorage:
     return OutputStorage(span, storage.crc if span == storage.range else None)
 
 
+_NEEDED = "needs it: no loader restores a copy of it from another name"
+
+
 def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
     """Return the groups of byte-identical tensors, tied groups first, each split into restored and needed names."""
     ties = [group for group in (_tied(inspection, tie) for tie in inspection.ties) if group is not None]
     named = {name for group in ties for name in group.restored}
     copies = [
-        SharedGroup((), tuple((name, _needed(name)) for name in duplicate.tensors if name not in named))
+        SharedGroup(
+            (), tuple((n, f"{shown(n.rpartition('.')[0] or n)} {_NEEDED}") for n in duplicate.tensors if n not in named)
+        )
         for duplicate in inspection.duplicates
         if duplicate.kind in _EQUAL
     ]
@@ -164,8 +169,3 @@ def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> lis
     names = (name for name, stored in before.names.items() if before.source(stored) is not None)
     parameters = (after.parameters[after.names[name]] for name in names)
     return [parameter for parameter in parameters if parameter.stored is None]
-
-
-def _needed(name: str) -> str:
-    module = name.rpartition(".")[0] or name
-    return f"{shown(module)} needs it: no loader restores a copy of it from another name"

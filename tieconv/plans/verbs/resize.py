@@ -40,8 +40,12 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     guard_head(inspection, "resize")
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
     if not sizes or not tables or inspection.checkpoint.config is None:
+        unclear = "tieconv cannot tell which config key counts the embedding's rows"
+        packed = "the embedding or head is quantised, and resize changes only float tensors"
+        absent = "there is no config.json to write the number of rows to"
+        why = absent if inspection.checkpoint.config is None else packed if inspection.quantisation else unclear
         refuse(
-            f"{shown(inspection.checkpoint.source)}: tieconv cannot tell which config key counts the embedding's rows",
+            f"{shown(inspection.checkpoint.source)}: {why}",
             Hint("look at the config: ", again(inspection, "inspect")),
             "resize.unknown",
         )
