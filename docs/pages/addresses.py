@@ -11,8 +11,8 @@ from tieconv.install import documented_requirement
 _EXTRAS = r"\[(?P<extras>[a-z,]+)\]"
 _REQUIREMENT = re.compile(rf"(?<!-e )'(?:tieconv|\.){_EXTRAS}(?: @ git\+[^'\s]+)?'")
 _FIXTURE = "fixtures/models/llama-duplicated"
-_BLOCK = re.compile(r"(<!-- install(?P<first>: first)? -->\n```sh\n).*?(```)", re.DOTALL)
-"""With ``: first``, the block is the one command that shows the main job at once."""
+_BLOCK = re.compile(r"(<!-- install(?:: (?P<part>first|once))? -->\n```sh\n).*?(```)", re.DOTALL)
+"""With ``: first``, the block is one command, the main job; with ``: once`` it installs nothing."""
 _USES = re.compile(r"uses: (?:\./tieconv\b|[\w-]+/tieconv@v[\d.]*\d)")
 _HOOK = re.compile(r"repo: (?:\.\./tieconv|https://github\.com/[\w-]+/tieconv)(\n +rev: )(?:HEAD|v[\d.]*\d)")
 _CLONE = re.compile(r"(<!-- until a release -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -41,7 +41,7 @@ def fill(text: str) -> str:
     text = _ADDRESS.sub(r"# \1" if clone else r"\1", text)
     text = re.sub(r"(?m)^version: [\d.]+$", f"version: {version.VERSION}", text)  # CITATION.cff
     text = _REQUIREMENT.sub(lambda match: shlex.quote(documented_requirement(*match["extras"].split(","))), text)
-    return _BLOCK.sub(lambda match: match[1] + install_lines(first=bool(match["first"])) + match[3], text)
+    return _BLOCK.sub(lambda match: match[1] + install_lines(match["part"]) + match[3], text)
 
 
 def site() -> str:
@@ -50,27 +50,17 @@ def site() -> str:
     return f"https://{owner.lower()}.github.io/{name}/"
 
 
-def install_lines(first: bool = False) -> str:
-    """Return the commands that install tieconv, or run it once; with ``first`` those before the first command."""
+def install_lines(part: str | None = None) -> str:
+    """Return the commands that install tieconv. ``first``: those before the first command; ``once``: run it once."""
     requirement = documented_requirement()
     word = shlex.quote(requirement)
-    if version.PUBLISHED:
-        once = ("uvx tieconv", "pipx run tieconv")
-    else:
-        source = requirement.removeprefix("tieconv @ ")
-        once = (f"uvx --from {source} tieconv", f"pipx run --spec {source} tieconv")
-    lines = [
-        "python3 -m venv .venv && . .venv/bin/activate",
-        f"pip install {word}",
-    ]
-    lines += [f"{call} inspect MODEL  # once, without installing" for call in once]
-    if requirement == ".":  # in a clone: one line, which shows the main job at once
-        lines[:2] = [
-            f"python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/tieconv inspect {_FIXTURE}",
-            ". .venv/bin/activate  # `tieconv` by its name",
-        ]
-    if first:
-        lines = lines[: 1 if requirement == "." else 2]
-    else:
-        lines[0] = lines[0].replace(" && ", " \\\n  && ")  # the column of the site is narrow
-    return "".join(f"{line}\n" for line in lines)
+    if part == "once":
+        source = "" if version.PUBLISHED else f"--from {requirement.removeprefix('tieconv @ ')} "
+        return f"uvx {source}tieconv inspect MODEL\n"
+    if requirement != ".":
+        return f"python3 -m venv .venv && . .venv/bin/activate\npip install {word}\n"
+    line = f"python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/tieconv inspect {_FIXTURE}"
+    if part == "first":  # in a clone: one line, which shows the main job at once
+        return f"{line}\n"
+    # The column of the site is narrow.
+    return line.replace(" && ", " \\\n  && ") + "\n. .venv/bin/activate  # then `tieconv` is a command\n"

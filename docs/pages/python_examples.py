@@ -87,7 +87,7 @@ retie model: 1 tensor dropped
   keep     20 tensors         byte for byte
   rewrite  model.safetensors  43.3 kB
   copy     2 files            909 B, unchanged
-  bytes    43.3 kB read, 43.3 kB written, 909 B linked
+  bytes    reads 43.3 kB, writes 43.3 kB, copies 909 B
 >>> planned.execute("retied")
 Outcome('model', retie, written to 'retied')
 """,

@@ -57,13 +57,20 @@ def test_a_finding_without_a_remedy_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_the_finding_takes_one_line_of_a_terminal(width: int, tmp_path: Path) -> None:
-    """The whole sentence is repeated below."""
+def test_the_finding_is_wrapped_and_not_cut(width: int, tmp_path: Path) -> None:
+    """The whole sentence is above the command, on a narrow terminal too."""
     folder = save(tmp_path / "m", LLAMA | {"tie_word_embeddings": True}, COPY)
     lines = render(api.inspect(folder), width=width).splitlines()
-    assert len(lines[1]) <= width
-    assert lines[1].endswith("…")
-    assert "wastes" in " ".join(lines[3:])
+    run = next(number for number, line in enumerate(lines) if line.startswith("Run: "))
+    assert lines[run - 1].endswith("the copy wastes 128 B.") and max(map(len, lines[:run])) <= width
+
+
+def test_the_cause_comes_before_its_consequences() -> None:
+    """Errors of loaders follow from the files: the first sentence says what is wrong with the files."""
+    for options in ((), ("--consumers",), ("--for", "vllm")):
+        lines = ok("inspect", MODELS / "llama-diverged", *options).stdout.splitlines()
+        first = next(line for line in lines if "lm_head.weight differs from model.embed_tokens.weight" in line)
+        assert lines.index(first) == 1, options
 
 
 def test_tables_that_are_not_stored_are_named(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ See https://github.com/OWNER/tieconv/issues and https://owner.github.io/tieconv/
 ```sh
 old
 ```
+<!-- install: once -->
+```sh
+old
+```
 """
 
 
@@ -64,7 +68,7 @@ def test_no_release_no_install_by_name(chosen: pytest.MonkeyPatch) -> None:
         assert f"'tieconv[{extra}] @ {address}'" in text
     assert "pip install -e '.[gpu,torch]'" in text
     assert f"pip install 'tieconv @ {address}'" in text
-    assert f"uvx --from {address} tieconv inspect" in text and f"pipx run --spec {address} tieconv" in text
+    assert f"uvx --from {address} tieconv inspect" in text
 
 
 def test_a_release_gives_short_lines(chosen: pytest.MonkeyPatch) -> None:
@@ -73,7 +77,7 @@ def test_a_release_gives_short_lines(chosen: pytest.MonkeyPatch) -> None:
         chosen.setattr(module, "PUBLISHED", True)
     text = addresses.fill(PAGE)
     assert "pip install 'tieconv[onnx]'" in text and "pip install --upgrade 'tieconv[gpu]'" in text
-    assert "pip install tieconv\n" in text and "uvx tieconv inspect" in text and "pipx run tieconv inspect" in text
+    assert "pip install tieconv\n" in text and "uvx tieconv inspect" in text
     assert "git+" not in text
 
 
@@ -83,7 +87,7 @@ def test_without_an_address_the_lines_are_for_a_clone(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "REPOSITORY", "https://github.com/OWNER/tieconv")
     text = addresses.fill(PAGE)
     assert "git+" not in text and "pip install '.[onnx]'" in text
-    first, *rest = addresses.install_lines(first=True).splitlines()
+    first, *rest = addresses.install_lines("first").splitlines()
     assert first.endswith("tieconv inspect fixtures/models/llama-duplicated") and not rest
     assert max(map(len, addresses.install_lines().splitlines())) < 80
     settings = 'Source = "https://github.com/OWNER/tieconv"\nurl: https://owner.github.io/tieconv/\n'

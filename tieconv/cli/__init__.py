@@ -18,29 +18,38 @@ gc.set_threshold(50_000)
 # At exit Python searches every object for garbage several times, which takes 15 % of a short command.
 atexit.register(gc.freeze)
 
-COMMANDS = {
-    "analyze": ("analyze", "Measure how the head of MODEL relates to its embedding, and whether they can be tied."),
-    "bias": ("write", "Add, remove, unify or resize the head bias."),
-    "check": ("check", "Apply the rules to models, and exit with 1 on a finding. A gate for CI."),
-    "completion": ("rules", "Print the completion script for SHELL."),
-    "convert": ("write", "Convert the model to another format or shard size."),
-    "demo": ("analyze", "Train a small model tied and untied, and show what tying changes."),
-    "dedup": ("write", "Store byte-identical tensors once. Copies that a loader needs stay."),
-    "diff": ("inspect", "Compare the models A and B tensor by tensor."),
-    "explain": ("rules", "Explain a rule: what it reports, why it matters, and how to fix it."),
-    "export": ("graphs", "Export MODEL to ONNX with each tied matrix stored once, and measure parity."),
-    "fleet": ("fleet", "Run a command on thousands of models, and report what is new."),
-    "inspect": ("inspect", "Show what MODEL stores, what is tied, and what to run next."),
-    "parity": ("graphs", "Measure whether the graph ONNX computes what the checkpoint MODEL computes."),
-    "push": ("inspect", "Open a pull request on the Hub with the files that differ."),
-    "reindex": ("write", "Rebuild the shard index from the headers of the shards."),
-    "resize": ("write", "Make config, embedding, head and head bias agree on the vocabulary size."),
-    "retie": ("write", "Tie the head: drop the redundant copy and set the config to tied."),
-    "rules": ("rules", "List the rules: code, level, name and summary."),
-    "set-tie": ("write", "Write tie_word_embeddings in the config. No tensor changes."),
-    "untie": ("write", "Untie the head: store it, and every other tied name, as a separate tensor."),
+SECTIONS = {
+    "Look": {
+        "inspect": ("inspect", "Show what MODEL stores, what is tied, and what to run next."),
+        "check": ("check", "Apply the rules to models, and exit with 1 on a finding. A gate for CI."),
+        "diff": ("inspect", "Compare the models A and B tensor by tensor."),
+        "analyze": ("analyze", "Measure how the head of MODEL relates to its embedding, and whether they can be tied."),
+        "explain": ("rules", "Explain a rule: what it reports, why it matters, and how to fix it."),
+        "rules": ("rules", "List the rules: code, level, name and summary."),
+    },
+    "Repair": {
+        "retie": ("write", "Tie the head: drop the redundant copy and set the config to tied."),
+        "untie": ("write", "Untie the head: store it, and every other tied name, as a separate tensor."),
+        "bias": ("write", "Add, remove, unify or resize the head bias."),
+        "set-tie": ("write", "Write tie_word_embeddings in the config. No tensor changes."),
+        "resize": ("write", "Make config, embedding, head and head bias agree on the vocabulary size."),
+        "dedup": ("write", "Store byte-identical tensors once. Copies that a loader needs stay."),
+        "reindex": ("write", "Rebuild the shard index from the headers of the shards."),
+        "convert": ("write", "Convert the model to another format or shard size."),
+        "push": ("inspect", "Open a pull request on the Hub with the files that differ."),
+    },
+    "ONNX": {
+        "export": ("graphs", "Export MODEL to ONNX with each tied matrix stored once, and measure parity."),
+        "parity": ("graphs", "Measure whether the graph ONNX computes what the checkpoint MODEL computes."),
+    },
+    "More": {
+        "fleet": ("fleet", "Run a command on thousands of models, and report what is new."),
+        "demo": ("analyze", "Train a small model tied and untied, and show what tying changes."),
+        "completion": ("rules", "Print the completion script for SHELL."),
+    },
 }
-"""The commands: the module of each, and its line in the help. Listing them imports no command."""
+"""The sections of the help, with the module and the line of each command. Listing them imports no command."""
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
 
 class LazyGroup(ErrorBoundary):
@@ -50,8 +59,9 @@ class LazyGroup(ErrorBoundary):
         return sorted(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,7 +87,8 @@ class LazyGroup(ErrorBoundary):
 
 
 _START = """Start with `tieconv inspect MODEL`. It prints the command to run next. `tieconv explain RULE` explains a
-finding."""
+finding. Repairs print a plan, and write with -o OUT or --in-place. Exit codes: 0 fine, 1 a finding or a difference,
+2 an error or a refusal."""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_START)

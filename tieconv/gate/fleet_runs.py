@@ -334,16 +334,14 @@ def _parse(entry: Mapping[str, Any]) -> CommandResult:
     )
 
 
-def _failed(source: str, failure: Failure) -> CommandResult:
-    return CommandResult(source, None, failure=failure)
-
-
 def _is_kept(result: CommandResult, directory: str) -> bool:
     """Return whether ``directory`` still has what the command wrote for the model."""
     return result.output is None or content_of(_below(directory, result.output)) == result.content
 
 
-RESULTS: LineFormat[CommandResult] = LineFormat(RESULT_SCHEMA, _entry, _parse, _failed, _is_kept)
+RESULTS: LineFormat[CommandResult] = LineFormat(
+    RESULT_SCHEMA, _entry, _parse, lambda source, failure: CommandResult(source, None, failure=failure), _is_kept
+)
 
 
 def _below(directory: str, output: str) -> str:

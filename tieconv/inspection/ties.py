@@ -141,15 +141,12 @@ def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[
     """
     name = family.input_embedding and locate(family, family.input_embedding, tensors)
     if not name:
-        name = next((tie.canonical for tie in ties if _shares(tie, family.input_embedding, tensors)), None)
+        shared = (tie for tie in ties if any(member.name == family.input_embedding for member in tie.members))
+        name = next((tie.canonical for tie in shared if tie.declared and tie.canonical in tensors), None)
     if not name:
         return None
     record = tensors[name]
     return TensorView(name, record.shape, record.dtype)
-
-
-def _shares(tie: Tie, name: str | None, tensors: Mapping[str, TensorRecord]) -> bool:
-    return tie.declared and tie.canonical in tensors and any(member.name == name for member in tie.members)
 
 
 def _output(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> OutputHead | None:

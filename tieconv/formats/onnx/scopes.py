@@ -163,15 +163,13 @@ def origin(scope: Scope, name: str, *, shaped: bool = False) -> Origin | None:
         if inside:
             scope, name = inside[0]
             continue
-        if not (_passes(producer[0]) or (shaped and is_shaped(scope, producer[0]))):
+        node = producer[0]
+        keeps = node.standard in ("Transpose", "Cast", "Identity") and node.inputs
+        if not (keeps or (shaped and is_shaped(scope, node))):
             return None
-        passed.append(producer[0])
-        name = producer[0].inputs[0]
+        passed.append(node)
+        name = node.inputs[0]
     return None
-
-
-def _passes(node: Node) -> bool:
-    return node.standard in ("Transpose", "Cast", "Identity") and bool(node.inputs)
 
 
 def is_shaped(scope: Scope, node: Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 
 from tieconv.architectures.effective_flag import text_config, vocabulary_sizes
 from tieconv.checkpoint.family import Knowledge
@@ -329,7 +329,7 @@ def _expanded(pattern: str) -> list[tuple[list[str], bool]] | None:
         size *= len(choice)
     if size > _ALTERNATIVES:
         return None
-    return [(_joined(combination), whole) for combination in product(*(choice or [] for choice in choices))]
+    return [(list(chain(*combination)), whole) for combination in product(*(choice or [] for choice in choices))]
 
 
 def _choices(mark: str) -> list[list[str]] | None:
@@ -345,10 +345,6 @@ def _unit(mark: str) -> str:
     if mark == ".*":
         return _ANY_RUN
     return _ANY if mark == "." else mark[-1]
-
-
-def _joined(combination: tuple[list[str], ...]) -> list[str]:
-    return [unit for units in combination for unit in units]
 
 
 def _pattern_matches(marks: list[str], name: str, *, whole: bool) -> bool:

@@ -67,7 +67,9 @@ def render_evolution(evolution: Evolution, paint: Paint = plain, width: int | No
 def _blocks(evolution: Evolution, paint: Paint) -> Iterator[list[str]]:
     names = evolution.names
     moved = [name for start in ("cosine ", "mean norm ") for name in names if name.startswith(start)]
-    yield [paint(_MOVED, "heading"), *_table(evolution, {_short(name): name for name in moved})]
+    # A narrower heading: "E to first" for "cosine E to first".
+    heads = {name.removeprefix("cosine ").replace("mean norm ", "norm "): name for name in moved}
+    yield [paint(_MOVED, "heading"), *_table(evolution, heads)]
     for pair, heading in _AGREEMENT.items():
         agreeing = [name for name in names if name.endswith(f" {pair}")]
         if agreeing:
@@ -75,11 +77,6 @@ def _blocks(evolution: Evolution, paint: Paint) -> Iterator[list[str]]:
                 paint(heading, "heading"),
                 *_table(evolution, {name.removesuffix(f" {pair}"): name for name in agreeing}),
             ]
-
-
-def _short(name: str) -> str:
-    """Return a narrower heading: "E to first" for "cosine E to first"."""
-    return name.removeprefix("cosine ").replace("mean norm ", "norm ")
 
 
 def _table(evolution: Evolution, heads: dict[str, str]) -> list[str]:

@@ -235,7 +235,7 @@ def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterat
 
 # The first three lines of an inspection: whether the head is tied, what is wrong, and what to run.
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
-    """Yield the three lines. A finding longer than ``width`` is cut, because the report repeats it below."""
+    """Yield the three lines, wrapped to ``width``. A finding about the files comes before one about loaders."""
     sentence = inspection.config.effect or inspection.config.why
     yield from wrapped(sentence, "", width)
     by_level: dict[str, list[Finding]] = {level: [] for level in LEVEL_STYLES}
@@ -248,17 +248,17 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
         return
     counts = ", ".join(count(len(findings), level) for level, findings in present.items())
     level, worst = next(iter(present.items()))
-    line = f"{counts}: {worst[0].message}"
-    yield paint(line if width is None or len(line) <= width else f"{line[: width - 1].rstrip()}…", LEVEL_STYLES[level])
-    yield _next(worst, inspection.findings)
+    about_files = [finding for finding in worst if not finding.rule.startswith("CON")]
+    for line in wrapped(f"{counts}: {(about_files or worst)[0].message}", "", width):
+        yield paint(line, LEVEL_STYLES[level])
+    yield _next(worst, about_files, inspection.findings)
 
 
-def _next(worst: Sequence[Finding], findings: Sequence[Finding]) -> str:
+def _next(worst: Sequence[Finding], about_files: Sequence[Finding], findings: Sequence[Finding]) -> str:
     """Return the line with the first remedy of the worst findings, else the command that explains the first finding.
 
     If only predictions of loaders are that bad, no explanation helps: it returns the first remedy of any finding.
     """
-    about_files = [finding for finding in worst if not finding.rule.startswith("CON")]
     remedy = next((finding.remedy for finding in (worst if about_files else findings) if finding.remedy), None)
     if remedy is None and not about_files and str(worst[0].level) == "error":
         return "tieconv found no command that helps these loaders."

@@ -1,4 +1,4 @@
-"""Render a plan as text: the tensors and files that change, and the bytes read, written and linked."""
+"""Render a plan as text: the tensors and files that change, and the bytes read, written and copied."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ def render(
     the source keeps them, so the plan skips them.
     """
     plan = outcome.plan
+    unchanged = "keep" if in_place else "link" if hardlink else "copy"
     if isinstance(outcome, GraphOutcome):
-        source, rows = outcome.plan.source, _graph_rows(outcome.plan)
+        source, rows = outcome.plan.source, _graph_rows(outcome.plan, unchanged)
     else:
-        source, rows = outcome.plan.checkpoint.source, _rows(outcome, hardlink, in_place)
+        source, rows = outcome.plan.checkpoint.source, _rows(outcome, unchanged)
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(source)}: {plan.summary}", "", width)
     lines += columns(rows, width=width)
     return "\n".join([*lines, *notes(plan.notes, paint, width)])
 
 
-def _rows(outcome: write_plan.Outcome, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+def _rows(outcome: write_plan.Outcome, verb: str) -> Iterator[tuple[str, ...]]:
     plan = outcome.plan
     # The renamings if all add or remove one prefix and there are more than two, else an empty list.
     renamed = [entry for entry in plan.operations if isinstance(entry, write_plan.RenameTensor)]
@@ -61,13 +62,16 @@ def _rows(outcome: write_plan.Outcome, hardlink: bool, in_place: bool) -> Iterat
         yield "keep", count(unchanged, "tensor"), "byte for byte"
     if left:
         yield "leave out", count(left, "tensor"), "not part of the model"
-    yield from _files(plan, hardlink, in_place)
-    yield "bytes", _figures(plan, outcome.remote)
+    yield from _files(plan, verb)
+    yield "bytes", _figures(plan, verb) if outcome.remote is None else _remote_figures(outcome.remote)
 
 
-def _figures(plan: write_plan.Plan, remote: write_plan.RemoteTransfer | None) -> str:
-    if remote is None:
-        return f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
+def _figures(plan: write_plan.Plan | GraphPlan, verb: str) -> str:
+    unchanged = {"copy": f", copies {size(plan.bytes_linked)}", "link": f", links {size(plan.bytes_linked)}"}
+    return f"reads {size(plan.bytes_read)}, writes {size(plan.bytes_written)}{unchanged.get(verb, '')}"
+
+
+def _remote_figures(remote: write_plan.RemoteTransfer) -> str:
     moved = f"{size(remote.bytes_read)} read, {size(remote.bytes_uploaded)} uploaded"
     if remote.method == "server_copy":
         return f"{moved}, {size(remote.bytes_copied)} copied by the server"
@@ -139,7 +143,7 @@ def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return f"{rows} added at the end" if new > old else f"{rows} removed at the end"
 
 
-def _files(plan: write_plan.Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+def _files(plan: write_plan.Plan, unchanged: str) -> Iterator[tuple[str, ...]]:
     before = {file.name for file in plan.checkpoint.files}
     for output in plan.weights:
         verb = "rewrite" if output.name in before else "create"
@@ -149,10 +153,11 @@ def _files(plan: write_plan.Plan, hardlink: bool, in_place: bool) -> Iterator[tu
         yield verb, shown(text.name), size(len(text.text.encode()))
     dropped = {operation.name for operation in plan.operations if isinstance(operation, write_plan.DropFile)}
     for name in (name for name in plan.removed if name not in dropped):
-        yield "remove" if in_place else "skip", shown(name), _REMOVED.get(plan.command, "it would hold no tensors")
+        reason = _REMOVED.get(plan.command, "it would hold no tensors")
+        yield "remove" if unchanged == "keep" else "skip", shown(name), reason
     if plan.links:
-        verb, manner = ("link", "hard links: both directories share the files") if hardlink else ("copy", "unchanged")
-        yield verb, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {manner}"
+        manner = "hard links: both directories share the files" if unchanged == "link" else "unchanged"
+        yield unchanged, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {manner}"
 
 
 def _json(value: object) -> str:
@@ -206,7 +211,7 @@ def _runs(proof: SessionProof, paint: Paint, width: int | None) -> list[str]:
     return lines
 
 
-def _graph_rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
+def _graph_rows(plan: GraphPlan, unchanged: str) -> Iterator[tuple[str, ...]]:
     if len(plan.names) > 1:
         yield from (("graph", shown(name), plan.answer(name)) for name in plan.names)
     for matrix in plan.matrices:
@@ -229,8 +234,7 @@ def _graph_rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
     after = sum(matrix.held_after for matrix in plan.matrices)
     if before != after:
         yield "in session", size(before), f"for these matrices becomes {size(after)}"
-    figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
-    yield "bytes", figures
+    yield "bytes", _figures(plan, unchanged)
 
 
 # Render a push as text, and as the description of its pull request.
