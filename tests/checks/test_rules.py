@@ -11,6 +11,7 @@ import pytest
 import tieconv as api
 import tieconv.checks
 from tests.checks.fixtures import asked, builder
+from tests.checks.fixtures.model import LLAMA, VOCAB, WIDTH, llama, matrix, save
 from tests.checks.remedy import run
 from tieconv.api.fixes import plan_action
 from tieconv.checkpoint.finding import Finding, Level
@@ -123,3 +124,14 @@ def test_a_safe_remedy_is_one_that_fix_can_plan(rule: Rule, tmp_path: Path) -> N
     for finding in bad(rule, tmp_path):
         if finding.remedy is not None and finding.remedy.safe and finding.remedy.action is not None:
             assert plan_action(finding.remedy.action).outcome()
+
+
+def test_a_model_of_adapterhub_has_a_head_and_its_own_adapter(tmp_path: Path) -> None:
+    """Its class ends in Model and has a head all the same, and its config lists the adapter in its weights."""
+    layer = "model.layers.0.self_attn.q_proj.loras.mine"
+    parts = {f"{layer}.lora_A": matrix(2, WIDTH), f"{layer}.lora_B": matrix(WIDTH, 2)}
+    config = {**LLAMA, "architectures": ["LlamaAdapterModel"], "adapters": {"adapters": {"mine": "abc"}}}
+    tensors = {**llama(), **parts, "heads.words.3.weight": matrix(VOCAB, WIDTH, seed=4)}
+    inspection = api.inspect(save(tmp_path / "m", config, tensors))
+    assert [finding.rule for finding in inspection.findings] == ["TIE012"]
+    assert inspection.head.output_head and inspection.head.output_head.name == "heads.words.3.weight"

@@ -44,6 +44,9 @@ ENVIRONMENTS: dict[str, Environment] = {
     "whisper": _environment("openai-whisper==20250625", show=("openai-whisper",)),
     "fastai": _environment("fastai==2.8.12", show=("fastai",)),
     "olmo": _environment("ai2-olmo==0.6.0", "datasets==4.7.0", show=("ai2-olmo",)),
+    "trl": _environment("trl==0.24.0", "transformers==4.57.6", "accelerate==1.15.0", show=("trl", "transformers")),
+    "deepspeed": _environment("deepspeed==0.19.8", "transformers==5.23.0", show=("deepspeed", "transformers")),
+    "adapters": _environment("adapters==1.3.0", show=("adapters", "transformers")),
     "opennmt-py": Environment("writer", ("OpenNMT-py==3.5.1", "numpy<2"), show=("OpenNMT-py", "torch")),
     "litgpt": _environment("litgpt==0.5.13", show=("litgpt",)),
     "mergekit": _environment("mergekit==0.1.5", "transformers==5.24.0", show=("mergekit", "transformers")),
@@ -82,6 +85,7 @@ WRITERS = {
     "mergekit": Writer("mergekit", "merge_mergekit"),
     **{name: Writer(name, "quantise_calibrated") for name in ("llm-compressor", "modelopt")},
     **{name: Writer(name, "save_own_format") for name in OWN_FORMATS},
+    **{name: Writer(name, "save_trainers") for name in ("trl", "deepspeed", "adapters")},
     "peft": Writer("transformers-5.23", "save_peft", ("peft", "transformers")),
 }
 
@@ -90,7 +94,7 @@ NOT_INSTALLED: dict[str, str] = {
     "GPTQModel 7.7.0": "it installs; on two cores, `GPTQModel.load` fails: it asks for two workers and gets one",
     "fairseq 0.12.2": "it does not import on Python 3.11 or newer: `mutable default` of a dataclass",
     "CTranslate2 4.8.5": "it writes a format that tieconv only recognises; it is judged as a loader",
-    "DeepSpeed 0.19.8, torchtitan 0.3.0": "they install; no script writes their checkpoints yet",
+    "torchtitan 0.3.0": "its models import triton, which needs a GPU",
     "optimum-onnx 0.1.0, onnxruntime's quantisers, onnxruntime-genai's builder": "no script yet; see [ONNX](onnx.md)",
     "transformers 4.48.3": "the small models of our fixtures need 4.56 or newer",
     "torchtune 0.6.1": "it does not import with torch 2.13: it needs a torchao that does not import there",

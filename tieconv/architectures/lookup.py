@@ -63,7 +63,7 @@ def is_headless(name: str) -> bool:
     """Return whether a class has no output head, by the end of its name."""
     if name.endswith(_HEADLESS):
         return True
-    return name.endswith("Model") and not name.endswith(("LMHeadModel", "ModelWithLMHead"))
+    return name.endswith("Model") and not name.endswith(("LMHeadModel", "ModelWithLMHead", "AdapterModel"))
 
 
 def _without_head(architecture: str, sibling: Family) -> Family:

@@ -132,7 +132,7 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         merged. Loaders ignore them.
 
     The rule skips parts with the name of an adapter in the config, which belong to the architecture. For example,
-    Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`.
+    Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`. AdapterHub's library lists its adapters.
 
     ## How to fix
     Load the wrapped model again and save the result of `merge_and_unload()`, or save only the adapter.
@@ -141,6 +141,9 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         return
     config = inspection.checkpoint.config_values
     own = {key.removesuffix("_lora") for key, value in config.items() if key.endswith("_lora") and value}
+    hub = config.get("adapters")
+    named = hub.get("adapters") if isinstance(hub, dict) else None
+    own |= {*named} if isinstance(named, dict) else set()
     names = ((name, {*name.split(".")}) for name in inspection.checkpoint.tensors if "lora_" in name)
     parts = [name for name, words in names if words & _LORA_PARTS and not words & own]
     if parts:

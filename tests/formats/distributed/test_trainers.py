@@ -25,6 +25,7 @@ DIRECTORIES = {
     "megatron": (("iter_0000010/mp_rank_00/model_optim_rng.pt", "latest_checkpointed_iteration.txt"), "export_ckpt"),
     "zarr": (("model_weights/decoder.final_layernorm.weight/.zarray",), "export_ckpt"),
     "verl": (("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"), "verl.model_merger"),
+    "adapterhub": (("pytorch_adapter.bin", "adapter_config.json"), "the package adapters"),
     "hqq": (("qmodel.pt", "config.json"), "HqqConfig"),
     "accelerate": (("pytorch_model_fsdp_0/.metadata", "pytorch_model_fsdp_0/__0_0.distcp"), "pytorch_model_fsdp_0"),
     "nemo": (("weights/.metadata", "weights/__0_0.distcp", "context/model.yaml"), "weights"),

@@ -10,7 +10,7 @@ from tieconv.checkpoint import value_type
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Caution, Checkpoint
 from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, OutputText, OutputWeights, Plan, Promises
+from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, OutputText, Plan, Promises
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import strict_json as spelled_json
 from tieconv.formats.directory import DIGITS, LIMIT
@@ -49,7 +49,9 @@ def plan_reindex(
     homes = _homes(checkpoint, old, equal)
     once = {(record.range, record.stride): record.nbytes for record in homes.values()}
     totals = sum(once.values()), sum(record.nbytes for record in homes.values())
-    weights = _formatted(checkpoint) if add_format else ()
+    if add_format:
+        named_format.guard_named(checkpoint, call("inspect", checkpoint.source))
+    weights = named_format.with_format(checkpoint) if add_format else ()
     name = index_name(checkpoint)
     carried = _carried(checkpoint)
     text = _text(checkpoint, carried, homes, totals)
@@ -89,11 +91,6 @@ def _as_indexed(evidence: Inspection, old: Mapping[str, str]) -> Inspection:
     cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} missing from the index", unnamed),)
     checkpoint = replace(evidence.checkpoint, cautions=cautions if unnamed else ())
     return replace(evidence, checkpoint=checkpoint)
-
-
-def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
-    named_format.guard_named(checkpoint, call("inspect", checkpoint.source))
-    return named_format.with_format(checkpoint)
 
 
 def _both(index: str, shards: str, changed: bool) -> str:
