@@ -71,7 +71,7 @@ def inspected(
     """Return the evidence about an open model, with findings and predictions for the ``chosen`` loaders.
 
     With ``bare``, the tensors of a training checkpoint get the names of the model. ``base`` is the base model of an
-    adapter. ``accept`` may refuse the model before a tensor is compared.
+    adapter. A planner gives ``accept``, which may refuse the model before a tensor is compared. It gets no findings.
     """
     listing, files, revision = model
     checkpoint = read_checkpoint(listing, files)
@@ -91,7 +91,7 @@ def inspected(
         from tieconv.loaders import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
-    findings = run_checks(evidence)
+    findings = () if accept else run_checks(evidence)
     if evidence.consumers and findings:
         from tieconv.loader_remedies import helpful  # imports the planners
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checkpoint.value_type import Printed, record
 from tieconv.checkpoint.write_plan import Outcome, Plan, RemoteTransfer
-from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
-from tieconv.execute.staging import resumable, sweep
-from tieconv.execute.target import destination
 from tieconv.sources import is_object
 
+# A plan that is only printed imports nothing of `tieconv.execute`.
 if TYPE_CHECKING:
+    from tieconv.execute import Target
     from tieconv.sources.objects.writer import ObjectWriter
 
 Progress = Callable[[int, int], None]
@@ -83,7 +81,7 @@ class PlannedWrite(Printed):
             return ObjectPrefix(self, str(out), options)
         in_place = options.get("in_place", False)
         path = Path(self.plan.checkpoint.source if in_place or out is None else out)
-        return LocalPath(self, Target(path, **options))
+        return LocalPath(self, path, options)
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.plan/1`."""
@@ -108,6 +106,8 @@ def _on_disk(planned: PlannedWrite) -> PlannedWrite:
     local_plan = planned.fetch()
     commit = planned.plan.checkpoint.revision
     if commit and commit not in Path(local_plan.plan.checkpoint.root).parts:
+        from tieconv.execute import stale
+
         raise stale(planned.plan.checkpoint.source)
     return local_plan
 
@@ -138,32 +138,45 @@ class Destination(Protocol):
 
 @record
 class LocalPath:
-    """A new path on this machine, or with ``target.in_place`` the model itself."""
+    """A new path on this machine, or with ``in_place`` the model itself."""
 
     planned: PlannedWrite
-    target: Target
+    path: Path
+    options: WriteOptions
+
+    @property
+    def _target(self) -> Target:
+        from tieconv.execute import Target
+
+        return Target(self.path, **self.options)
 
     def forecast(self) -> None:
         return None
 
     def check(self) -> None:
-        (check_target if self.planned.fetch is None else check_far_target)(self.planned.plan, self.target)
+        from tieconv.execute import check_far_target, check_target
+
+        (check_target if self.planned.fetch is None else check_far_target)(self.planned.plan, self._target)
 
     def clear(self) -> None:
-        final = destination(self.planned.plan, self.target)
-        if not (self.target.resume and resumable(final)):
-            sweep(final)
+        from tieconv.execute import clear
+
+        clear(self.planned.plan, self._target)
 
     def replaces_directory(self) -> bool:
-        return replaces_directory(self.planned.plan, self.target)
+        from tieconv.execute import replaces_directory
+
+        return replaces_directory(self.planned.plan, self._target)
 
     def write(self, progress: Progress | None) -> Outcome:
+        from tieconv.execute import execute
+
         if self.planned.fetch is not None:
             self.check()
         planned = _on_disk(self.planned)
-        notes = execute(planned.plan, self.target, reinspect=planned.reinspect, progress=progress)
+        notes = execute(planned.plan, self._target, reinspect=planned.reinspect, progress=progress)
         plan = replace(planned.plan, notes=(*planned.plan.notes, *notes))
-        return Outcome(plan, executed=True, verified=True, output=str(self.target.path))
+        return Outcome(plan, executed=True, verified=True, output=str(self.path))
 
 
 @record
@@ -215,7 +228,10 @@ class ObjectPrefix:
         from tieconv.sources.objects.source import CopyUnsupportedError
 
         writer, plan = self._writer(), self.planned.plan
-        headers = partial(self.planned.reinspect, depth=Depth.HEADER)
+
+        def headers(path: Path) -> Inspection:
+            return self.planned.reinspect(path, depth=Depth.HEADER)
+
         why = why_upload(plan, writer.path)
         if not why:
             full = self.options.get("verify") == "full"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checkpoint.graph_plan": ("GraphOutcome",),
+    "checkpoint.write_plan": ("Outcome",),
     "checkpoint.results.parity": ("Verdict",),
     "gate.model_sources": ("is_collection", "is_list"),
     "sources": ("is_remote",),

@@ -50,7 +50,7 @@ def inspect(
 
     With ``bare`` the tensors of a training checkpoint have the model's names, without the training program's prefixes.
 
-    ``accept`` may refuse the model before a tensor is compared.
+    ``accept`` may refuse the model before a tensor is compared. The rules are then not applied.
 
     ``base`` is the base model of an adapter: the path in the adapter's config is read only inside MODEL.
 

@@ -101,6 +101,7 @@ def on_device(provider: str, device: int | None) -> str:
 
 
 write_options = together(
+    model_argument,
     click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
     click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace MODEL."),
     click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
@@ -119,7 +120,7 @@ write_options = together(
         "--verify", "full", "structure", help="structure: do not compare the bytes of ranges that the kernel copied."
     ),
 )
-"""The options that say where and how a command writes."""
+"""MODEL, and the options that say where and how a command writes."""
 screen_options = together(
     click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors.", **_SCREEN),
     click.option("-v", "--verbose", is_flag=True, help="Print the time and memory of each step.", **_SCREEN),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
 
-from tieconv.api import GraphOutcome, plans
+from tieconv.api import Outcome, plans
 from tieconv.api.evidence import is_graph
 from tieconv.checkpoint.value_type import record
 from tieconv.cli import options as shared
@@ -21,7 +20,7 @@ from tieconv.errors import WriteFailedError
 from tieconv.text import parse_size, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.api import Outcome, PlannedGraphs, PlannedWrite, WriteOptions
+    from tieconv.api import GraphOutcome, PlannedGraphs, PlannedWrite, WriteOptions
 
 _AGAIN = "run the same command again to go on"
 _AFTER = 10
@@ -70,7 +69,7 @@ class WriteArguments:
 def plan_command(plan: Callable[..., PlannedWrite | PlannedGraphs]) -> Callable[..., None]:
     """Make a command of a function that returns a plan.
 
-    The function gets what Click parsed, with the two options that every planner takes for those of `write_options`.
+    The function gets what Click parsed, with two options that every planner takes for those of `write_options`.
     """
 
     @wraps(plan)
@@ -81,6 +80,11 @@ def plan_command(plan: Callable[..., PlannedWrite | PlannedGraphs]) -> Callable[
         finish(planned, arguments, as_json=as_json)
 
     return shared.json_option(shared.common_options(command))
+
+
+def named_command(plan: Callable[..., PlannedWrite | PlannedGraphs]) -> Callable[..., None]:
+    """Make a `plan_command` with the options that name embedding and head."""
+    return shared.name_options(plan_command(plan))
 
 
 def finish(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
@@ -101,7 +105,7 @@ def finish(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, *, 
         outcome = _execute(planned, arguments, plan.command)
         if not as_json:
             say_notes(plan.notes, outcome.plan.notes)
-            if isinstance(outcome, GraphOutcome) and (proofs := render_proofs(outcome, screen.paint, screen.width())):
+            if not isinstance(outcome, Outcome) and (proofs := render_proofs(outcome, screen.paint, screen.width())):
                 screen.echo(proofs)
     if as_json:
         screen.document(str(outcome))
@@ -127,7 +131,7 @@ def _text(outcome: Outcome | GraphOutcome, arguments: WriteArguments) -> str:
     stream = sys.stderr if arguments.writes else sys.stdout
     links, replaces = arguments.hardlink, arguments.in_place
     text = render(outcome, screen.painter(stream), screen.width(stream), hardlink=links, in_place=replaces)
-    return text if isinstance(outcome, GraphOutcome) else screen.shortened(text, screen.MAX_LINES - _AFTER)
+    return screen.shortened(text, screen.MAX_LINES - _AFTER) if isinstance(outcome, Outcome) else text
 
 
 def _stands_inside(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments) -> bool:
@@ -155,11 +159,11 @@ def _execute(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, v
 
 def _closing(outcome: Outcome | GraphOutcome, arguments: WriteArguments) -> str:
     if not outcome.executed:
-        targets = "-o OUT" if isinstance(outcome, GraphOutcome) else "-o OUT or --in-place"
+        targets = "-o OUT or --in-place" if isinstance(outcome, Outcome) else "-o OUT"
         return "nothing was written" if arguments.dry_run else f"nothing was written: give {targets}"
     where, written = shown(outcome.output), f"{size(outcome.plan.bytes_written)} new"
     compared = "every byte compared" if arguments.verify == "full" else "structure verified"
-    if isinstance(outcome, GraphOutcome):
+    if not isinstance(outcome, Outcome):
         return f"wrote {where}: {written}, {compared}{_proved(outcome)}"
     if outcome.plan.changes_nothing and arguments.in_place:
         return f"{where} already is as requested: nothing was written"
@@ -201,7 +205,6 @@ bias_option = shared.choice_option(
 
 
 @click.command("retie")
-@shared.model_argument
 @shared.write_options
 @bias_option
 @click.option(
@@ -227,8 +230,7 @@ bias_option = shared.choice_option(
     is_flag=True,
     help="Move factors that were folded into the head back into the last norm. Refuses if a value would be rounded.",
 )
-@shared.name_options
-@plan_command
+@named_command
 def retie_command(model: str, **options: Any) -> PlannedWrite:
     """Tie the head: drop the redundant copy and set the config to tied.
 
@@ -242,7 +244,7 @@ def retie_command(model: str, **options: Any) -> PlannedWrite:
         raise click.UsageError("--force and --max-kl cannot be used together")
     if options["fold_norm"] and survivor is not None:
         raise click.UsageError("--fold-norm keeps the embedding, so --from cannot be used with it")
-    if max_kl is not None and not isfinite(max_kl):
+    if max_kl is not None and not max_kl < float("inf"):  # NaN too
         raise click.UsageError("--max-kl needs a finite number of nats; use --force for no limit")
     if options["text"] is not None and max_kl is None:
         raise click.UsageError("--text needs --max-kl")
@@ -250,12 +252,10 @@ def retie_command(model: str, **options: Any) -> PlannedWrite:
 
 
 @click.command("untie", short_help="Untie the head: store it, and every other tied name, as a separate tensor.")
-@shared.model_argument
 @shared.write_options
 @click.option("--keep-flag", is_flag=True, help="Store the copies, but leave the config tied.")
 @bias_option
-@shared.name_options
-@plan_command
+@named_command
 def untie_command(model: str, **options: Any) -> PlannedWrite | PlannedGraphs:
     """Untie the head: store it, and every other tied name, as a separate tensor. The outputs stay the same.
 
@@ -273,13 +273,11 @@ def untie_command(model: str, **options: Any) -> PlannedWrite | PlannedGraphs:
 
 @click.command("set-tie", short_help="Write tie_word_embeddings in the config. No tensor changes.")
 @click.argument("flag", type=click.Choice(["true", "false", "auto"]))
-@shared.model_argument
 @shared.write_options
 @click.option(
     "--force", is_flag=True, help="Write the flag even if loaders then discard a tensor or fill one with random values."
 )
-@shared.name_options
-@plan_command
+@named_command
 def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
     """Write tie_word_embeddings at every level of the config that a loader reads. No tensor changes.
 
@@ -294,7 +292,6 @@ def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
 
 
 @click.command("dedup", short_help="Store byte-identical tensors once. Copies that a loader needs stay.")
-@shared.model_argument
 @click.option(
     "--head-form",
     type=click.Choice(["gemm", "fused", "transpose"]),
@@ -302,8 +299,7 @@ def set_tie_command(flag: str, model: str, **options: Any) -> PlannedWrite:
     "With Transpose a session stores a second copy. Default: the first form that keeps every bit.",
 )
 @shared.write_options
-@shared.name_options
-@plan_command
+@named_command
 def dedup_command(model: str, head_form: str | None, **options: Any) -> PlannedWrite | PlannedGraphs:
     """Store byte-identical tensors once. Copies that a loader needs stay.
 
@@ -331,7 +327,6 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
 
 
 @click.command("convert", short_help="Convert the model to another format or shard size.")
-@shared.model_argument
 @click.option(
     "--to", type=click.Choice(["safetensors", "torch"]), required=True, help="Format to write. torch: .bin files."
 )
@@ -349,8 +344,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
     help="Take over the finished files of a killed run. Keep them if this run is stopped.",
 )
 @shared.write_options
-@shared.name_options
-@plan_command
+@named_command
 def convert_command(model: str, to: str, **options: Any) -> PlannedWrite:
     """Convert the model to another format or shard size. Tied tensors stay tied.
 
@@ -360,7 +354,6 @@ def convert_command(model: str, to: str, **options: Any) -> PlannedWrite:
 
 
 @click.command("reindex")
-@shared.model_argument
 @shared.write_options
 @click.option("--prune", is_flag=True, help="Remove the weight files that the index does not list.")
 @click.option(
@@ -402,7 +395,6 @@ def _rows(_context: click.Context, _parameter: click.Parameter, value: str) -> s
 
 
 @click.command("resize", short_help="Make config, embedding, head and head bias agree on the vocabulary size.")
-@shared.model_argument
 @click.option(
     "--to",
     required=True,
@@ -412,8 +404,7 @@ def _rows(_context: click.Context, _parameter: click.Parameter, value: str) -> s
 )
 @shared.choice_option("--fill", "zeros", "mean", help="Values of new rows. mean: the mean of the stored rows.")
 @shared.write_options
-@shared.name_options
-@plan_command
+@named_command
 def resize_command(model: str, **options: Any) -> PlannedWrite:
     """Make config, embedding, head and head bias agree on the vocabulary size.
 
@@ -432,27 +423,22 @@ def bias_command() -> None:
 
 
 @bias_command.command("zero")
-@shared.model_argument
 @shared.write_options
-@shared.name_options
-@plan_command
+@named_command
 def bias_zero(model: str, **options: Any) -> PlannedWrite:
     """Add an all-zero head bias. A bias that is stored already stays."""
     return plans.plan_bias("zero", model, **options)
 
 
 @bias_command.command("strip")
-@shared.model_argument
 @shared.write_options
-@shared.name_options
-@plan_command
+@named_command
 def bias_strip(model: str, **options: Any) -> PlannedWrite:
     """Remove an all-zero head bias. Refuses if a value is not zero."""
     return plans.plan_bias("strip", model, **options)
 
 
 @bias_command.command("unify")
-@shared.model_argument
 @shared.write_options
 @click.option(
     "survivor",
@@ -460,8 +446,7 @@ def bias_strip(model: str, **options: Any) -> PlannedWrite:
     type=click.Choice(["bias", "decoder"]),
     help="Which values to keep if the copies differ. bias: the outer name. decoder: the name beside the head's weight.",
 )
-@shared.name_options
-@plan_command
+@named_command
 def bias_unify(model: str, **options: Any) -> PlannedWrite:
     """Give both names of a head bias the same values, and store the names that transformers 4 and 5 need.
 
@@ -471,13 +456,11 @@ def bias_unify(model: str, **options: Any) -> PlannedWrite:
 
 
 @bias_command.command("resize")
-@shared.model_argument
 @shared.write_options
 @click.option(
     "--rows", type=click.IntRange(min=1), metavar="N", help="Length of the bias. Default: the rows of the head."
 )
-@shared.name_options
-@plan_command
+@named_command
 def bias_resize(model: str, **options: Any) -> PlannedWrite:
     """Make the head bias as long as the head: append zeros, or cut off zeros at the end."""
     return plans.plan_bias("resize", model, **options)

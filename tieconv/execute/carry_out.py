@@ -40,6 +40,13 @@ from tieconv.sources.user_files import new_file
 Reinspect = Callable[[Path], Inspection]
 
 
+def clear(plan: Plan, target: Target) -> None:
+    """Remove the leftovers of a killed run, except what `execute` can resume if the target says so."""
+    final = destination(plan, target)
+    if not (target.resume and resumable(final)):
+        sweep(final)
+
+
 def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> tuple[str, ...]:
     """Write what ``plan`` promises to ``target``: everything, durable and verified, or nothing.
 
@@ -140,7 +147,7 @@ class _Job:
 
     def _prove(self, staging: Staging, writer: Writer, before: Mapping[str, FileState]) -> None:
         full, record = self.target.verify == "full", writer.record
-        verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
+        verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else lambda _count: None)
         verifier.names(self._expected(before))
         check_source_sums(self.plan, self.root, full=full)
         try:
@@ -228,7 +235,3 @@ class _Job:
                 publish.publish_file(staging.new / name, self.final / name)
         else:
             publish.publish_new(staging.new, self.final)
-
-
-def _no_tick(_count: int) -> None:
-    return None

@@ -44,7 +44,8 @@ def find_duplicates(
     reported = _Known(known)
     reader, tensors = view_reader.readable(reader, tensors)
     large = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
-    classes = sorted((_by_name(group) for group in equal_classes(reader, large)), key=lambda group: group[0].name)
+    named = (tuple(sorted(group, key=lambda tensor: tensor.name)) for group in equal_classes(reader, large))
+    classes: list[_Class] = sorted(named, key=lambda group: group[0].name)
     duplicates = [
         *_identical(classes, reported),
         *_transposed(reader, classes, reported),
@@ -70,10 +71,6 @@ class _Known:
     def joins(self, left: _Class, right: _Class) -> bool:
         """Return whether a known group already holds a member of both classes."""
         return not {self.unit(tensor.name) for tensor in left}.isdisjoint(self.unit(tensor.name) for tensor in right)
-
-
-def _by_name(group: Iterable[TensorRecord]) -> _Class:
-    return tuple(sorted(group, key=lambda tensor: tensor.name))
 
 
 def _identical(classes: Iterable[_Class], reported: _Known) -> Iterator[Duplicate]:
@@ -106,7 +103,8 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
         if not any(transposable(first, group[0]) for group in bucket[1:]):
             continue
         _announce_ends(reader, bucket, 1)
-        for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
+        ends = {group: tuple(bytes(view_reader.read(reader, *end)) for end in _ends(group[0], 1)) for group in bucket}
+        for alike in _buckets(bucket, ends.__getitem__):
             work = PairWork(alike)
             for left, right in combinations(alike, 2):
                 work.spend(left[0], right[0])
@@ -119,10 +117,6 @@ def _transposable_form(group: _Class) -> Hashable | None:
     tensor = group[0]
     fits = len(tensor.shape) == 2 and BITS.get(tensor.dtype, 1) % 8 == 0
     return (tensor.dtype, tuple(sorted(tensor.shape))) if fits else None
-
-
-def _end_elements(reader: ByteReader, tensor: TensorRecord) -> Hashable:
-    return tuple(bytes(view_reader.read(reader, *end)) for end in _ends(tensor, 1))
 
 
 def _ends(tensor: TensorRecord, elements: int) -> tuple[view_reader.Piece, view_reader.Piece]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from tieconv.checkpoint import weight_file, write_plan
-from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.push import Effect, FileChange, Push
 from tieconv.reporters.text import Paint, columns, marked, notes, plain, wrapped
 from tieconv.text import count, shown, size
 from tieconv.version import VERSION
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, SessionProof
+    from tieconv.checkpoint.results.push import Effect, FileChange, Push
 
 _REMOVED = {"convert": "its tensors are in the new files", "reindex": "the new index does not list it"}
 
@@ -32,10 +34,10 @@ def render(
     """
     plan = outcome.plan
     unchanged = "keep" if in_place else "link" if hardlink else "copy"
-    if isinstance(outcome, GraphOutcome):
-        source, rows = outcome.plan.source, _graph_rows(outcome.plan, unchanged)
-    else:
+    if isinstance(outcome, write_plan.Outcome):
         source, rows = outcome.plan.checkpoint.source, _rows(outcome, unchanged)
+    else:
+        source, rows = outcome.plan.source, _graph_rows(outcome.plan, unchanged)
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(source)}: {plan.summary}", "", width)
     lines += columns(rows, width=width)
     return "\n".join([*lines, *notes(plan.notes, paint, width)])
