@@ -9,7 +9,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import tieconv
+from tieconv.checkpoint.model_files import Files, Listing
 from tieconv.cli import main
+from tieconv.opened import opened
 from tieconv.version import VERSION
 
 __all__ = ["VERSION", "run"]
@@ -36,22 +38,28 @@ def _printed(words: list[str]) -> tuple[int, str, str]:
 
 
 def _small_files(words: list[str]) -> list[dict[str, str]]:
-    """Return the name, the new text and the diff of each file, if the plan writes no weights."""
+    """Return the name, the text and the diff of the small files of a plan, or of its config if it writes weights."""
     if words[0] == "set-tie":
-        planned = tieconv.plan_set_tie(words[1], words[2])
+        planned = tieconv.plan_set_tie(words[1], words[-1])
     elif words[0] == "reindex":
-        planned = tieconv.plan_reindex(words[1])
+        planned = tieconv.plan_reindex(words[-1])
+    elif words[0] == "retie":
+        planned = tieconv.plan_retie(words[-1])
     else:
         return []
-    if planned.plan.weights:
-        return []
-    root = Path(planned.plan.checkpoint.root)
-    return [
-        {"name": written.name, "text": written.text, "diff": _diff(root / written.name, written.name, written.text)}
-        for written in planned.plan.texts
-    ]
+    weights = bool(planned.plan.weights)
+    texts = [text for text in planned.plan.texts if not weights or text.name == "config.json"]
+    with opened(planned.plan.checkpoint.source) as (listing, files, _):
+        return [
+            {"name": text.name, "text": text.text, "diff": diff, "alone": "" if weights else "only "}
+            for text in texts
+            if (diff := _diff(_text(listing, files, text.name), text.name, text.text))
+        ]
 
 
-def _diff(path: Path, name: str, text: str) -> str:
-    before = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return "\n".join(difflib.unified_diff(before, text.splitlines(), name, name, lineterm=""))
+def _text(listing: Listing, files: Files, name: str) -> str:
+    return files.pread(name, listing.entries[name], 0).decode() if name in listing.entries else ""
+
+
+def _diff(before: str, name: str, text: str) -> str:
+    return "\n".join(difflib.unified_diff(before.splitlines(), text.splitlines(), name, name, lineterm=""))

@@ -67,7 +67,7 @@ function send(words, next) {
   waiting = next;
   started = performance.now();
   say("Running …");
-  const chosen = Object.values(models).filter(Boolean);
+  const chosen = Object.values(models).filter((model) => model?.entries);
   worker.postMessage({ words, models: chosen });
   update();
 }
@@ -77,13 +77,14 @@ function finish(answer) {
   waiting = null;
   if (answer.failure) return failed(answer.failure);
   const seconds = ((performance.now() - started) / 1000).toFixed(1);
-  say(`Exit code ${answer.code}. Read ${mega(answer.bytes)} of your files in ${seconds} s.`);
+  say(`Exit code ${answer.code}. Read ${mega(answer.bytes)} in ${seconds} s.`);
   next(answer);
   update();
 }
 
 // Commands.
 const path = (slot) => {
+  if (models[slot].address) return models[slot].address;
   const { name, entries, alone } = models[slot];
   const own = alone ? `${name}/${entries[0].name}` : name;
   return own.startsWith("-") ? `./${own}` : own;
@@ -111,9 +112,10 @@ function made(tag, text, properties = {}) {
   return Object.assign(document.createElement(tag), { textContent: text }, properties);
 }
 
-function repaired({ name, text, diff }) {
+function repaired({ name, text, diff, alone }) {
   const button = made("button", `Download ${name}`, { type: "button", onclick: () => download(name, text) });
-  return [made("p", `This repair changes only ${name}:`), made("pre", diff, { tabIndex: 0 }), button];
+  const what = alone ? `This repair changes only ${name}:` : `Of this repair, the page can write ${name}. The command also writes weights:`;
+  return [made("p", what), made("pre", diff, { tabIndex: 0 }), button];
 }
 
 function download(name, text) {
@@ -122,7 +124,7 @@ function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-element("inspect").onclick = () => ask(["inspect", path("first"), "--consumers"]);
+element("inspect").onclick = () => ask(["inspect", path("first"), "--consumers", ...(element("full").checked ? ["--depth", "full"] : [])]);
 element("check").onclick = () => ask(["check", path("first")]);
 element("diff").onclick = () => ask(["diff", path("first"), path("second")]);
 element("plan-form").onsubmit = (event) => {
@@ -146,7 +148,18 @@ element("wrap").onchange = () => element("output").classList.toggle("wrapped", e
 element("wrap").checked = matchMedia("(max-width: 40rem)").matches;
 element("wrap").onchange();
 
-// Choose or drop a model.
+// Choose, name or drop a model.
+const HUB = "hf://";
+
+function name(slot, text) {
+  const typed = text.trim();
+  if (!typed) return;
+  const address = HUB + typed.replace(HUB, "");
+  models[slot] = { address };
+  element(slot).querySelector(".chosen").textContent = `${address}. The page asks the Hub for it, without a token.`;
+  update();
+}
+
 function choose(slot, entries) {
   const wanted = entries.filter(({ name }) => !`/${name}`.includes("/.git/"));
   if (!wanted.length) return;
@@ -182,6 +195,10 @@ for (const slot of Object.keys(models)) {
   for (const input of box.querySelectorAll("input")) {
     input.onchange = () => choose(slot, [...input.files].map((file) => ({ name: file.webkitRelativePath || file.name, data: file })));
   }
+  box.querySelector("form").onsubmit = (event) => {
+    event.preventDefault();
+    name(slot, box.querySelector("[data-hub]").value);
+  };
   box.ondragover = (event) => {
     event.preventDefault();
     box.classList.add("over");

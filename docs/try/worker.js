@@ -3,6 +3,9 @@ import { loadPyodide } from "./vendor/pyodide.mjs";
 
 const vendor = new URL("./vendor/", import.meta.url).href;
 const network = self.fetch.bind(self);
+const Network = self.XMLHttpRequest;
+
+const ENVIRONMENT = { HOME: "/home", COLUMNS: "80", HF_HUB_DISABLE_TELEMETRY: "1", HF_HUB_DISABLE_IMPLICIT_TOKEN: "1" };
 
 async function load() {
   const { total } = await (await network(`${vendor}sizes.json`)).json();
@@ -19,18 +22,46 @@ async function load() {
     return new Response(response.body.pipeThrough(count), response);
   };
   const archive = self.fetch(`${vendor}tieconv.zip`).then((response) => response.arrayBuffer());
-  const pyodide = await loadPyodide({ indexURL: vendor, env: { HOME: "/home", COLUMNS: "80" } });
+  const pyodide = await loadPyodide({ indexURL: vendor, env: ENVIRONMENT });
   pyodide.unpackArchive(await archive, "zip", { extractDir: "/app" });
   pyodide.runPython("import sys; sys.path.insert(0, '/app')");
   const program = pyodide.pyimport("browser_commands");
-  // From here on nothing can be sent.
+  // From here on nothing is sent but what browser_hub.py asks of the Hub. The page's policy admits no other host.
   for (const name of ["fetch", "XMLHttpRequest", "WebSocket", "EventSource", "WebTransport"]) self[name] = undefined;
+  pyodide.registerJsModule("page_network", { ask });
   countReads(pyodide);
   self.postMessage({ ready: program.VERSION });
   return { pyodide, program };
 }
 
+// huggingface_hub is loaded with the first model on the Hub.
+async function loadHub({ pyodide }) {
+  const response = await network(`${vendor}hub.zip`);
+  if (!response.ok) throw new Error(`hub.zip: HTTP ${response.status}`);
+  pyodide.unpackArchive(await response.arrayBuffer(), "zip", { extractDir: "/app" });
+  pyodide.pyimport("importlib").invalidate_caches();
+  pyodide.pyimport("browser_hub");
+}
+
+// One request, without cookies. Python waits for it, as it cannot for fetch in all browsers.
+function ask(address, range, seconds) {
+  const request = new Network();
+  request.open("GET", address, false);
+  request.responseType = "arraybuffer";
+  request.timeout = 1000 * seconds;
+  if (range) request.setRequestHeader("Range", range);
+  try {
+    request.send();
+  } catch (error) {
+    return { failure: error.name };
+  }
+  const body = new Uint8Array(request.response ?? []);
+  report(body.length);
+  return { failure: "", status: request.status, headers: request.getAllResponseHeaders(), body };
+}
+
 let bytes = 0;
+let hub = null;
 let reported = 0;
 const SMALL = 1 << 16;
 const LARGE = 1 << 20;
@@ -97,7 +128,9 @@ const loading = load();
 loading.catch((error) => self.postMessage({ failure: String(error) }));
 self.onmessage = async ({ data }) => {
   try {
-    self.postMessage(run(await loading, data));
+    const loaded = await loading;
+    if (data.words.some((word) => word.startsWith("hf://"))) await (hub ??= loadHub(loaded));
+    self.postMessage(run(loaded, data));
   } catch (error) {
     self.postMessage({ failure: String(error) });
   }

@@ -21,7 +21,8 @@ _QUIET = (
     "--headless=new --no-first-run --no-default-browser-check --disable-background-networking --disable-sync "
     "--disable-component-update --disable-default-apps --disable-extensions --disable-domain-reliability "
     "--disable-client-side-phishing-detection --metrics-recording-only --no-pings --disable-gpu --no-sandbox "
-    "--disable-dev-shm-usage --disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication"
+    "--disable-dev-shm-usage --ignore-certificate-errors "
+    "--disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication"
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -17,13 +18,15 @@ import pytest
 
 from tests import children
 from tests.checks.fixtures import builder
+from tests.hub.stub import Fault, Hub, start
 from tests.page.chromium import Chromium, Tab, chromium
-from tests.page.servers import proxy, serving
+from tests.page.servers import HOSTS, proxy, serving
 from tieconv.checks import RULES
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (chromium() and shutil.which("npm")), reason="the page needs Chromium and npm"),
+    pytest.mark.skipif(not shutil.which("openssl"), reason="the stub of the Hub needs a certificate"),
 ]
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "docs" / "try" / "build.py"
@@ -53,6 +56,7 @@ class Page(NamedTuple):
     downloads: Path
     site_requests: list[tuple[str, str]]
     proxy_requests: list[str]
+    hub: Hub
 
     def choose(self, model: Path, slot: str = "first") -> None:
         """Choose a directory, or one file."""
@@ -60,6 +64,12 @@ class Page(NamedTuple):
         self.tab.evaluate(f"document.querySelector('#{slot} .chosen').textContent = ''")
         self.tab.choose(f"#{slot} input{kind}", model)
         self.tab.until(f"document.querySelector('#{slot} .chosen').textContent.includes({json.dumps(model.name)})")
+
+    def name(self, address: str, slot: str = "first") -> None:
+        """Name a model on the Hub."""
+        self.tab.evaluate(f"document.querySelector('#{slot} [data-hub]').value = {json.dumps(address)}")
+        self.tab.click(f"#{slot} form button")
+        self.tab.until(f"document.querySelector('#{slot} .chosen').textContent.includes({json.dumps(address)})")
 
     def ask(self, button: str) -> tuple[int, str]:
         """Click a button, and return the exit code and the text of the answer."""
@@ -117,7 +127,7 @@ def loaded(site: Path, profile: Path, downloads: Path) -> Iterator[Page]:
     """Yield the page in a new browser, ready for a command."""
     profile.mkdir(exist_ok=True)
     downloads.mkdir(exist_ok=True)
-    with serving(site) as (home, site_requests), proxy() as (far, proxy_requests):
+    with serving(site) as (home, site_requests), proxy(profile) as (far, proxy_requests, hub):
         browser = Chromium(profile, far, home)
         try:
             browser.call(
@@ -125,15 +135,15 @@ def loaded(site: Path, profile: Path, downloads: Path) -> Iterator[Page]:
             )
             tab = browser.open(f"http://{home}/try/")
             tab.until("document.querySelector('#status')?.textContent.includes('is ready')")
-            yield Page(tab, downloads, site_requests, proxy_requests)
+            yield Page(tab, downloads, site_requests, proxy_requests, hub)
         finally:
             browser.close()
 
 
-def command_line(*commands: tuple[Path, list[str]]) -> list[tuple[int, str, str]]:
+def command_line(*commands: tuple[Path, list[str]], **more: str) -> list[tuple[int, str, str]]:
     """The exit code, stdout and stderr of commands, each run in a folder, where numpy is absent."""
     words = json.dumps([(str(folder), words) for folder, words in commands])
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | more
     done = subprocess.run([sys.executable, "-c", WITHOUT], input=words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -257,6 +267,7 @@ def test_text_of_a_model_is_no_markup(page: Page, tmp_path: Path) -> None:
 def test_nothing_leaves_the_page(page: Page, tmp_path: Path) -> None:
     """No command asks a server for anything; neither the page nor its worker can ask another origin."""
     before = len(page.site_requests)
+    page.proxy_requests.clear()
     page.choose(MODELS / "llama-diverged")
     for button in ("#inspect", "#check", "#plan", "#explain", "#inspect"):
         page.ask(button)
@@ -342,16 +353,16 @@ CONTRAST = """[...document.querySelectorAll('p, h1, h2, h3, a, button, label, pr
 })"""
 
 
-def sparse(folder: Path, *, copied: bool) -> Path:
+def sparse(folder: Path, *, copied: bool, rows: int = 32_000) -> Path:
     """A tied Llama of 2 GB in a file that takes no space; ``copied`` adds a copy of its embedding of 131 MB."""
     folder.mkdir()
     config = json.loads((MODELS / "llama-tied" / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 32_000, "hidden_size": 2048}))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows, "hidden_size": 2048}))
     names = ["model.embed_tokens.weight", *(f"model.layers.{index}.mlp.up_proj.weight" for index in range(15))]
     names += ["lm_head.weight"] if copied else []
-    size = 2 * 32_000 * 2048
+    size = 2 * rows * 2048
     header = {
-        name: {"dtype": "BF16", "shape": [32_000, 2048], "data_offsets": [number * size, (number + 1) * size]}
+        name: {"dtype": "BF16", "shape": [rows, 2048], "data_offsets": [number * size, (number + 1) * size]}
         for number, name in enumerate(names)
     }
     text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()
@@ -417,6 +428,74 @@ def test_a_large_model_costs_its_header_and_its_proof(site: Path, tmp_path: Path
             assert float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit] <= most
             assert memory <= 250_000_000
             assert copied or seconds <= 5
+
+
+def test_a_model_on_the_hub(page: Page, tmp_path: Path) -> None:
+    """The answers and the bytes of the command line, without a token; a plan offers the config and its diff."""
+    hub, stop = start()
+    page.hub.requests.clear(), page.proxy_requests.clear()
+    try:
+        for name, model in (
+            ("org/copied", sparse(tmp_path / "copied", copied=True, rows=500)),
+            ("org/diverged", MODELS / "llama-diverged"),
+        ):
+            hub.add(name, model), page.hub.add(name, model)
+            words = {
+                "#inspect": ["inspect", f"hf://{name}", "--consumers"],
+                "#check": ["check", f"hf://{name}"],
+                "#plan": ["set-tie", "false", f"hf://{name}"],
+            }
+            environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+            expected = command_line(*((tmp_path, line) for line in words.values()), **environment)
+            page.name(f"hf://{name}")
+            page.tab.evaluate("document.querySelector('#verb').value = 'set-tie false'")
+            for button, (code, out, err) in zip(words, expected, strict=True):
+                # The browser follows a redirect itself, and does not count it.
+                count = functools.partial(re.sub, r" in \d+ requests", " in N requests")
+                assert tuple(map(count, page.ask(button)[1:])) == (count(out + err),) and code in (0, 1)
+            before = (model / "config.json").read_text(encoding="utf-8")
+            if '"tie_word_embeddings": true' in before:
+                assert page.saved("#files button") == before.replace(
+                    '"tie_word_embeddings": true', '"tie_word_embeddings": false'
+                )
+            page.tab.evaluate("full.click()")
+            assert "unread: the sampled bytes" not in page.ask("#inspect")[1]
+            page.tab.evaluate("full.click()")
+    finally:
+        stop()
+    assert {request.authorization for request in page.hub.requests} == {None}
+    assert {request.method for request in page.hub.requests} == {"GET"}  # no browser had to ask whether it may
+    assert {line.split()[1] for line in asked_elsewhere(page)} <= set(HOSTS)
+
+
+def test_faults_of_the_hub_are_sentences(page: Page, tmp_path: Path) -> None:
+    """A model that is absent or gated, and answers that are false, short or late: as on the command line."""
+    model = sparse(tmp_path / "model", copied=True, rows=500)
+    page.hub.add("org/gated", model, gated=True)
+    weights = "model.safetensors"
+    for number, (name, fault, sentence) in enumerate(
+        (
+            ("absent", None, "hf://org/absent is not on the Hub, or is private"),
+            ("gated", None, "hf://org/gated is gated: its owner grants access on request"),
+            ("", Fault("ignore-range"), f"{weights}: the server sent the whole file instead of the requested range"),
+            ("", Fault("status", value="404"), "HTTP 404"),
+            ("", Fault("status", value="403"), "your account may not read this model"),
+            ("", Fault("other-commit"), "config.json: the server sent commit ffffffff"),
+            ("", Fault("truncate", times=1), "canonical"),
+            ("", Fault("stall", times=1, value="12"), "canonical"),
+            ("cut", Fault("hang-up"), "the connection to the Hub failed (5 attempts)"),
+        )
+    ):
+        file = "config.json" if "config" in sentence else "api:org/cut" if name == "cut" else weights
+        page.hub.faults = {} if fault is None else {file: fault}
+        name = name or f"model-{number}"
+        if name not in ("absent", "gated"):
+            page.hub.add(f"org/{name}", model)
+        page.name(f"hf://org/{name}")
+        code, text = page.ask("#inspect")
+        assert sentence in text and code == (0 if sentence == "canonical" else 2), (name, text)
+        assert "Traceback" not in text and "Signature" not in text
+    page.hub.faults = {}
 
 
 def test_cancel_ends_a_command(site: Path, tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from threading import Lock, RLock
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,17 +23,20 @@ from tieconv.text import shown
 # Threads for network requests, which an interrupt leaves behind without waiting.
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _PREFIX = "tieconv-network"
 
 
-@contextmanager
-def workers(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool. On an error or an interrupt, cancel pending work and do not wait."""
-    pool = ThreadPoolExecutor(number, thread_name_prefix=_PREFIX)
+def concurrently(work: Callable[[S], T], items: Sequence[S], most: int) -> Iterator[T]:
+    """Yield the results of ``work`` in order, from ``most`` threads. On an error or an interrupt, do not wait."""
+    if sys.platform == "emscripten":  # no threads, in the page of docs/try
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(min(most, len(items)) or 1, thread_name_prefix=_PREFIX)
     try:
-        yield pool
+        yield from pool.map(work, items)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -50,6 +53,8 @@ def interruptible(
 
     Raises the result of ``late`` after ``timeout`` seconds. A later result of ``work`` goes to ``discard``.
     """
+    if sys.platform == "emscripten":
+        return work()
     future: Future[T] = Future()
     context = contextvars.copy_context()
 
@@ -252,9 +257,8 @@ class RangedFiles(ABC):
         if len(wanted) < 2:
             return
         runs = list(neighbours(wanted, GAP, READ_AHEAD))
-        with workers(min(WORKERS, len(runs))) as pool:
-            for _ in pool.map(lambda run: self._missing(run[0][0], run[0][1], max(end for _, _, end in run)), runs):
-                continue
+        for _ in concurrently(lambda run: self._missing(*run[0][:2], max(end for _, _, end in run)), runs, WORKERS):
+            continue
 
     def _travels(self, span: ByteRange) -> bool:
         held = self.is_local(span.file) or self._held.get(span.file, span.start, span.end) is not None
@@ -265,10 +269,9 @@ class RangedFiles(ABC):
         wanted = [name for name in names if not self.is_local(name) and not self._held.until(name, 0, 1)]
         if len(wanted) < 2:
             return
-        with workers(min(WORKERS, len(wanted))) as pool:
-            for done, _ in enumerate(pool.map(self._head, wanted), 1):
-                if self._tick:
-                    self._tick(done, len(wanted))
+        for done, _ in enumerate(concurrently(self._head, wanted, WORKERS), 1):
+            if self._tick:
+                self._tick(done, len(wanted))
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
         """Return up to ``size`` bytes at ``offset``, fewer only at the end of the file. Raises `UnreadableError`."""

@@ -22,7 +22,7 @@ from tieconv.sources.digest import Kind, hash_bytes, hash_file, kind_of
 from tieconv.sources.hub import RepoPath, parse, session
 from tieconv.sources.hub.client import Client, RemoteFile, Snapshot, Stored, url_of
 from tieconv.sources.local import FileSet, locate
-from tieconv.sources.ranged import DOCUMENT, RangedFiles, Tick, interruptible, workers
+from tieconv.sources.ranged import DOCUMENT, RangedFiles, Tick, concurrently, interruptible
 from tieconv.text import shell_word, shown
 from tieconv.version import VERSION
 
@@ -139,7 +139,6 @@ def _is_cached(path: str, stored: Stored) -> bool:
 
 
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_WORKERS = 4
 
 _proved: dict[FileState, str] = {}
 """Files with the hash that tieconv checked when they entered the cache."""
@@ -155,9 +154,8 @@ def verify(repo: str, root: str, files: Mapping[str, str]) -> None:
 
     Raises `UnreadableError` for the first file with another hash.
     """
-    with workers(_WORKERS) as pool:
-        for _ in pool.map(lambda name: _verify(repo, root, name, files[name]), files):
-            continue
+    for _ in concurrently(lambda name: _verify(repo, root, name, files[name]), list(files), 4):
+        continue
 
 
 def _verify(repo: str, root: str, name: str, known: str) -> None:

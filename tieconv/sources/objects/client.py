@@ -490,9 +490,8 @@ def fetch(listing: Listing, files: ObjectFiles, names: Iterable[str]) -> str:
         root = os.path.join(make_temporary(), files.listed.fingerprint, os.path.basename(str(files.listed.path)))
         for directory in {os.path.dirname(os.path.join(root, name)) for name in wanted} | {root}:
             os.makedirs(directory, exist_ok=True)
-        with ranged.workers(_WORKERS) as pool:
-            for _ in pool.map(partial(_copy, files, root), wanted):
-                continue
+        for _ in ranged.concurrently(partial(_copy, files, root), wanted, _WORKERS):
+            continue
     except OSError as error:
         raise _no_space(listing.source, f"{shown(base)}: {(error.strerror or 'error').lower()}") from error
     return os.path.join(root, listing.named) if listing.named else root
