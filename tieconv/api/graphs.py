@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from tieconv.api.evidence import inspect, refuse_graphs
 from tieconv.checkpoint.inspection import Depth
@@ -77,9 +77,23 @@ def _readable(path: str | Path) -> Listing:
 
 # Export a checkpoint as an ONNX graph, and measure the parity of a graph and its checkpoint.
 
-
 LAYOUT_NAMES = ("plain", "optimum", "genai", "transformers.js")
 """The values of `--layout`: the programs whose file and tensor names an export can have."""
+
+
+class ExportChoices(TypedDict, total=False):
+    """The options of an export; see `plan_export`."""
+
+    precision: str
+    head_form: str
+    opset: int | None
+    provider: str
+    parity: bool
+    fuse: str
+    layout: str
+    quantise: str | None
+    inputs_embeds: bool
+    budget: str | None
 
 
 def plan_export(
@@ -112,8 +126,7 @@ def plan_export(
     _check_provider(provider)
     _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
     _check_choice("layout", layout, LAYOUT_NAMES)
-    if quantise is not None:
-        _check_choice("quantise", quantise, ("int8", "int4", "dynamic-int8"))
+    _check_choice("quantise", quantise or "int8", ("int8", "int4", "dynamic-int8"))
     from tieconv.checkpoint.graph_plan import ExportOptions, HeadForm
 
     options = ExportOptions(
@@ -130,48 +143,21 @@ def plan_export(
     )
     from tieconv.reference.packages import require
 
-    modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
-    require("exporting", "onnx,torch", *modules)
+    require("exporting", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     from tieconv.onnx.export.plan import plan_export as make
 
     return make(inspect(on_disk(path)), options)
 
 
 def export(
-    path: str | Path,
-    out: str | Path,
-    *,
-    precision: str = "fp32",
-    head_form: str = "gemm",
-    opset: int | None = None,
-    provider: str = "auto",
-    parity: bool = True,
-    fuse: str = "none",
-    overwrite: bool = False,
-    layout: str = "plain",
-    quantise: str | None = None,
-    inputs_embeds: bool = False,
-    budget: str | None = None,
+    path: str | Path, out: str | Path, *, overwrite: bool = False, **options: Unpack[ExportChoices]
 ) -> ExportOutcome:
-    """Export MODEL to the directory ``out``, as `plan_export` says, and measure it.
+    """Export MODEL to the directory ``out`` with the options of `plan_export`, and measure it.
 
     If parity fails or is not run, the function writes nothing: ``executed`` is false and ``parity`` has the report.
     Raises the errors of `plan_export`, and a `TieconvError` if the exported graph is not correct.
     """
-    planned = plan_export(
-        path,
-        precision=precision,
-        head_form=head_form,
-        opset=opset,
-        provider=provider,
-        parity=parity,
-        fuse=fuse,
-        layout=layout,
-        quantise=quantise,
-        inputs_embeds=inputs_embeds,
-        budget=budget,
-    )
-    return planned.execute(out, overwrite=overwrite)
+    return plan_export(path, **options).execute(out, overwrite=overwrite)
 
 
 def parity(

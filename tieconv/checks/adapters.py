@@ -269,6 +269,37 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     )
 
 
+@rule("PEF006", "adapter-beside-weights", Level.WARNING)
+def beside_weights(inspection: Inspection) -> Iterator[Finding]:
+    """An adapter lies beside the weights of a whole model.
+
+    ## What it does
+    Reports a model directory with `adapter_config.json`. It skips a config with `has_lora_adapter` (Granite Speech).
+
+    ## Why it matters
+    Loaders disagree, and none warns. If the adapter was merged before, it counts twice in transformers 5 with PEFT.
+    transformers 4 with PEFT loads the base model that the adapter's config contains. (Measured with 4.57.6, 5.23.0, 5.24.0
+    and peft 0.21.2.)
+
+    ## Example
+        warning PEF006: adapter_config.json lies beside the weights. With PEFT,
+        transformers 5 adds the adapter to the weights, and transformers 4 ignores
+        the weights. Without PEFT, both load the weights alone.
+
+    ## How to fix
+    Delete the adapter's two files if it is merged. Otherwise move them into a separate directory.
+    """
+    if not evidence.adapter_beside(inspection):
+        return
+    files = inspection.checkpoint.companions
+    effect = "adds the adapter to the weights" if "adapter_model.safetensors" in files else "fails to load the model"
+    legacy = "ignores the weights" if any(name.startswith("adapter_model.") for name in files) else "fails too"
+    yield beside_weights.finding(
+        f"adapter_config.json lies beside the weights. With PEFT, transformers 5 {effect}, and transformers 4 {legacy}. "
+        "Without PEFT, both load the weights alone."
+    )
+
+
 def _ranges(ids: Iterable[int]) -> str:
     """Return ids as ranges: 90-92, 95."""
     spans: list[list[int]] = []

@@ -241,3 +241,10 @@ _WORDS = frozenset({"the", "no", "every"})
 def difference(member: Member, canonical: str, noun: str = "rows") -> str:
     """Return ``a differs from b (…)`` with the figures of the difference."""
     return f"{listed([member.name])} differs from {listed([canonical])} ({phrases.difference(member, noun)})"
+
+
+def adapter_beside(inspection: Inspection) -> bool:
+    """Return whether the directory of a whole model holds the config of a PEFT adapter too."""
+    checkpoint = inspection.checkpoint
+    own = checkpoint.adapter or checkpoint.config_values.get("has_lora_adapter")  # the class loads it itself
+    return "adapter_config.json" in checkpoint.companions and not own

@@ -151,6 +151,9 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
     Move the file into a subdirectory. Delete it if it is left from an earlier save.
     """
     for caution in evidence.cautions(inspection, "index.orphan"):
+        orphans = [file.name for file in inspection.checkpoint.orphans]
+        if orphans == ["adapter_model.safetensors"] and evidence.adapter_beside(inspection):
+            continue  # loaders use it: PEF006
         files = {file.name for file in inspection.checkpoint.orphans if not _VARIANT.fullmatch(file.name)}
         shadows = (shadow for shadow in inspection.shadows if shadow.differs and shadow.file in files)
         different = tuple(dict.fromkeys(shadow.name for shadow in shadows))

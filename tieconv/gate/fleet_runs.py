@@ -104,11 +104,9 @@ class LineFormat(Generic[R]):
     is_kept: Callable[[R, str], bool] = lambda result, directory: True
 
 
-def _unread(source: str, failure: Failure) -> CheckedModel:
-    return CheckedModel(source, failure=failure)
-
-
-CHECKED: LineFormat[CheckedModel] = LineFormat(RUN_SCHEMA, entry_of, model_of, _unread)
+CHECKED: LineFormat[CheckedModel] = LineFormat(
+    RUN_SCHEMA, entry_of, model_of, lambda source, failure: CheckedModel(source, failure=failure)
+)
 
 
 @record

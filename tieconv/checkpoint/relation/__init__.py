@@ -38,12 +38,12 @@ class Evidence:
     @property
     def holds_nan(self) -> bool:
         """Whether equal values include a NaN, which compares unequal to itself."""
-        return False
+        return bool(getattr(self, "nan", False))
 
     @property
     def sign_of_zero_only(self) -> bool:
         """Whether +0 against -0 is the only difference."""
-        return False
+        return bool(getattr(getattr(self, "figures", None), "sign_of_zero_only", False))
 
     @property
     def repeats_bytes(self) -> bool:

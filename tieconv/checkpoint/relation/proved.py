@@ -22,10 +22,6 @@ class Identical(Evidence):
     nan: bool = False
 
     @property
-    def holds_nan(self) -> bool:
-        return self.nan
-
-    @property
     def repeats_bytes(self) -> bool:
         return True
 
@@ -39,10 +35,6 @@ class Transposed(Evidence):
     view: bool = False
     transposed: bool = False
     nan: bool = False
-
-    @property
-    def holds_nan(self) -> bool:
-        return self.nan
 
     @property
     def repeats_bytes(self) -> bool:
@@ -64,10 +56,6 @@ class Cast(Evidence):
     lossless: bool
     transposed: bool = False
     nan: bool = False
-
-    @property
-    def holds_nan(self) -> bool:
-        return self.nan
 
 
 @record
@@ -117,10 +105,6 @@ class Near(Evidence):
     figures: RowFigures
     transposed: bool = False
 
-    @property
-    def sign_of_zero_only(self) -> bool:
-        return self.figures.sign_of_zero_only
-
     def to_dict(self) -> dict[str, object]:
         return {**self.figures.to_dict(), **({"transposed": True} if self.transposed else {})}
 
@@ -134,10 +118,6 @@ class Different(Evidence):
     figures: RowFigures
     cosine: float | None
     transposed: bool = False
-
-    @property
-    def sign_of_zero_only(self) -> bool:
-        return self.figures.sign_of_zero_only
 
     def to_dict(self) -> dict[str, object]:
         figures = {**self.figures.to_dict(), "cosine": plain(self.cosine)}
