@@ -145,8 +145,8 @@ STATES = {
     "5 in GPTQ": State(gptq, GPTQ, True, "fq", "eQNT006", (MIXED, MIXED, "meaning.refused"), "d r u u e e"),
     "5 in AWQ": State(awq, AWQ, True, "fq", "eQNT006", (MIXED, MIXED, "meaning.refused"), "d r u e e e"),
     "5 in bitsandbytes": State(bitsandbytes, BNB, True, "fq", "eQNT006", (MIXED, MIXED, "config"), "u ? ? e ? e"),
-    "6 untied, quantised head": State(packed, NAMED, False, "fq", "", (MIXED, MIXED, "="), "u u u u e e"),
-    "6 named by class": State(packed, LINEAR, False, "fq", "", (MIXED, MIXED, "="), "u e e u e e"),
+    "6 untied, quantised head": State(packed, NAMED, False, "fq", "", (MIXED, "=", "="), "u u u u e e"),
+    "6 named by class": State(packed, LINEAR, False, "fq", "", (MIXED, "=", "="), "u e e u e e"),
     "7 tied, packed embedding": State(packed, NAMED, True, "q0", "wQNT010", ("=", "+3 config", "="), "e e e t e e"),
     "8 tied, FP8 embedding": State(fp8, FLOAT8, True, "q0", "eQNT010", ("=", "+2 config", "="), "r ? ? t e e"),
     "9 tied, equal packed parts": State(
@@ -173,13 +173,13 @@ STATES = {
         without_scales, NAMED, False, "fq", "eQNT002", (BROKEN, BROKEN, "set-tie.ambiguous"), "? ? ? ? ? e"
     ),
     "17 the config leaves out stored codes": State(
-        packed, leaving_out(NAMED, "lm_head"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e e"
+        packed, leaving_out(NAMED, "lm_head"), False, "fq", "eQNT008", (MIXED, "config", "config"), "r e e u e e"
     ),
     "17 no target lists stored codes": State(
-        packed, compressed("re:.*up_proj$"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e e"
+        packed, compressed("re:.*up_proj$"), False, "fq", "eQNT008", (MIXED, "config", "config"), "r e e u e e"
     ),
     "17 in GPTQ": State(
-        gptq, in_groups("gptq"), False, "fq", "eQNT008", (MIXED, MIXED, "config"), "r e e u e u",
+        gptq, in_groups("gptq"), False, "fq", "eQNT008", (MIXED, "config", "config"), "r e e u e u",
     ),
     "18 untied, the config lists a float head": State(
         packed, LINEAR, False, "ff", "eQNT009", (NOT_EQUAL, "config", "config"), "r u u u e e"
@@ -215,7 +215,7 @@ STATES = {
     "26 in 3 bits with gaps": State(
         partial(three_bits, gaps=True), THREE_BITS, True, "fq", "wQNT001", (MIXED, MIXED, "config"), "e r u ? e e"
     ),
-    "27 GPTQ, untied": State(gptq, GPTQ, False, "fq", "wQNT010", (MIXED, MIXED, "="), "r u u u e u"),
+    "27 GPTQ, untied": State(gptq, GPTQ, False, "fq", "wQNT010", (MIXED, "=", "="), "r u u u e u"),
 }  # fmt: skip
 
 

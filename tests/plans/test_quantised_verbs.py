@@ -166,6 +166,8 @@ def test_codes_and_floats_are_two_matrices(pair: str, tied: bool, tmp_path: Path
     error = refusal(tieconv.plan_retie, source)
     assert "two matrices" in error.message
     assert ("set-tie false" in error.command_hint) is tied
+    if (pair, tied) == ("fq", False):
+        assert tieconv.plan_untie(source).plan.changes_nothing
 
 
 def test_unlike_floats_no_values_may_change(tmp_path: Path) -> None:

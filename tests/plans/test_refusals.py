@@ -21,6 +21,7 @@ from tests.checks.fixtures.model import (
     LLAMA,
     OUTER_BIAS,
     T5,
+    VOCAB,
     bert,
     flagged,
     llama,
@@ -361,3 +362,17 @@ def test_a_lone_file_of_an_unknown_class_says_what_its_program_must_do(tmp_path:
     (note,) = tieconv.plan_bias("strip", file, **names).plan.notes
     assert note == "tieconv does not know the class: a program with a parameter out.bias may refuse the file"
     assert "no config.json" in str(refusal(tieconv.plan_resize, file, to="config", **names))
+
+
+def test_resize_changes_an_encoder_and_leaves_shared_rows_alone(tmp_path: Path) -> None:
+    """A class without a head has an embedding all the same, and equal sizes need no change."""
+    encoder = {**LLAMA, "architectures": ["LlamaForSequenceClassification"]}
+    plan = tieconv.plan_resize(save(tmp_path / "m", encoder, llama()), to=str(VOCAB + 2)).plan
+    assert [operation.path for operation in plan.operations if isinstance(operation, SetConfig)] == ["vocab_size"]
+    torch = pytest.importorskip("torch")
+    shared = save(tmp_path / "n", {**TIED, "vocab_size": VOCAB}, {})
+    (shared / "model.safetensors").unlink()
+    state = {name: torch.tensor(value) for name, value in llama().items()}
+    torch.save({**state, HEAD: state[EMBED]}, shared / "pytorch_model.bin")
+    assert tieconv.plan_resize(shared, to="config").plan.changes_nothing
+    assert refusal(tieconv.plan_resize, shared, to="9999").code == "resize.shared"

@@ -120,7 +120,7 @@ def scaled(block: bytes | bytearray | memoryview, dtype: str, exponent: int) -> 
         return _scaled(block, dtype, max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
     except _InexactError:
         raise RefusedError(
-            f"tieconv cannot scale this {dtype} tensor by 2**{exponent} exactly", "", "scale.inexact"
+            f"a {dtype} value of the head times 2**{exponent} cannot be stored exactly", "", "scale.inexact"
         ) from None
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, is_foreign, levels_read, own_flag, text_config
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection, lists_float_head
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, QuantisedMatrix, Verdict
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, ConfigChoice, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import DropConfig, OutputText, SetConfig
 from tieconv.errors import RefusedError
@@ -169,14 +169,10 @@ def config_with_flag(inspection: Inspection, tied: bool) -> Document:
     head = in_file(inspection, inspection.family.output_head).removesuffix(".weight")
     document = _edited(inspection, tied, editor, head)
     choice = _choice(inspection, document, head, HEAD)
-    right = (choice.verdict is Verdict.QUANTISED) is listing and (codes is None or _describes(choice, codes))
+    group = codes.block[1] if codes and codes.block else None
+    described = codes is None or (choice.bits in (None, codes.bits) and choice.group in (None, group))
+    right = (choice.verdict is Verdict.QUANTISED) is listing and described
     return document if right else set_flag(inspection, tied)
-
-
-def _describes(choice: ConfigChoice, codes: QuantisedMatrix) -> bool:
-    """Return whether the numbers of the config are those of the stored codes."""
-    group = codes.block[1] if codes.block else None
-    return choice.bits in (None, codes.bits) and choice.group in (None, group)
 
 
 def _numbers(choice: ConfigChoice) -> tuple[object, ...]:

@@ -54,7 +54,7 @@ def guard_head(inspection: Inspection, verb: str) -> None:
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
     _guard_layout(inspection)
     _guard_knowledge(inspection, verb)
-    if inspection.family.tying is Tying.HEADLESS:
+    if inspection.family.tying is Tying.HEADLESS and verb != "resize":  # an encoder has an embedding to resize
         label = inspection.family.architecture or shown(inspection.checkpoint.source)
         refuse(f"{label} has no output embedding by design", again(inspection, "inspect"), "tie.headless")
 

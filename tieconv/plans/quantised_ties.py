@@ -34,7 +34,10 @@ _UNEQUAL = {
 
 
 def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
-    """Return the quantised embedding of a model that ``verb`` may change. Raises `RefusedError` for any other."""
+    """Return the quantised embedding of a model that ``verb`` may change. Raises `RefusedError` for any other.
+
+    For ``untie`` of an untied model with a float embedding, it is the quantised head.
+    """
     guard(inspection, verb, quantised=True)
     tables = inspection.quantised
     assert tables is not None  # the caller has asked for `quantised_tables`
@@ -56,6 +59,8 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     if embedding is None:
         head = tables.of(HEAD)
         assert head is not None  # one of the two matrices is quantised
+        if verb == "untie" and inspection.config.effective is False:
+            return head
         refuse(
             f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices "
             f"({unequal_clause(tables)})",

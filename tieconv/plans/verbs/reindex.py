@@ -77,7 +77,7 @@ def plan_reindex(
         proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
-        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_unstored_notes(old, homes)),
+        notes=(*_index_notes(checkpoint, carried), *_entry_notes(strays, prune, old, homes)),
     )
     if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
         return plan  # no loader reads shards without an index, or the names in the index of a single file
@@ -232,17 +232,15 @@ def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
         yield f"reindex drops from the old index: {', '.join(carried.lost)}"
 
 
-def _unstored_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
-    """Yield a note that names the entries of the old index whose tensors no shard stores."""
-    if unstored := [name for name in old if name not in homes]:
-        yield f"the new index leaves out entries that no shard stores: {listed(unstored, _LISTED)}"
-
-
-def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
+def _entry_notes(
+    strays: tuple[str, ...], prune: bool, old: Mapping[str, str], homes: Mapping[str, TensorRecord]
+) -> Iterator[str]:
     if strays:
         pronoun = "it" if len(strays) == 1 else "them"
         fate = "left out" if prune else f"kept (--prune leaves {pronoun} out)"
         yield f"outside the index: {listed(strays, _LISTED)}; {fate}"
+    if unstored := [name for name in old if name not in homes]:
+        yield f"the new index leaves out entries that no shard stores: {listed(unstored, _LISTED)}"
 
 
 def plan_strip_prefix(inspection: Inspection) -> Plan:

@@ -52,7 +52,7 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     target = _target(inspection, to, sizes, tables)
     edits = Edits(inspection.checkpoint)
     notes: list[str] = []
-    for record in _records(inspection):
+    for record in _records(inspection, target):
         notes += _resize(edits, inspection, record, target, fill, mean_row)
     promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
     options = {"to": to, "fill": str(fill)}
@@ -88,14 +88,14 @@ def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict
     return different[0]
 
 
-def _records(inspection: Inspection) -> list[TensorRecord]:
+def _records(inspection: Inspection, rows: int) -> list[TensorRecord]:
     """Return every stored tensor with one row per token: the word embedding, the head and the head biases."""
     tensors, head = inspection.checkpoint.tensors, inspection.head
     names = {part.name for part in (head.input_embedding, head.output_head) if part and part.name in tensors}
     if inspection.word_tie:
         names |= {member.name for member in inspection.word_tie.stored_members}
         shared = next((member for member in inspection.word_tie.members if member.state is State.ALIASED), None)
-        if shared:
+        if shared and tensors[shared.name].shape[0] != rows:
             refuse(
                 f"{shown(shared.name)} shares its storage with another name",
                 Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT)),
