@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,7 @@ Other programs wrote these checkpoints, as their users do. tieconv was judged on
 - **commands**: {verbs}. The same program reads the result, and its logits are equal bit for bit. `diff` says that
   original and result compute the same.
 - **planted faults**: a changed row, an untied head that was removed, and a tie flag of false without a head. `diff` or
-  `check` reports each.
+  `check` reports each. `diff` does not read graphs, so a graph is judged by its logits, and gets no fault.
 
 A result is *announced* if the plan says that some loader gets another model, and `diff` says so too. In the program
 itself the logits are then equal, or the plan says that the program refuses the result. *Unknown*: no config has the
@@ -91,14 +93,63 @@ def _notes(results: dict[str, Any]) -> Iterator[str]:
 
 def _refused(results: dict[str, Any]) -> Iterator[str]:
     yield "## What tieconv refuses\n"
-    yield f"For each writer, its {_REFUSALS} most frequent refusals with their number. N is any number.\n"
-    for name, entry in results.items():
-        for reason, count in list(entry["refusals"].items())[:_REFUSALS]:
-            yield f"- {name}, {count}: {_code(reason)}"
+    yield "Each kind was read, and is right for the reason given. NAME is any tensor, file or class.\n"
+    yield "| refusal | number | why it is right |\n|---|---|---|"
+    counts = Counter[str]()
+    for entry in results.values():
+        for line, number in entry["refusals"].items():
+            counts[kind_of(line)] += number
+    yield from (
+        f"| {_code(kind)} | {number:,} | {DECIDED.get(kind, 'the sentence is an older one')} |"
+        for kind, number in counts.most_common()
+    )
     yield ""
 
 
-_REFUSALS = 4
+def kind_of(line: str) -> str:
+    """Return the kind of a refusal, a key of `DECIDED`, or the sentence itself."""
+    why = line.partition("error: ")[2]
+    return next((kind for kind in DECIDED if re.search(re.escape(kind).replace("NAME", ".+"), why)), why)
+
+
+DECIDED = {
+    "is a single file and needs no index": "one file needs no index",
+    "is a single file and has no index": "the same for a file by its name",
+    "is a PEFT adapter and has no index": "the same for an adapter",
+    "has no shards to index": "the model has no safetensors file",
+    "has the format peft": "an adapter is applied to its base model, and the hint says how",
+    "has the format dcp": "the hint converts it first",
+    "is a training checkpoint, which tieconv converts only to safetensors": "another format has no training state",
+    "the file is a training checkpoint": "a command would lose the training state; the hint extracts the model",
+    "is a GGUF file: only retie and untie change it": "llama.cpp's own programs change the rest",
+    "is an ONNX graph": "`dedup` and `untie` read graphs; the others change checkpoints",
+    "is not a byte-identical copy of NAME": "the head is another matrix; `--from` and `--max-kl` accept a difference",
+    "is not a copy of NAME": "the quantised head is another matrix",
+    "so they are two matrices": "one is quantised and the other is not",
+    "does not know how NAME is quantised": "the file does not say what its codes mean",
+    "is stored beside the parts of NAME": "tieconv does not read all parts of the quantised matrix",
+    "is quantised (NAME), so tieconv cannot tell the dtype of its bias": "a bias of codes has no meaning",
+    "the embedding or head is quantised, and resize changes only float tensors": "new rows would need new scales",
+    "tieconv cannot resize this layout": "the same for packed codes",
+    "exactly": "the class scales its logits by the flag, and the dtype would round the head",
+    "the tied tensors are a guess": "no config has the class; the hint takes the names",
+    "has no output embedding by design": "there is no head",
+    "is not all zero": "without the bias the logits change",
+    "which is all zero": "the two biases of the class differ",
+    "contradicts the tie flag": "two releases of transformers already compute different logits",
+    "the tensors do not show whether the model is tied": "the command that the user means is `untie` or `retie`",
+    "with the flag true, transformers": "the two biases of the class differ, and the flag would drop one",
+    "with the flag false, it would start at zero": "the flag would lose a bias",
+    "has no config.json to write the flag to": "a file alone has no flag",
+    "there is no config.json to write the number of rows to": "a file alone has no vocabulary size",
+    "shares its storage with another name": "the copies need the new rows too; `dedup` first",
+    "would not load the result correctly": "mlx-lm reads safetensors, and its classes have no such parameter",
+    "which a torch file does not have": "torchao builds its tensors from the metadata of safetensors",
+    "is a model in the format of HQQ's library": "only HQQ's library reads it",
+    "is a DeepSpeed ZeRO checkpoint": "DeepSpeed's script merges it",
+    "is an adapter of AdapterHub's library": "only that library reads it",
+}
+"""Kinds of refusals that were read, and why a user of the program would agree."""
 
 
 def _absent() -> Iterator[str]:

@@ -47,6 +47,18 @@ ENVIRONMENTS: dict[str, Environment] = {
     "trl": _environment("trl==0.24.0", "transformers==4.57.6", "accelerate==1.15.0", show=("trl", "transformers")),
     "deepspeed": _environment("deepspeed==0.19.8", "transformers==5.23.0", show=("deepspeed", "transformers")),
     "adapters": _environment("adapters==1.3.0", show=("adapters", "transformers")),
+    "optimum-onnx": _environment(
+        "transformers==4.57.6", "optimum-onnx==0.1.0", "onnx==1.23.2", "onnxruntime==1.32.0",
+        show=("optimum-onnx", "onnxruntime", "transformers"),
+    ),
+    "onnx": _environment(
+        "transformers==5.23.0", "onnx==1.23.2", "onnxruntime==1.32.0", "onnxscript", "onnx-ir==1.1.0",
+        "onnxslim==0.1.98", "onnxsim==0.8.1", show=("onnxslim", "onnxsim", "onnxscript", "transformers"),
+    ),
+    "onnxruntime-genai": _environment(
+        "onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir==1.1.0", "transformers==5.23.0",
+        show=("onnxruntime-genai", "transformers"),
+    ),
     "opennmt-py": Environment("writer", ("OpenNMT-py==3.5.1", "numpy<2"), show=("OpenNMT-py", "torch")),
     "litgpt": _environment("litgpt==0.5.13", show=("litgpt",)),
     "mergekit": _environment("mergekit==0.1.5", "transformers==5.24.0", show=("mergekit", "transformers")),
@@ -86,6 +98,9 @@ WRITERS = {
     **{name: Writer(name, "quantise_calibrated") for name in ("llm-compressor", "modelopt")},
     **{name: Writer(name, "save_own_format") for name in OWN_FORMATS},
     **{name: Writer(name, "save_trainers") for name in ("trl", "deepspeed", "adapters")},
+    **{name: Writer(name, "write_onnx") for name in ("optimum-onnx", "onnxruntime-genai")},
+    "torch-onnx": Writer("onnx", "write_onnx"),
+    "onnxruntime": Writer("onnx", "write_onnx", ("onnxruntime", "onnxscript", "transformers")),
     "peft": Writer("transformers-5.23", "save_peft", ("peft", "transformers")),
 }
 
@@ -95,7 +110,6 @@ NOT_INSTALLED: dict[str, str] = {
     "fairseq 0.12.2": "it does not import on Python 3.11 or newer: `mutable default` of a dataclass",
     "CTranslate2 4.8.5": "it writes a format that tieconv only recognises; it is judged as a loader",
     "torchtitan 0.3.0": "its models import triton, which needs a GPU",
-    "optimum-onnx 0.1.0, onnxruntime's quantisers, onnxruntime-genai's builder": "no script yet; see [ONNX](onnx.md)",
     "transformers 4.48.3": "the small models of our fixtures need 4.56 or newer",
     "torchtune 0.6.1": "it does not import with torch 2.13: it needs a torchao that does not import there",
     "mambapy 1.2.0, mamba-ssm 2.3.2": "mambapy's language model imports mamba-ssm, which needs CUDA to build",

@@ -54,6 +54,8 @@ def test_every_writer_has_a_script_an_environment_and_figures_on_the_page() -> N
         assert f"| {name} | " in text and kept["files"] and all(page._code(line) in text for line in kept["wrong"])
     assert {path.stem for path in FIGURES.glob("*.json")} == {*WRITERS}
     assert all(f"| {name} | {why} |" in text for name, why in NOT_INSTALLED.items())
+    assert page.kind_of("retie: error: a.weight is not a copy of b: more") == "is not a copy of NAME"
+    assert page.kind_of("retie: error: another reason") == "another reason" not in page.DECIDED
 
 
 def test_the_scheduled_job_runs_every_writer() -> None:
