@@ -416,7 +416,7 @@ def test_the_page_is_small_and_answers_soon(site: Path, tmp_path: Path) -> None:
 def test_a_large_model_costs_its_header_and_its_proof(site: Path, tmp_path: Path) -> None:
     """Of 2 GB the page reads one MB, or both tables if they are equal, and keeps neither in memory."""
     with loaded(site, tmp_path / "profile", tmp_path / "downloads") as page:
-        for copied, most in ((False, 2e6), (True, 1e9)):
+        for copied, most in ((False, 2e6), (True, 3e8)):
             page.choose(sparse(tmp_path / f"copied-{copied}", copied=copied))
             before = processor_seconds(page)
             code, text = page.ask("#inspect")

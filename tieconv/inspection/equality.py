@@ -285,7 +285,7 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
     """Return whether two ranges hold the same bytes: a NaN equals itself, -0.0 does not equal 0.0.
 
     Head, tail and middle samples refute most differing pairs. Ranges count as equal only after every byte of both was
-    compared. ``watch`` receives the blocks of ``a`` that are read. A network reader remembers the ranges that were
+    compared. ``watch`` receives the blocks of ``a`` that are read. Readers remember the larger ranges that were
     equal. Raises what the reader raises.
     """
     if a.size != b.size:
@@ -293,14 +293,10 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
     if a == b or same_file_range(reader, a, b) or is_known_equal(reader, a, b):
         return True
     if a.size <= view_reader.SAMPLE:
-        same = _small_equal(reader, a, b, watch)
-    else:
-        same = samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)
-    if not same:
+        return _small_equal(reader, a, b, watch)
+    if not (samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)):
         return False
-    equal_ranges: set[frozenset[ByteRange]] | None = getattr(reader, "equal_ranges", None)
-    if equal_ranges is not None:
-        equal_ranges.add(frozenset((a, b)))
+    getattr(reader, "equal_ranges", set()).add(frozenset((a, b)))
     return True
 
 

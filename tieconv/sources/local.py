@@ -195,13 +195,15 @@ def file_state(descriptor: int) -> FileState:
 
 
 class FileSet:
-    """The open files of one checkpoint; a `ByteReader`. ``bytes_read`` counts bytes of tensors."""
+    """The open files of one checkpoint; a `ByteReader`. ``bytes_read`` and the caches are those of `RangedFiles`."""
 
     def __init__(self, root: AnyPath) -> None:
         self._root = os.fspath(root)
         self._sums: Sums | None = None
         self._descriptors: dict[str, int] = {}
         self.bytes_read = 0
+        self.nans: dict[ByteRange, bool] = {}
+        self.equal_ranges: set[frozenset[ByteRange]] = set()
 
     def descriptor(self, name: str) -> int:
         """Return the descriptor of the file ``name`` (relative to the root). Opens the file once."""
