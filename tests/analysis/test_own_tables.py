@@ -94,5 +94,5 @@ def test_the_command_line(tmp_path: Path) -> None:
         sections = json.loads(ok(f"analyze --json {options}", model).stdout)["sections"]
         (section,) = (section for section in sections if section["title"] == "Similarity")
         counts[options] = next(m["n"] for m in section["measures"] if m["name"] == "knn E→U")
-    assert counts == {"": 1500, "--neighbours sampled": 1000, "--neighbours exact": 1500}
+    assert counts == {"": 1500, "--neighbours sampled": 400, "--neighbours exact": 1500}
     assert "Similarity" not in ok("analyze --no-similarity", model).stdout

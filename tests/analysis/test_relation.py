@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.constructed import CLASSES, Array, embedding, make, orthogonal, table
 from tests.inspection.stored import Memory
 from tieconv.analysis.relation import NoFigures, Quantised, relate_tables
-from tieconv.analysis.relation_maps import sample, spectrum
+from tieconv.analysis.relation_maps import sample
 from tieconv.analysis.relation_section import sentence
 from tieconv.analysis.tables import open_table
 from tieconv.checkpoint.results.analysis import Kinship
@@ -157,22 +157,6 @@ def test_a_table_of_one_row_is_no_map_of_another(value: float, side: str) -> Non
     related = relate_tables(*(tables if side == "head" else tables[::-1]))
     assert related.kind is Kinship.UNKNOWN
     assert related.figures.reason == f"all rows of the {side} are equal"
-
-
-@pytest.mark.parametrize("common", [0.0, 0.5, 50.0])
-def test_a_common_vector_does_not_drown_the_spectrum(common: float) -> None:
-    """Singular values of the centred table, however long the vector that all rows share."""
-    values = np.random.default_rng(3).standard_normal((3000, 16)) * np.linspace(0.02, 0.0002, 16) + common
-    stored = table(values, "F64")
-    found = np.linalg.svd(values - values.mean(0), compute_uv=False)
-    assert spectrum(stored)[0] == pytest.approx(found, rel=1e-3)
-
-
-def test_a_spectrum_beyond_float32_is_not_drawn() -> None:
-    """Squares of 1e30 have no float32: no spectrum, and no error."""
-    values = np.random.default_rng(3).standard_normal((200, 16))
-    assert len(spectrum(table(values, "F32"))[0]) == 16
-    assert len(spectrum(table(values * 1e30, "F32"))[0]) == 0
 
 
 def test_nan_rows_are_left_out_and_counted() -> None:

@@ -109,7 +109,7 @@ def test_html(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
     text = page.read_text("utf-8")
     harmless(text)
     assert {"Map: input embedding", "Map: output embedding"} <= set(titles)
-    for heading in ("Norm profile", "Spectrum", "Where the two tables differ", "Map of tokens"):
+    for heading in ("Norm profile", "Where the two tables differ", "Map of tokens"):
         assert heading in text
 
 

@@ -23,8 +23,6 @@ NAMES = (
     "embed_norm",
     "head_norm",
     "tied_norm",
-    "spectrum",
-    "head_spectrum",
     "under_trained_score",
     "loss tied",
     "something new",
@@ -48,7 +46,6 @@ def full() -> Analysis:
     plane = {"plane_x": noise(4096), "plane_y": noise(4096), "plane_colour log p": noise(4096, 3.0)}
     plane |= {f"plane_colour difference {kind}": noise(4096) for kind in "ab"}
     apart = (*([0.0] * 4000), *(abs(x) for x in noise(96)))
-    spectra = {name: tuple(100.0 / (1 + k) for k in range(4096)) for name in ("spectrum", "head_spectrum")}
     log_p = noise(4096, 3.0)
     follows = {f"{name}_at_log_p": tuple(x / 9 for x in log_p) for name in ("bias", "implicit_bias")}
     return Analysis(
@@ -56,7 +53,7 @@ def full() -> Analysis:
         (
             Section("alignment", "The tied table is output-shaped.", measures, norms),
             Section("map", "The plane shows 40% of how rows differ.", (), plane),
-            Section("relation", "The tables are independent.", (), {"row_difference": apart, **spectra}),
+            Section("relation", "The tables are independent.", (), {"row_difference": apart}),
             Section("bias", "The bias is word frequency.", (), {"bias": noise(4096), "log_p": log_p} | follows),
             Section("rows", "12 tokens look untrained.", (), {"under_trained_score": tuple(sorted(noise(4096)))}),
             Section("training", "Good.", (), {"loss tied": noise(200), "other": noise(9)}),

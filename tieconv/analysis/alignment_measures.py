@@ -38,29 +38,36 @@ class Local:
 
 @record
 class Sample:
-    """The tokens whose neighbours are searched (``queries``), those of the random ``pairs``, and those that are mapped.
+    """The tokens whose neighbours are searched (``queries``), those of the random ``pairs``, and those of the maps.
 
-    All are places of the common order; ``pairs`` (pairs, 2) are indices into ``drawn``.
+    All are places of the common order; ``pairs`` (pairs, 2) are indices into ``drawn``. The maps are fitted on the
+    tokens ``fitted``. ``held_out`` are tokens without them that are mapped, and ``inside`` some of them. Without a
+    sample, ``fitted`` are all tokens, and the others are empty.
     """
 
     queries: Array
     drawn: Array
     pairs: Array
-    mapped: Array
+    fitted: Array
+    held_out: Array
+    inside: Array
 
 
-def draw(count: int, queries: int, chance: np.random.Generator, *, mapped: int = 0, exact: bool = False) -> Sample:
-    """Draw at most ``queries`` of ``count`` tokens, and at most `PAIRS` pairs of different ones.
+def draw(count: int, queries: int, chance: np.random.Generator, *, width: int = 0, exact: bool = False) -> Sample:
+    """Draw at most ``queries`` of ``count`` tokens, at most `PAIRS` pairs of `PAIRED`, and those of the maps.
 
-    ``mapped`` tokens are mapped, 0 for all. With ``exact``, all neighbours are searched and all tokens are mapped.
+    With ``exact``, all neighbours are searched, and the maps are of all tokens.
     """
-    order = chance.permutation(count)
-    drawn = np.sort(order[: min(queries, count)])
+    order, every = chance.permutation(count), np.arange(count)
+    drawn = np.sort(order[: min(PAIRED, count)])
     first, second = chance.integers(0, len(drawn), (2, min(PAIRS, 4 * len(drawn) ** 2)))
     pairs = np.stack([first, second], axis=1)[first != second]
-    every = np.arange(count)
-    chosen = every if exact or not mapped else np.sort(order[: min(mapped, count)])
-    return Sample(every if exact else drawn, drawn, pairs, chosen)
+    if exact:
+        return Sample(every, drawn, pairs, every, every[:0], every[:0])
+    cut = min(max(FITTED * width, MAPPED), count // 2)
+    parts = order[:queries], order[:cut], order[cut : cut + MAPPED], order[: min(cut, INSIDE)]
+    searched, fitted, held_out, inside = map(np.sort, parts)
+    return Sample(searched, drawn, pairs, fitted, held_out, inside)
 
 
 def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
@@ -157,11 +164,20 @@ def _lengths(rows: Array) -> Array:
 
 # The measures of pairs of tables, each with its chance floor and its standard error.
 
-QUERIES = 1000
-"""Tokens whose neighbours are searched in a long table. The standard error of KNN is then below 0.01."""
+QUERIES = 400
+"""Tokens whose neighbours are searched in a long table. The standard error of KNN is then below 0.025."""
+
+PAIRED = 1000
+"""Tokens from which pairs are drawn for RSA."""
+
+FITTED = 8
+"""Tokens for each column on which the maps of a long table are fitted: at least `MAPPED`, at most half."""
 
 MAPPED = 8192
-"""Tokens whose mapped rows are compared in a long table. The standard error of a mean cosine is then below 0.003."""
+"""Other tokens that are then mapped. The standard error of a mean cosine is below 0.003."""
+
+INSIDE = 2048
+"""Tokens of the fit that are mapped too, because a map fits its own tokens better than all."""
 
 EXACT = 16_384
 """The most tokens of tables that are measured without a sample. The work of KNN grows with the square."""
@@ -183,7 +199,7 @@ class Figure:
     """A measure of one pair of tables. ``error`` is its standard error over tokens, 0 if it has none.
 
     ``n`` is the number of tokens or pairs of tokens behind it, and ``sampled`` whether there are more. ``formula`` is
-    the floor of unrelated Gaussian tables.
+    the floor of unrelated Gaussian tables. ``highest`` is the value on the tokens of a sample's own fit.
     """
 
     value: float | None
@@ -192,13 +208,15 @@ class Figure:
     n: int
     sampled: bool = False
     formula: float | None = None
+    highest: float | None = None
 
     @property
     def interval(self) -> str:
         """The 95 % interval for all tokens as text, empty if the figure is of all tokens."""
         if not self.sampled or self.value is None:
             return ""
-        low, high = self.value - 1.96 * self.error, self.value + 1.96 * self.error
+        highest = self.value if self.highest is None else max(self.value, self.highest)
+        low, high = self.value - 1.96 * self.error, highest + 1.96 * self.error
         return f"; 95 % interval {low:.4f} to {high:.4f}, because tokens were sampled"
 
 
@@ -251,45 +269,81 @@ def compare(
 ) -> Compared:
     """Measure ``pairs`` of tables, which are named by their numbers. Tokens are matched by their strings.
 
-    With ``exact``, by default for up to `EXACT` common tokens, all neighbours and all mapped rows count. Otherwise the
-    neighbours of ``queries`` tokens are searched among all, and the rows of `MAPPED` tokens are mapped. The maps are
-    fitted on all tokens. Memory: a few blocks of rows, and a d×d matrix of float64 for each table and pair. Raises
-    `RefusedError` if the tables share too few tokens, and the errors of the tables' readers.
+    With ``exact``, by default for up to `EXACT` common tokens, everything is of all tokens. Otherwise the neighbours of
+    ``queries`` tokens are searched among all, and the maps are fitted on a sample. A sample's map does better on its
+    own tokens than the best map of all tokens, and worse on others. So these two mean cosines bound the interval.
+
+    Memory: a few blocks of rows, and a d×d matrix of float64 for each table and pair. Raises `RefusedError` if the
+    tables share too few tokens, and the errors of the tables' readers.
     """
     joined = join(tables)
     chance = np.random.default_rng(seed)
     exact = joined.count <= EXACT if exact is None else exact
-    sample, shuffle = draw(joined.count, queries, chance, mapped=MAPPED, exact=exact), chance.permutation(joined.count)
-    k = max(1, min(NEIGHBOURS, joined.count - 2))
+    sample = draw(joined.count, queries, chance, width=max(table.width for table in tables), exact=exact)
+    shuffle, k = chance.permutation(joined.count), max(1, min(NEIGHBOURS, joined.count - 2))
     views = [local(joined, which, sample, k) for which in range(len(tables))]
-    known = sums(joined, list(pairs.values()))
-    if len(sample.mapped) < joined.count:
-        known.sample = sampled_rows(joined, known, sample.mapped)
-    figures = {name: _figures(joined, views, known, sample, pair, shuffle) for name, pair in pairs.items()}
+    known = sums(joined, list(pairs.values()), None if exact else sample.fitted)
+    figures = {
+        name: dict((_linear_figures if exact else _sampled_figures)(joined, pair, known, sample))
+        | _local_figures(joined, views[pair[0]], views[pair[1]], sample, shuffle)
+        for name, pair in pairs.items()
+    }
     return Compared(joined, views, figures)
 
 
-def _figures(
-    joined: Joined, views: list[Local], known: Sums, sample: Sample, pair: Pair, shuffle: Array
-) -> dict[str, Figure]:
-    """Return the measures of one pair of tables by name."""
-    mixed = np.random.default_rng(0).permutation(len(sample.mapped))
-    value, chance = (linear(joined, *pair, order, known, sample.mapped) for order in (None, mixed))
-    return dict(_linear_figures(joined, pair, value, chance, sample)) | _local_figures(
-        joined, views[pair[0]], views[pair[1]], sample, shuffle
-    )
-
-
-def _linear_figures(
-    joined: Joined, pair: Pair, value: Linear, chance: Linear, sample: Sample
-) -> Iterator[tuple[str, Figure]]:
-    source, target = (joined.tables[which].width for which in pair)
-    n = len(sample.mapped)
+def _linear_figures(joined: Joined, pair: Pair, known: Sums, sample: Sample) -> Iterator[tuple[str, Figure]]:
+    n, width = joined.count, joined.tables[pair[0]].width
+    mixed = np.random.default_rng(0).permutation(n)
+    value, chance = (linear(joined, *pair, order, known) for order in (None, mixed))
     for name in MAPS:
-        formula, error = expected(name, joined.count, source), value.errors.get(name, 0.0)
-        yield name, Figure(value.cosines[name], chance.cosines[name] or 0.0, error, n, n < joined.count, formula)
-    both = sqrt(expected("cka", joined.count, source) * expected("cka", joined.count, target))
-    yield "cka", Figure(value.cka, chance.cka, 0.0, joined.count, formula=both)
+        floor, error = chance.cosines[name] or 0.0, value.errors.get(name, 0.0)
+        yield name, Figure(value.cosines[name], floor, error, n, formula=expected(name, n, width))
+    yield "cka", Figure(value.cka, chance.cka, 0.0, n, formula=_gaussian_cka(joined, pair))
+
+
+def _gaussian_cka(joined: Joined, pair: Pair) -> float:
+    return sqrt(np.prod([expected("cka", joined.count, joined.tables[which].width) for which in pair]))
+
+
+def _sampled_figures(joined: Joined, pair: Pair, known: Sums, sample: Sample) -> Iterator[tuple[str, Figure]]:
+    maps = _maps(known, pair, known.crosses[pair])
+    held_out, inside = (
+        mapped_cosines(joined, pair, maps, known, places) for places in (sample.held_out, sample.inside)
+    )
+    n = len(sample.held_out)
+    for name in MAPS:
+        if name not in maps:
+            yield name, Figure(None, 0.0, 0.0, n)
+            continue
+        value, error = float(held_out[name].mean()), float(held_out[name].std()) / sqrt(n)
+        highest = None if name == "identity" else float(inside[name].mean())
+        yield name, Figure(value, 0.0, error, n, True, 0.0, highest)
+    yield "cka", _sampled_cka(joined, pair, known, sample)
+
+
+def _sampled_cka(joined: Joined, pair: Pair, known: Sums, sample: Sample) -> Figure:
+    """Estimate the CKA of all tokens from the products over a sample.
+
+    ‖AᵀB‖² is the sum of (aᵢ·aⱼ)(bᵢ·bⱼ) over all pairs of tokens. Pairs of a token with itself and of two tokens are
+    scaled differently, so no term is biased. The error is that of each token's first-order term (Hoeffding 1948). The
+    floor is the mean over all permutations: tr(AᵀA)·tr(BᵀB) / (V − 1) in place of ‖AᵀB‖².
+    """
+    count, n = joined.count, len(sample.fitted)
+    rows = [joined.take(which, sample.inside) - known.means[which] for which in pair]
+    wholes, parts = [], []
+    for left, right in ((0, 1), (0, 0), (1, 1)):
+        product = known.crosses[pair] if left != right else known.grams[pair[left]]
+        own = float((known.energies[pair[left]] * known.energies[pair[right]]).mean())
+        pairs_scale = count * (count - 1) / (n - 1)
+        wholes.append(count * own + pairs_scale * (float(np.square(product).sum()) / n - own))
+        alone = np.prod([np.einsum("ij,ij->i", rows[side], rows[side], dtype="f8") for side in (left, right)], axis=0)
+        joint = np.einsum("ij,ij->i", rows[left] @ product.astype("f4"), rows[right], dtype="f8")
+        parts.append((count * alone + 2 * pairs_scale * (joint - alone)) / wholes[-1])
+    scale = sqrt(wholes[1] * wholes[2])
+    error = abs(wholes[0]) / scale * float(np.std(parts[0] - (parts[1] + parts[2]) / 2)) / sqrt(n)
+    traces = [count * float(known.energies[which].mean()) for which in pair]
+    floor = traces[0] * traces[1] / (count - 1) / scale
+    return Figure(wholes[0] / scale, floor, error, n, True, _gaussian_cka(joined, pair))
 
 
 def _local_figures(joined: Joined, source: Local, target: Local, sample: Sample, shuffle: Array) -> dict[str, Figure]:
@@ -297,7 +351,9 @@ def _local_figures(joined: Joined, source: Local, target: Local, sample: Sample,
     k, asked = source.neighbours.shape[1], len(sample.queries)
     mixed = np.random.default_rng(0).permutation(len(source.cosines))
     drawn, count = len(sample.drawn), joined.count
-    error = float(shared.std()) / sqrt(asked)
+    error = sqrt(
+        (float(shared.var()) + (asked < count) / asked) / asked
+    )  # no shared neighbour in a sample does not prove that there are none
     return {
         "knn": Figure(float(shared.mean()), k / (count - 1), error, asked, asked < count),
         "rsa": _correlation(spearman, (source.cosines, target.cosines), mixed, drawn, drawn < count),
@@ -355,14 +411,14 @@ class Linear:
 class Sums:
     """Moments of joined tables: for each table ``means`` (d,) float32 and centred ``grams`` (d, d), both by number.
 
-    ``crosses`` maps a pair of tables to AᵀB, centred, (d, d'). ``sample`` holds the centred rows of each table's mapped
-    tokens. It is empty if they are read block by block. ``inverse`` keeps what it computes.
+    ``crosses`` maps a pair of tables to AᵀB, centred, (d, d'). ``energies`` are the squared lengths of the centred rows
+    of a sample. ``inverse`` keeps what it computes.
     """
 
     means: list[Array]
     grams: list[Array]
     crosses: dict[Pair, Array]
-    sample: list[Array] = field(default_factory=list)
+    energies: list[Array]
     _inverses: dict[int, Inverse] = field(default_factory=dict)
 
     def inverse(self, which: int) -> Inverse:
@@ -372,32 +428,44 @@ class Sums:
         return self._inverses[which]
 
 
-def sums(joined: Joined, pairs: Sequence[Pair] = ()) -> Sums:
-    """Return the moments of every table and of ``pairs``, in one pass. Rows near the mean keep the digits of the sums.
+def sums(joined: Joined, pairs: Sequence[Pair] = (), sample: Array | None = None) -> Sums:
+    """Return the moments of every table and of ``pairs``, over all tokens or the ``sample`` (places), in one pass.
 
-    Memory: a d×d matrix of float64 for each table and pair, and a block of rows of each table.
+    Rows near the mean keep the digits of the sums. Memory: a d×d matrix of float64 for each table and pair, and a block
+    of rows of each table.
     """
-    every = range(len(joined.tables))
+    every, count = range(len(joined.tables)), joined.count if sample is None else len(sample)
     some = np.unique(np.linspace(0, joined.count - 1, min(joined.count, joined.block_rows, 1024)).astype(int))
-    centres = [joined.take(which, some).mean(axis=0, dtype=np.float64).astype(np.float32) for which in every]
+    about = [some] if sample is None else [sample[part] for part in joined.parts(count)]
+    centres = [_mean(joined, which, about) for which in every]
     widths = [table.width for table in joined.tables]
     rests, grams = [np.zeros(width) for width in widths], [np.zeros((width, width)) for width in widths]
     crosses = {pair: np.zeros((widths[pair[0]], widths[pair[1]])) for pair in pairs}
+    energies = [np.zeros(count if sample is not None else 0) for _ in every]
     product = np.empty((max(widths), max(widths)), np.float32)  # new memory for each product would cost its page faults
-    for part in joined.parts(joined.count, BLOCKS_AT_ONCE):
-        rows = [joined.take(which, np.arange(part.start, part.stop)) for which in every]
+    for part in joined.parts(count, BLOCKS_AT_ONCE):
+        places = np.arange(part.start, part.stop) if sample is None else sample[part]
+        rows = [joined.take(which, places) for which in every]
         for which in every:
             rows[which] -= centres[which]
             rests[which] += rows[which].sum(axis=0, dtype=np.float64)
             grams[which] += _product(rows[which], rows[which], product)
+            if sample is not None:
+                energies[which][part] = np.einsum("ij,ij->i", rows[which], rows[which])
         for (a, b), cross in crosses.items():
             cross += _product(rows[a], rows[b], product)
     for which in every:
-        grams[which] -= np.outer(rests[which], rests[which]) / joined.count
+        grams[which] -= np.outer(rests[which], rests[which]) / count
     for (a, b), cross in crosses.items():
-        cross -= np.outer(rests[a], rests[b]) / joined.count
-    means = [(centres[which] + rests[which] / joined.count).astype(np.float32) for which in every]
-    return Sums(means, grams, crosses)
+        cross -= np.outer(rests[a], rests[b]) / count
+    means = [(centres[which] + rests[which] / count).astype(np.float32) for which in every]
+    return Sums(means, grams, crosses, energies)
+
+
+def _mean(joined: Joined, which: int, parts: Sequence[Array]) -> Array:
+    total = np.sum([joined.take(which, places).sum(axis=0, dtype=np.float64) for places in parts], axis=0)
+    mean: Array = (total / sum(map(len, parts))).astype(np.float32)
+    return mean
 
 
 def _product(left: Array, right: Array, memory: Array) -> Array:
@@ -407,43 +475,47 @@ def _product(left: Array, right: Array, memory: Array) -> Array:
     return product
 
 
-def sampled_rows(joined: Joined, known: Sums, places: Array) -> list[Array]:
-    """Return the centred rows at ``places`` of every table, as float32."""
-    return [joined.take(which, places) - known.means[which] for which in range(len(joined.tables))]
+def linear(joined: Joined, source: int, target: int, shuffle: Array | None = None, known: Sums | None = None) -> Linear:
+    """Measure how well the rows of table ``source`` map to those of ``target``, with maps fitted on all tokens.
 
-
-def linear(
-    joined: Joined,
-    source: int,
-    target: int,
-    shuffle: Array | None = None,
-    known: Sums | None = None,
-    places: Array | None = None,
-) -> Linear:
-    """Measure how well the rows of table ``source`` map to those of ``target``.
-
-    The maps are fitted on all tokens. The cosines are of the tokens at ``places``, by default of all. ``shuffle``, a
-    permutation of 0 … len(places) − 1, pairs each of these tokens with another, which gives the chance value. The other
-    tokens then take part as a permutation does on average: see `_shuffled`. ``known`` are the `sums` of all tables.
+    ``shuffle``, a permutation of the tokens, pairs each with another, which gives the chance value. ``known`` are the
+    `sums` of all tables.
     """
-    known = known or sums(joined, [(source, target)])
-    places = np.arange(joined.count) if places is None else places
-    order = np.arange(len(places)) if shuffle is None else shuffle
-    cross = known.crosses[source, target]
+    pair, known = (source, target), known or sums(joined, [(source, target)])
+    cross, every = known.crosses[pair], np.arange(joined.count)
     if shuffle is not None:
-        cross = _shuffled(joined, (source, target), known, places, order)
+        cross = np.zeros_like(cross)
+        for _, a, b in _rows(joined, pair, known, every, shuffle):
+            cross += a.T @ b
+    values = mapped_cosines(joined, pair, _maps(known, pair, cross), known, every, shuffle)
+    cosines = {name: float(values[name].mean()) if name in values else None for name in MAPS}
+    errors = {name: float(cosine.std()) / sqrt(joined.count) for name, cosine in values.items()}
+    scale = float(np.linalg.norm(known.grams[source]) * np.linalg.norm(known.grams[target]))
+    return Linear(cosines, (float(np.linalg.norm(cross)) ** 2 / scale if scale > 0 else 0.0), errors)
+
+
+def _maps(known: Sums, pair: Pair, cross: Array) -> dict[str, Array | None]:
+    """Return the maps that the moments determine by name, ``None`` for the identity."""
     maps: dict[str, Array | None] = {}
     if cross.shape[0] == cross.shape[1]:
         maps |= {"identity": None, "procrustes": _rotation(cross)}
-    maps = maps | {"least squares": known.inverse(source).times(cross).astype(np.float32)}
+    return maps | {"least squares": known.inverse(pair[0]).times(cross).astype(np.float32)}
+
+
+def mapped_cosines(
+    joined: Joined,
+    pair: Pair,
+    maps: Mapping[str, Array | None],
+    known: Sums,
+    places: Array,
+    order: Array | None = None,
+) -> dict[str, Array]:
+    """Return the cosine of each mapped row at ``places`` with its target, or with that at ``places[order]``, by map."""
     values = {name: np.empty(len(places)) for name in maps}
-    for part, a, b in _rows(joined, (source, target), known, places, order):
+    for part, a, b in _rows(joined, pair, known, places, np.arange(len(places)) if order is None else order):
         for name, matrix in maps.items():
             values[name][part] = _cosines(a if matrix is None else a @ matrix, b)
-    cosines = {name: float(values[name].mean()) if name in maps else None for name in MAPS}
-    errors = {name: float(sample.std()) / sqrt(len(places)) for name, sample in values.items()}
-    scale = float(np.linalg.norm(known.grams[source]) * np.linalg.norm(known.grams[target]))
-    return Linear(cosines, (float(np.linalg.norm(cross)) ** 2 / scale if scale > 0 else 0.0), errors)
+    return values
 
 
 def expected(measure: str, tokens: int, width: int) -> float:
@@ -461,30 +533,8 @@ def expected(measure: str, tokens: int, width: int) -> float:
 def _rows(joined: Joined, pair: Pair, known: Sums, places: Array, order: Array) -> Iterator[tuple[slice, Array, Array]]:
     """Yield centred rows of the source at ``places`` and of the target at ``places[order]``, block by block."""
     for part in joined.parts(len(places)):
-        if known.sample:
-            yield part, known.sample[pair[0]][part], known.sample[pair[1]][order[part]]
-            continue
         a, b = joined.take(pair[0], places[part]), joined.take(pair[1], places[order[part]])
         yield part, a - known.means[pair[0]], b - known.means[pair[1]]
-
-
-def _shuffled(joined: Joined, pair: Pair, known: Sums, places: Array, order: Array) -> Array:
-    """Return AᵀB if the tokens at ``places`` have those at ``places[order]`` as partners, and all others random ones.
-
-    Over all permutations of n centred rows, AᵀΠB has the mean 0. The covariance of its entries is
-    AᵀA ⊗ BᵀB / (n − 1). It tends to a normal law (Hoeffding 1951). The products of ``places`` are summed, and the sum
-    of the other tokens is drawn from that law. So a few thousand tokens give the floor of all.
-    """
-    cross = np.zeros_like(known.crosses[pair])
-    for _, a, b in _rows(joined, pair, known, places, order):
-        cross += a.T @ b
-    others = joined.count - len(places)
-    if others < FEWEST:
-        return cross
-    roots = [known.inverse(which).root.astype(np.float32) for which in pair]
-    noise = np.random.default_rng(0).standard_normal((roots[0].shape[1], roots[1].shape[1]), np.float32)
-    cross += roots[0] @ noise @ roots[1].T * (sqrt(others) / joined.count)
-    return cross
 
 
 def _rotation(cross: Array) -> Array:

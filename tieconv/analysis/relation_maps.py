@@ -5,11 +5,9 @@ Imports numpy: import it lazily.
 
 from __future__ import annotations
 
-from math import sqrt
-
 import numpy as np
 
-from tieconv.analysis.tables import SQUARED, Array, Moments, Table, spans
+from tieconv.analysis.tables import SQUARED, Array, Moments, Table, numbers, singles, spans
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record
 
@@ -21,7 +19,7 @@ SLACK = 1.5
 _RELATIVE = {"BF16": 1.66e-3, "F16": 2.07e-4, "F32": 2.53e-8, "F64": 4.7e-17}
 """Root mean square of the relative error of one rounding to nearest, measured on normal numbers."""
 
-_SUBNORMAL = {"F16": 2.0**-24 / sqrt(12), "BF16": 2.0**-133 / sqrt(12), "F32": 2.0**-149 / sqrt(12)}
+_SUBNORMAL = {"F16": 2.0**-24 / 12**0.5, "BF16": 2.0**-133 / 12**0.5, "F32": 2.0**-149 / 12**0.5}
 """Root mean square of the absolute error among subnormal numbers."""
 
 FLOOR = 1e-6
@@ -54,7 +52,7 @@ def tolerance(kinds: tuple[str, str], energies: tuple[Array, float], gains: Arra
     columns_e, whole_u = energies
     noise = of_u**2 * whole_u + of_e**2 * float(np.dot(columns_e, gains))
     noise += sum(_SUBNORMAL.get(kind, 0.0) ** 2 for kind in kinds) * rows * columns
-    return max(SLACK * sqrt(noise / whole_u), FLOOR) if whole_u else FLOOR
+    return max(SLACK * float(np.sqrt(noise / whole_u)), FLOOR) if whole_u else FLOOR
 
 
 # Fit maps from E to U that act on each column separately: U_v ≈ g ⊙ E_v + c.
@@ -214,35 +212,6 @@ def _centred(table: Table, start: int, stop: int, used: Array, mean: Array, sing
     return rows
 
 
-@np.errstate(all="ignore")  # the code below checks for an overflow
-def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
-    """Return the singular values of the centred table, largest first, and the number of rows behind them.
-
-    At most ``most`` evenly spread rows are used, and the values are scaled to all rows. A table wider than `WIDEST` has
-    no values.
-    """
-    if table.width > WIDEST:
-        return np.empty(0), 0
-    step = max(-(-table.rows // most), 1)
-    total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
-    about: Array | None = None  # a row near the mean: centring keeps digits that a large common vector would lose
-    chosen = np.arange(0, table.rows, step)
-    for start, stop in spans(len(chosen), table.width, GEMM):
-        block = table.pick(chosen[start:stop])
-        block = block[np.isfinite(block).all(axis=1)]
-        if about is None and len(block):
-            about = block.mean(0)
-        block = (block - (0.0 if about is None else about)).astype("f4")
-        total += block.T @ block
-        sums += block.sum(0, dtype="f8")
-        count += len(block)
-    total -= np.outer(sums, sums) / max(count, 1)
-    if not np.isfinite(total).all():  # squares beyond the range of float32
-        return np.empty(0), 0
-    values = np.sqrt(np.clip(np.linalg.eigvalsh(total)[::-1], 0, None) * (table.rows / max(count, 1)))
-    return values, count
-
-
 # Fit the linear map U ≈ E·M + 1cᵀ from the d × d moments. Test whether M is orthogonal or SPD.
 
 ENOUGH = 2
@@ -375,12 +344,6 @@ class Inverse:
         inner = self.basis.T @ cross
         inner /= self.values[:, None]
         product: Array = self.basis @ inner
-        return product
-
-    @property
-    def root(self) -> Array:
-        """A matrix L (d, r) with L·Lᵀ equal to the matrix on its significant eigenvectors."""
-        product: Array = self.basis * np.sqrt(self.values)
         return product
 
     def products(self, rows: Array) -> Array:
@@ -576,33 +539,40 @@ def precision_at_1(head: Table, moments: Moments, asked: Array, mapped: dict[str
     """Return P@1 of each map, in one pass over U. ``mapped`` are the rows ``asked`` of E (n, d) after each map.
 
     Rows are centred to remove a common vector. Chance gives 1 / rows. The first of equal rows of U is the answer, so
-    duplicates lower P@1.
+    duplicates lower P@1. A query ends as a miss if another row is surely closer.
     """
     mean, count = moments.means[1], len(asked)
     queries = np.concatenate([_unit(rows - mean) for rows in mapped.values()])
-    best, retrieved = np.full(len(queries), -np.inf), np.full(len(queries), -1)
+    rows, sizes = _rows(head.pick_bits(asked), head, moments, asked)
+    # Two sums of the same d products differ by at most d·2⁻²³ of a cosine.
+    surely = np.einsum("ij,ij->i", queries, np.tile(rows, (len(mapped), 1))) * np.tile(sizes, len(mapped))
+    surely += (head.width + 8) * 2.0**-23
+    best, retrieved, open_ = np.full(len(queries), -np.inf), np.full(len(queries), -1), np.arange(len(queries))
     for start, stop in spans(moments.rows, head.width, GEMM):
-        rows, sizes = _rows(head, moments, start, stop)
-        scores = queries @ rows.T
+        rows, sizes = _rows(head.bits(start, stop), head, moments, slice(start, stop))
+        scores = queries[open_] @ rows.T
         scores *= sizes
         top = scores.argmax(axis=1)
-        value = scores[np.arange(len(queries)), top]
-        better = value > best
-        best[better], retrieved[better] = value[better], top[better] + start
+        value = scores[np.arange(len(open_)), top]
+        better = value > best[open_]
+        best[open_[better]], retrieved[open_[better]] = value[better], top[better] + start
+        open_ = open_[value <= surely[open_]]
+        if not len(open_):
+            break
     parts = np.split(retrieved, len(mapped))
     return {name: float(np.mean(part == asked)) if count else 0.0 for name, part in zip(mapped, parts, strict=True)}
 
 
-def _rows(table: Table, moments: Moments, start: int, stop: int) -> tuple[Array, Array]:
-    """Return centred rows as float32 and 1 / length of each, 0 for rows that have no direction."""
-    mean, lengths = moments.means[1], moments.norms[1][start:stop]
-    middling = (lengths > MIDDLING[0]) & (lengths < MIDDLING[1])
-    if not middling.all():  # their squares leave the range of float32
-        rows = _unit(table.values(start, stop) - mean)
-        return np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), np.ones(len(rows), "f4")
-    rows = table.singles(start, stop) - mean.astype("f4")
+def _rows(bits: Array, table: Table, moments: Moments, which: Array | slice) -> tuple[Array, Array]:
+    """Return the centred rows ``which`` as float32 and 1 / length of each, 0 for rows that have no direction."""
+    mean, lengths = moments.means[1], moments.norms[1][which]
+    rows = singles(bits, table.form) - mean.astype("f4")
     squares = np.einsum("ij,ij->i", rows, rows)
-    return rows, np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+    sizes = np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+    extreme = ~((lengths > MIDDLING[0]) & (lengths < MIDDLING[1]))  # their squares leave the range of float32
+    rows[extreme] = np.nan_to_num(_unit(numbers(bits[extreme], table.form) - mean), nan=0.0, posinf=0.0, neginf=0.0)
+    sizes[extreme] = 1
+    return rows, sizes
 
 
 def _unit(rows: Array) -> Array:

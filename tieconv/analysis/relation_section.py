@@ -7,7 +7,7 @@ from typing import assert_never
 import numpy as np
 
 from tieconv.analysis import relation
-from tieconv.analysis.relation_maps import equal_share, spectrum
+from tieconv.analysis.relation_maps import equal_share
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import lengths, points, ranges
 from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
@@ -57,7 +57,7 @@ def one_table(subject: Subject) -> Section:
         sentence = "The input embedding and the output head are one tensor."
     else:
         sentence = f"{output.name} is not stored and not tied to another tensor. Loaders fill it with random numbers."
-    series = {"embed_norm": points(lengths(table)), "spectrum": points(spectrum(table)[0])}
+    series = {"embed_norm": points(lengths(table))}
     measures = (Measure("rows", float(table.rows)), Measure("columns", float(table.width)))
     return Section(TITLE, sentence, measures, series, OneTable(table.record.name))
 
@@ -70,8 +70,6 @@ def two_tables(subject: Subject, related: relation.Related) -> Section:
         "embed_norm": points(moments.norms[0]),
         "head_norm": points(moments.norms[1]),
         "row_difference": points(moments.distances),
-        "spectrum": points(spectrum(subject.embed)[0]),
-        "head_spectrum": points(spectrum(head)[0]),
     }
     share = equal_share(moments) if related.kind not in (Kinship.BIT_EQUAL, Kinship.CAST) else None
     detail = TwoTables(

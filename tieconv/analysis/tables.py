@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 BLOCK = 1 << 20
 """Elements of a table in memory at a time (8 MiB as float64)."""
 
+TOGETHER = 32
+"""Rows that are read at once if several of them are picked: a call costs more than a few rows."""
 
 MOST_ROWS, WIDEST = 1 << 24, 1 << 16
 """The most rows and columns of a table. Beyond them, values by row or a single row would not fit in memory."""
@@ -62,7 +64,7 @@ class Table:
 
     def singles(self, start: int, stop: int) -> Array:
         """Return the rows ``start`` to ``stop`` (exclusive) as float32, (rows, width). Only F64 values are rounded."""
-        return _singles(self.bits(start, stop), self.form)
+        return singles(self.bits(start, stop), self.form)
 
     def pick(self, rows: Array) -> Array:
         """Return the rows with these ascending indices as float64: (len(rows), width)."""
@@ -70,16 +72,19 @@ class Table:
 
     def pick_singles(self, rows: Array) -> Array:
         """Return the rows with these ascending indices as float32: (len(rows), width)."""
-        return _singles(self.pick_bits(rows), self.form)
+        return singles(self.pick_bits(rows), self.form)
 
     def pick_bits(self, rows: Array) -> Array:
         """Return the bits of the rows with these ascending indices: (len(rows), width) unsigned integers."""
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+            return self.bits(int(rows[0]), int(rows[-1]) + 1)
         picked = np.empty((len(rows), self.width), self.form.bits)
         position = 0
-        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-            if len(run):
-                picked[position : position + len(run)] = self.bits(int(run[0]), int(run[-1]) + 1)
-                position += len(run)
+        for batch in np.split(rows, np.flatnonzero(np.diff(rows // TOGETHER)) + 1):
+            if len(batch):
+                block = self.bits(int(batch[0]), int(batch[-1]) + 1)
+                picked[position : position + len(batch)] = block[batch - batch[0]]
+                position += len(batch)
         return picked
 
 
@@ -90,7 +95,8 @@ def numbers(bits: Array, form: Format) -> Array:
     return values
 
 
-def _singles(bits: Array, form: Format) -> Array:
+def singles(bits: Array, form: Format) -> Array:
+    """Convert bits to float32 values of the same shape."""
     with np.errstate(all="ignore"):  # a signalling NaN, or an F64 value beyond float32
         values: Array = decode(bits.reshape(-1), form).astype("<f4", copy=False).reshape(bits.shape)
     return values

@@ -46,7 +46,7 @@ from tieconv.text import path_word
     type=click.Choice(["auto", "exact", "sampled"]),
     default="auto",
     show_default=True,
-    help="Search the neighbours of all tokens, or of 1,000. auto: all, for up to 16,384 tokens.",
+    help="Compare all tokens, or samples with intervals. auto: all, for up to 16,384 tokens.",
 )
 @click.option(
     "--similarity/--no-similarity",

@@ -98,7 +98,7 @@ def plots(section: Section) -> list[Plot]:
     """Return the plots of a section. A series with an unknown name becomes a line."""
     left = {name: _finite(points) for name, points in section.series.items()}
     drawings = list(bars_plot(section))
-    for recognise in (plane, frequency, _bias, _difference, _norms, _spectra, _scores, _losses):
+    for recognise in (plane, frequency, _bias, _difference, _norms, _scores, _losses):
         drawn, used = recognise(left)
         drawings += drawn
         left = {name: points for name, points in left.items() if name not in used}
@@ -190,31 +190,6 @@ def _norms(series: Series) -> Recognised:
         "fall together. A flat line at the end is padding. The section Rows lists special rows."
     )
     return [Plot("Norm profile", frame.svg(), says, legend)], set(names)
-
-
-def _spectra(series: Series) -> Recognised:
-    names = [name for name in series if name.endswith("spectrum") and any(value > 0 for value in series[name])]
-    if not names:
-        return [], set()
-    top = max(value for name in names for value in series[name])
-    bottom = max(top * 1e-6, min(value for name in names for value in series[name] if value > 0))
-    frame = Frame(
-        "singular values",
-        (0, 1),
-        (bottom, top),
-        "components, strongest first",
-        "singular value",
-        ((0.0, "first"), (1.0, "last")),
-        log=True,
-    )
-    legend = tuple(_styled(names, "spectrum"))
-    for name, (style, _) in zip(names, legend, strict=True):
-        frame.line([(x, value) for x, value in _by_row(series[name]) if value >= bottom], style)
-    says = (
-        "The size of the table in each direction. A steep start is one direction that all tokens share, which is "
-        "common in output tables. A fall to zero at the end shows directions that the model does not use."
-    )
-    return [Plot("Spectrum", frame.svg(), says, legend)], set(names)
 
 
 def _losses(series: Series) -> Recognised:

@@ -49,10 +49,7 @@ _BEYOND = 100.0
 
 @dataclass
 class Frame:
-    """A plot with its scales. ``x`` and ``y`` are (low, high) of the data, and ``log`` is a logarithmic y axis.
-
-    Points must be finite, and with ``log`` positive.
-    """
+    """A plot with its scales. ``x`` and ``y`` are (low, high) of the data. Points must be finite."""
 
     label: str
     x: Point
@@ -60,19 +57,17 @@ class Frame:
     x_title: str = ""
     y_title: str = ""
     x_ticks: Sequence[tuple[float, str]] | None = None
-    log: bool = False
     height: int = 250
     parts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.x = _open(self.x)
-        self.y = (log10(self.y[0]), log10(self.y[1])) if self.log else self.y
         self.y = _open(self.y)
 
     def pixel(self, point: Point) -> Point:
         """Return the coordinates of a point of the data."""
         across = (point[0] - self.x[0]) / (self.x[1] - self.x[0])
-        up = ((log10(point[1]) if self.log else point[1]) - self.y[0]) / (self.y[1] - self.y[0])
+        up = (point[1] - self.y[0]) / (self.y[1] - self.y[0])
         across, up = (max(-_BEYOND, min(_BEYOND, share)) for share in (across, up))
         return _LEFT + across * (WIDTH - _LEFT - _RIGHT), self.height - _BOTTOM - up * (self.height - _TOP - _BOTTOM)
 
@@ -99,7 +94,7 @@ class Frame:
 
     def _axes(self) -> Iterable[str]:
         bottom = self.height - _BOTTOM
-        for value, text in _decades(self.y) if self.log else ticks(self.y):
+        for value, text in ticks(self.y):
             up = self.height - _BOTTOM - (value - self.y[0]) / (self.y[1] - self.y[0]) * (bottom - _TOP)
             yield f'<path class="grid" d="M{_LEFT} {up:.1f}H{WIDTH - _RIGHT}"/>'
             yield f'<text class="tick" x="{_LEFT - 5}" y="{up + 4:.1f}" text-anchor="end">{text}</text>'
@@ -138,14 +133,6 @@ def step_of(value: float, low: float, high: float) -> int:
     if high <= low:
         return 0
     return max(0, min(STEPS - 1, int((value - low) / (high - low) * STEPS)))
-
-
-def _decades(span: Point) -> list[tuple[float, str]]:
-    powers = range(ceil(span[0] - 1e-9), floor(span[1] + 1e-9) + 1)
-    if len(powers) < 2:
-        return [(value, figure(10.0**value)) for value, _ in ticks(span, 4)]
-    every = ceil(len(powers) / 6)
-    return [(float(power), figure(10.0**power)) for power in powers[::every]]
 
 
 def _open(span: Point) -> Point:
