@@ -117,7 +117,8 @@ def _verb(
     last = written.stderr.strip().splitlines() or [""]
     if written.exit_code != 0:
         refused = next((text for text in last if text.startswith("error: ")), "")
-        clean = written.exit_code == 2 and refused and not refused.startswith("error: unexpected")
+        # A usage error would be a fault of this judge, and "unexpected" begins the report of a bug.
+        clean = written.exit_code == 2 and refused and not re.match("error: (got )?unexpected|error: no such", refused)
         return Cell(verb, REFUSED if clean else WRONG, _general(refused or repr(written.exception), model))
     changed = "nothing to change" not in written.output
     compared = run("diff", *case["words"], model, out)
