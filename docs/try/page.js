@@ -6,6 +6,7 @@ const NEED_MODEL = ["inspect", "check", "plan"];
 let worker = null;
 let waiting = null; // what to do with the answer of the running command
 let started = 0;
+let running = []; // the models that the command reads
 let answered = null; // the words of the command whose answer is shown
 
 const mega = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
@@ -25,12 +26,20 @@ function start() {
       say(`tieconv ${data.ready} is ready.${models.first ? "" : " Choose a model."}`);
       update();
     } else if (data.read !== undefined) {
-      say(`Running: read ${mega(data.read)} in ${((performance.now() - started) / 1000).toFixed(1)} s`);
+      say(`Running: ${progress(data.read)}`);
     } else {
       finish(data);
     }
   };
   worker.onerror = (event) => failed(event.message);
+}
+
+// A command reads a byte of a file once, and rarely all bytes. The sizes of models on the Hub are not known here.
+function progress(read) {
+  const seconds = (performance.now() - started) / 1000;
+  const sizes = running.map((model) => model.entries?.reduce((sum, { data }) => sum + data.size, 0) ?? NaN);
+  const left = (sizes.reduce((sum, size) => sum + size, 0) - read) / (read / seconds);
+  return `read ${mega(read)} in ${seconds.toFixed(1)} s${left >= 0 ? `, at most ${Math.ceil(left)} s left` : ""}`;
 }
 
 function failed(message) {
@@ -67,8 +76,8 @@ function send(words, next) {
   waiting = next;
   started = performance.now();
   say("Running …");
-  const chosen = Object.values(models).filter((model) => model?.entries);
-  worker.postMessage({ words, models: chosen });
+  running = [models.first, words[0] === "diff" ? models.second : null].filter((model) => model && words[0] !== "explain");
+  worker.postMessage({ words, models: running.filter((model) => model.entries) });
   update();
 }
 
@@ -100,12 +109,21 @@ function show(words, answer) {
   element("output").textContent = answer.out + answer.err;
   const quoted = words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`));
   element("command").textContent = `tieconv ${quoted.join(" ")}`;
+  element("unchecked").textContent = words[0] === "check" ? unchecked(models.first) : "";
   element("json").hidden = words[0] === "explain";
   const codes = words[0] === "explain" ? [] : [...new Set(answer.out.match(/\b[A-Z]{3}\d{3}\b/g))].slice(0, 12);
   element("codes").replaceChildren(
     ...codes.map((code) => made("button", `Explain ${code}`, { type: "button", onclick: () => ask(["explain", code]) })),
   );
   element("files").replaceChildren(...answer.files.flatMap(repaired));
+}
+
+// What rules read that a browser does not give to a page.
+function unchecked({ entries }) {
+  if (!entries) return "";
+  const adapter = entries.some((entry) => entry.name.endsWith("adapter_config.json"));
+  const base = "PEF001, PEF002, PEF004 and PEF005 against the base model, because the page reads only this directory.";
+  return `Not checked: SEC001, because a browser hides symlinks.${adapter ? ` Not checked: ${base}` : ""}`;
 }
 
 function made(tag, text, properties = {}) {

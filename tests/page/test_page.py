@@ -192,6 +192,33 @@ def test_each_rule_reports_what_it_reports_on_the_command_line(page: Page, tmp_p
     assert sum(answer[0] == 1 for answer in expected.values()) > 30
 
 
+def test_rules_that_read_outside_the_directory_are_not_checked(page: Page, tmp_path: Path) -> None:
+    """The page names them, and says nothing of the kind where another rule speaks or a command is not `check`."""
+    for code, named in (("SEC001", ["SEC001"]), ("PEF004", ["SEC001", "PEF001", "PEF002", "PEF004", "PEF005"])):
+        build = builder(code, "bad")
+        assert build is not None
+        (tmp_path / code).mkdir()
+        build(tmp_path / code / "model")
+        shutil.rmtree(tmp_path / code / "model" / "base", ignore_errors=True)
+        page.choose(tmp_path / code / "model")
+        page.ask("#check")
+        assert re.findall(r"[A-Z]{3}\d{3}", page.tab.evaluate("unchecked.textContent")) == named
+    page.ask("#inspect")
+    assert page.tab.evaluate("unchecked.textContent") == ""
+
+
+def test_a_directory_can_be_dropped(page: Page) -> None:
+    """With the mouse, as a directory of the file manager."""
+    page.tab.evaluate("document.querySelector('#first').scrollIntoView()")
+    x, y = page.tab.evaluate("(({x, y}) => [x + 20, y + 10])(document.querySelector('#first').getBoundingClientRect())")
+    data = {"items": [], "files": [str(MODELS / "llama-duplicated")], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        page.tab.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+    page.tab.until("document.querySelector('#first .chosen').textContent.startsWith('llama-duplicated: ')")
+    ((code, out, err),) = command_line((MODELS, ["check", "llama-duplicated"]))
+    assert page.ask("#check") == (code, out + err)
+
+
 def test_two_models_are_compared(page: Page, tmp_path: Path) -> None:
     """As `diff` compares them; two directories of one name get two names."""
     page.choose(MODELS / "llama-tied")
@@ -214,21 +241,36 @@ def test_a_lone_file_is_a_model(page: Page) -> None:
 
 
 def test_a_small_repair_is_a_download(page: Page, tmp_path: Path) -> None:
-    """The config that the page offers is the one that the command writes; other plans only show their command."""
+    """The files that the page offers are those that the command writes; of a plan with weights only the config."""
+    build = builder("IDX001", "bad")
+    assert build is not None
+    build(tmp_path / "index")
+    apart = shutil.copytree(MODELS / "llama-duplicated", tmp_path / "apart")
+    config = (apart / "config.json").read_text(encoding="utf-8").replace('embeddings": true', 'embeddings": false')
+    (apart / "config.json").write_text(config, encoding="utf-8")
+    for verb, model, name, changed in (
+        ("set-tie false", MODELS / "llama-duplicated", "config.json", '-  "tie_word_embeddings": true'),
+        ("retie", apart, "config.json", '+  "tie_word_embeddings": true'),
+        ("reindex", tmp_path / "index", "model.safetensors.index.json", "@@"),
+    ):
+        page.choose(model)
+        page.tab.evaluate(f"document.querySelector('#verb').value = '{verb}'")
+        code, text = page.ask("#plan")
+        assert code == 0 and "nothing was written" in text, (verb, text)
+        assert changed in page.tab.evaluate("document.querySelector('#files pre').textContent"), verb
+        assert ("writes weights" in page.tab.evaluate("files.textContent")) == (verb == "retie")
+        out = tmp_path / verb
+        subprocess.run(
+            [sys.executable, "-m", "tieconv", *verb.split(), model, "-o", out],
+            check=True,
+            capture_output=True,
+            cwd=ROOT,
+        )
+        assert page.saved("#files button") == (out / name).read_text(encoding="utf-8"), verb
+    page.tab.evaluate("document.querySelector('#verb').value = 'dedup'")
     page.choose(MODELS / "llama-duplicated")
-    page.tab.evaluate("document.querySelector('#verb').value = 'set-tie false'")
-    code, text = page.ask("#plan")
-    assert code == 0 and "nothing was written" in text
-    assert '-  "tie_word_embeddings": true' in page.tab.evaluate("document.querySelector('#files pre').textContent")
-    subprocess.run(
-        [sys.executable, "-m", "tieconv", "set-tie", "false", MODELS / "llama-duplicated", "-o", tmp_path / "out"],
-        check=True, capture_output=True, cwd=ROOT,
-    )  # fmt: skip
-    assert page.saved("#files button") == (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
-    page.tab.evaluate("document.querySelector('#verb').value = 'retie'")
-    code, text = page.ask("#plan")
-    assert code == 0 and "drop" in text and not page.tab.evaluate("files.children.length")
-    assert page.tab.evaluate("command.textContent") == "tieconv retie llama-duplicated"
+    assert page.ask("#plan")[0] == 0 and not page.tab.evaluate("files.children.length")
+    assert page.tab.evaluate("command.textContent") == "tieconv dedup llama-duplicated"
 
 
 def test_a_finding_leads_to_its_rule(page: Page) -> None:
@@ -503,7 +545,7 @@ def test_cancel_ends_a_command(site: Path, tmp_path: Path) -> None:
     with loaded(site, tmp_path / "profile", tmp_path / "downloads") as page:
         page.choose(sparse(tmp_path / "copied", copied=True))
         page.tab.click("#check")
-        page.tab.until("/read .* MB/.test(document.querySelector('#status').textContent)")
+        page.tab.until("/read .* MB in .* s, at most \\d+ s left/.test(document.querySelector('#status').textContent)")
         page.tab.call("Network.enable")
         page.tab.call(
             "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0
