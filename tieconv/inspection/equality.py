@@ -296,7 +296,8 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
         return _small_equal(reader, a, b, watch)
     if not (samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)):
         return False
-    getattr(reader, "equal_ranges", set()).add(frozenset((a, b)))
+    known: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
+    known.add(frozenset((a, b)))
     return True
 
 
