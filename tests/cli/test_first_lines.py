@@ -10,6 +10,7 @@ import pytest
 
 import tieconv as api
 from tests.checks.fixtures.model import matrix, save
+from tests.checks.fixtures.more import pef002_bad
 from tests.cli.run import ok, run
 from tieconv.reporters.text.inspect_text import render
 
@@ -105,3 +106,12 @@ def test_a_head_that_was_not_compared_is_not_called_tied(tmp_path: Path) -> None
     first = ok("inspect --depth header", folder).stdout.splitlines()[0]
     assert first == "Unknown: lm_head.weight is stored, and tieconv did not compare it with the embedding."
     assert ok("inspect", folder).stdout.startswith("Tied: ")
+
+
+def test_the_base_model_of_an_adapter_is_the_one_that_was_read(tmp_path: Path) -> None:
+    """The adapter's config contains another path; the first line answers for the pair of the given model."""
+    adapter = pef002_bad(tmp_path / "adapter")
+    for name, verdict in (("llama-tied", "tied"), ("llama-untied", "untied")):
+        lines = ok("inspect", adapter, "--base", MODELS / name).stdout.splitlines()
+        row = next(line.split() for line in lines if line.lstrip().startswith("adapter of"))
+        assert lines[0] == f"The base model is {verdict}." and row[2:] == [str(MODELS / name), verdict]

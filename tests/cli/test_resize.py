@@ -63,8 +63,8 @@ def test_the_finding_names_all_sides_and_the_short_one(model) -> None:
     """vocab_size, both tables and the tokenizer stand side by side, and the command is there to copy."""
     finding = voc(model("llama-untied", tokens=192, vocab_size=190))
     assert finding is not None and finding.remedy is not None
-    assert finding.message.startswith("config.json is too small: ")
-    for part in ("vocab_size 190", f"{EMBED} 192 rows", f"{HEAD} 192 rows", "tokenizer 192 tokens"):
+    assert finding.message.startswith("vocab_size is smaller than the tables: ")
+    for part in ("vocab_size 190", f"{EMBED} 192 rows", f"{HEAD} 192 rows", "tokenizer ids up to 191"):
         assert part in finding.message
     assert "tieconv resize" in finding.remedy.command and "--to rows" in finding.remedy.command and finding.remedy.safe
 
@@ -81,7 +81,8 @@ def test_a_config_that_is_too_large(model) -> None:
     """Without a tokenizer the rows that are stored win, since that loses nothing."""
     finding = voc(model("llama-untied", vocab_size=256))
     assert finding is not None and finding.remedy is not None
-    assert finding.message.startswith("config.json is too large: ") and "no tokenizer read" in finding.message
+    assert finding.message.startswith("vocab_size is larger than the tables: ")
+    assert "no tokenizer read" in finding.message
     assert "--to rows" in finding.remedy.command
 
 

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,3 +113,23 @@ def test_no_help_breaks_the_name_of_an_option() -> None:
 
     for text in texts(main, []):
         assert not re.search(r"(?<![\w-])--?[a-z][a-z-]*-\n", text), text
+
+
+WITHOUT_ONNX = """
+import sys
+sys.modules["onnx"] = None
+from tieconv.cli import main
+for words in (["dedup", "x.onnx"], ["untie", "x.onnx"], ["parity", "x.onnx", "."]):
+    try:
+        main(words)
+    except SystemExit as stop:
+        print(stop.code)
+"""
+
+
+def test_without_onnx_commands_on_graphs_name_the_package(tmp_path: Path) -> None:
+    """The base installation lacks onnx: each command says what to install, and reports no bug."""
+    (tmp_path / "x.onnx").write_bytes(b"")
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_ONNX], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["2", "2", "2"]
+    assert ran.stderr.count("reading an ONNX graph needs the package onnx, which is not installed") == 3

@@ -33,12 +33,10 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
 
     ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Without it, each head gets the first form that keeps every
     bit of a session's results. If none does, the matrix stays as it is. Raises `UnreadableError` for external data that
-    is a link or lies outside the graph's directory. Raises `RefusedError` without the packages that read graphs.
+    is a link or lies outside the graph's directory. Raises `MissingPackageError` without onnx and onnx-ir.
     """
+    _require_graph_packages()
     from tieconv.checkpoint.graph_plan import HeadForm
-    from tieconv.onnx.graph_model import require_graph_packages
-
-    require_graph_packages()
     from tieconv.onnx.write.plan import plan_graph_dedup as make
 
     return make(_readable(path), None if head_form is None else HeadForm(head_form))
@@ -49,12 +47,16 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
 
     Raises the errors of `plan_graph_dedup`.
     """
-    from tieconv.onnx.graph_model import require_graph_packages
-
-    require_graph_packages()
+    _require_graph_packages()
     from tieconv.onnx.write.plan import plan_graph_untie as make
 
     return make(_readable(path))
+
+
+def _require_graph_packages() -> None:
+    from tieconv.reference.packages import require
+
+    require("reading an ONNX graph", "onnx", "onnx", "onnx_ir")  # modules of `tieconv.onnx` import both
 
 
 def _readable(path: str | Path) -> Listing:
@@ -204,6 +206,7 @@ def parity(
         raise ValueError("text needs quantised=True")
     if quantised and (inputs or length or batch):
         raise ValueError("inputs, length and batch need quantised=False")
+    _require_graph_packages()
     from tieconv.onnx.child import advance, limited, limits_for
 
     def measured() -> Parity:

@@ -563,7 +563,7 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     ## Example
     A Llama that got two tokens and kept its config:
 
-        error VOC001: config.json is too small: vocab_size 8,
+        error VOC001: vocab_size is smaller than the tables: vocab_size 8,
         model.embed_tokens.weight 10 rows, lm_head.weight 10 rows, no tokenizer
         read. transformers cannot load the model, or it fills the matrices with
         random values.
@@ -580,7 +580,7 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     stored = ", ".join(f"{shown(name)} {rows:,} rows" for name, rows in tables.items())
     used = inspection.tokenizer_rows
     unread = inspection.tokenizer_unread or "no tokenizer read"
-    tokenizer = unread if used is None else f"tokenizer {used:,} tokens"
+    tokenizer = unread if used is None else f"tokenizer ids up to {used - 1:,}"
     yield rows.finding(
         f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}. transformers cannot load the model, "
         "or it fills the matrices with random values.",
@@ -597,8 +597,7 @@ def _wrong(inspection: Inspection, sizes: Mapping[str, int], tables: Mapping[str
     (stored,) = rows
     if used is not None and used > stored:
         return "The tables are too short"
-    document = inspection.checkpoint.config.name if inspection.checkpoint.config else "The config"
-    return f"{shown(document)} is too {'small' if stored > max(sizes.values()) else 'large'}"
+    return f"vocab_size is {'smaller' if stored > max(sizes.values()) else 'larger'} than the tables"
 
 
 def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | None:

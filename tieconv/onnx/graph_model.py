@@ -27,7 +27,6 @@ from tieconv.formats.onnx import check_readable, graph_names
 from tieconv.formats.onnx.messages import BYTES, Wire
 from tieconv.formats.onnx.tensor import External, needed_bytes
 from tieconv.formats.onnx.tensor import byte_range as range_in_file
-from tieconv.install import install_command
 from tieconv.sources.local import FileSet, open_files
 from tieconv.text import shown
 
@@ -416,23 +415,6 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
     for graph in model.graphs():
         for value in graph.initializers.values():
             yield graph, value
-
-
-# Check that the packages for graphs are installed, before anything is read.
-
-_PIP = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxruntime": "onnxruntime"}
-
-
-def require_graph_packages() -> None:
-    """Raise `RefusedError` if a package that reads and writes graphs is not installed."""
-    missing = [_PIP[name] for name in ("onnx", "onnx_ir") if find_spec(name) is None]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise RefusedError(
-            f"reading an ONNX graph needs {' and '.join(missing)}, which {verb} not installed",
-            install_command("onnx"),
-            "onnx.not-installed",
-        )
 
 
 def has_onnxruntime() -> bool:

@@ -151,8 +151,8 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     adapter = inspection.checkpoint.adapter
     if adapter is None:
         return
-    where = "not read" if inspection.base is None else inspection.base.config.verdict
-    yield "adapter of", shown(adapter.base or "no named base model"), where
+    base, named = inspection.base, shown(adapter.base or "no named base model")
+    yield "adapter of", *((named, "not read") if base is None else (shown(base.checkpoint.source), base.config.verdict))
     if adapter.targets:
         yield "changes", listed(adapter.targets)
     if adapter.saved:
@@ -236,7 +236,8 @@ def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterat
 # The first three lines of an inspection: whether the head is tied, what is wrong, and what to run.
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
     """Yield the three lines, wrapped to ``width``. A finding about the files comes before one about loaders."""
-    sentence = inspection.config.effect or inspection.config.why
+    base, config = inspection.base, inspection.config
+    sentence = f"The base model is {base.config.verdict}." if base else config.effect or config.why
     yield from wrapped(sentence, "", width)
     by_level: dict[str, list[Finding]] = {level: [] for level in LEVEL_STYLES}
     for finding in inspection.findings:
