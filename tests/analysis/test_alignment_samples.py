@@ -14,7 +14,7 @@ from tieconv.analysis.token_tables import Table, join
 
 V, D = 6000, 24
 SEEDS, RARELY = 20, 17
-"""Tables, and how many intervals of 95 % hold the value at least: fewer have a chance of 0.003."""
+"""Tables, and how many intervals of 95 % hold the value at least: fewer have a chance of 0.016."""
 
 
 def like(seed: int = 0, rows: int = V, unlike: float = 0.8) -> list[Table]:

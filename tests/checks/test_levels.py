@@ -34,6 +34,7 @@ from tests.checks.fixtures.model import (
     vector,
     with_row,
 )
+from tests.checks.fixtures.more import base_of, save_adapter
 from tests.checks.remedy import run
 from tieconv.checkpoint.finding import Finding
 from tieconv.cli import main
@@ -305,3 +306,13 @@ def test_an_embedder_needs_no_head(tmp_path: Path) -> None:
             (finding,) = api.inspect(folder).findings
             assert (finding.rule, str(finding.level), finding.remedy) == ("TIE003", "note", None), name
             assert CliRunner().invoke(main, ["check", str(folder)]).exit_code == 0, name
+
+
+@pytest.mark.parametrize(("tied", "level", "also"), [(False, "error", "embedding too"), (True, "note", "of the head")])
+def test_rows_of_a_tied_head_alone(tied: bool, level: str, also: str, tmp_path: Path) -> None:
+    """A merge writes them into the one matrix. With `ensure_weight_tying`, PEFT trains both sides."""
+    name = "base_model.model.lm_head.token_adapter.trainable_tokens_delta"
+    rows = {"trainable_token_indices": {"lm_head": [3, 4, 5]}, "ensure_weight_tying": tied}
+    folder = save_adapter(tmp_path / "adapter", {name: matrix(3)}, base_of(tmp_path / "adapter"), **rows)
+    (finding,) = (finding for finding in api.inspect(folder).findings if finding.rule == "PEF005")
+    assert str(finding.level) == level and also in finding.message

@@ -232,11 +232,12 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     """An adapter replaces rows of the embedding.
 
     ## What it does
-    Notes an adapter with `trainable_token_indices`, which stores new rows for some tokens. It lists the rows.
+    Lists the rows of an adapter with `trainable_token_indices`. Rows of a tied head alone are an error.
 
     ## Why it matters
     A merge writes the rows into the embedding. In a tied model the head gets them too, with and without
-    `ensure_weight_tying` (measured with peft 0.21.2). vLLM loads only low-rank parts, and refuses the adapter because of
+    `ensure_weight_tying` (measured with peft 0.21.2). Rows that were trained in the head alone also get into the embedding
+    of a tied model. The merged model then computes something else than the trained one. vLLM loads only low-rank parts, and refuses the adapter because of
     the name `trainable_tokens_delta`.
 
     ## Example
@@ -257,7 +258,12 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
         f"{len(ids)} of {shown(module, 60) if module else 'the embedding'} ({_ranges(ids)})"
         for module, ids in adapter.token_rows
     )
-    if tied_pair(inspection.base) is not None:
+    level, head = None, inspection.base.head.output_head if inspection.base else None
+    # PEFT keeps both sides equal with `ensure_weight_tying`, and if both have the rows.
+    leaf = _leaf(head.name.removesuffix(".weight")) if head and not adapter.tied else None
+    if tied_pair(inspection.base) is not None and {_leaf(module) for module, _ in adapter.token_rows} == {leaf}:
+        effect, level = "The base model is tied, so a merge changes these rows of the embedding too.", Level.ERROR
+    elif tied_pair(inspection.base) is not None:
         effect = "The base model is tied, so a merge changes the same rows of the head."
     elif inspection.base is not None and inspection.base.config.known:
         effect = "The base model is untied, so a merge leaves the head as it is."
@@ -265,6 +271,7 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
         effect = "If the base model is tied, a merge changes the same rows of the head."
     yield replaced_tokens.finding(
         f"The adapter replaces rows: {rows or 'its config does not say which'}. {effect} vLLM refuses the adapter.",
+        level=level,
         remedy=_with_base(inspection),
     )
 

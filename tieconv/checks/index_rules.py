@@ -202,14 +202,14 @@ def two_layouts(inspection: Inspection) -> Iterator[Finding]:
     Reports a directory that holds both `model.safetensors` and `model.safetensors.index.json`.
 
     ## Why it matters
-    transformers reads the single file, and other loaders read the shards. If one of them is left from an earlier save, they
-    are different models. The findings of tieconv are about the single file.
+    transformers reads the single file, and other loaders read the shards. mlx-lm 0.32.2 reads all in the order of the
+    directory. One of them may be left from an earlier save. tieconv's findings are about the single file.
 
     ## Example
 
         warning IDX007: The directory holds both model.safetensors and
-        model.safetensors.index.json: transformers reads the single file, other
-        loaders read the shards
+        model.safetensors.index.json: transformers reads the single file, mlx-lm
+        all files, others the shards
 
     ## How to fix
     Remove the one that does not belong to the model. Until then, commands that write refuse the model.

@@ -353,7 +353,8 @@ def _settled(home: int, directory: int, path: Path, final: Path) -> Iterator[int
         owner = _owner(marker, directory, path)
         _check_content(directory, path, owner)
         if not os.path.lexists(final):
-            _restore_old(directory, home, final)
+            if OLD in os.listdir(directory):  # an old OUT gets its name back
+                os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
             _remove_data(home, final, owner)
         yield marker
     finally:
@@ -426,12 +427,6 @@ def _check_content(directory: int, path: Path, owner: Owner | None) -> None:
             raise in_the_way(path, f"it holds {shown(name)}, which tieconv did not put there")
         if name == OLD and not (owner and owner.is_of_this_boot and owner.old == status.st_ino):
             raise in_the_way(path, f"its directory {OLD} is not the one that the killed run set aside")
-
-
-def _restore_old(directory: int, home: int, final: Path) -> None:
-    """Give an old OUT its name back if no new one has it."""
-    if OLD in os.listdir(directory):
-        os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
 
 
 def _remove_data(home: int, final: Path, owner: Owner | None) -> None:

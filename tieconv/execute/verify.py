@@ -14,7 +14,7 @@ from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import QuantisedTables
 from tieconv.checkpoint.tie_group import Tie
-from tieconv.checkpoint.weight_file import BITS, ByteRange, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord, WeightFile
 from tieconv.errors import RefusedError, StalePlanError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import tree, write
 from tieconv.execute.arithmetic import scaled
@@ -502,8 +502,11 @@ def _check_files(plan: write_plan.Plan, root: Path, stored_spans: set[ByteRange]
         for file in plan.checkpoint.files:
             if file.name in used or (linked and file.name not in changed):
                 for storage in file.storages:
-                    if storage.range not in stored_spans:
-                        _check(file, storage, sources.descriptor(file.name))
+                    crc, span = storage.crc, storage.range
+                    if crc is None or span in stored_spans:
+                        continue
+                    if crc != checksum(sources.descriptor(file.name), span.start, span.size):
+                        raise damaged(file, storage)
 
 
 def _sources(output: write_plan.OutputWeights) -> Iterator[str]:
@@ -522,8 +525,3 @@ def _source_spans(output: write_plan.OutputWeights) -> Iterator[ByteRange]:
     for tensor in output.tensors if output.format == "torch" else ():
         if tensor.storage is not None and tensor.storage.crc is not None:
             yield tensor.storage.range
-
-
-def _check(file: WeightFile, storage: Storage, descriptor: int) -> None:
-    if storage.crc not in (None, checksum(descriptor, storage.range.start, storage.range.size)):
-        raise damaged(file, storage)

@@ -129,7 +129,7 @@ def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -
     caution = Caution(
         "layout.ambiguous",
         f"the directory holds both {naming.single} and {naming.index}: transformers reads the single file, "
-        "other loaders read the shards",
+        "mlx-lm all files, others the shards",
     )
     return WeightSet(Layout.SINGLE, (naming.single,), cautions=(caution,))
 

@@ -64,12 +64,9 @@ def token_ids(files: TokenizerFiles, config: Mapping[str, object]) -> TokenIds:
     start = min(map(len, vocabularies))
     count = len(added) + max(map(len, vocabularies))
     stop = max(max(listed, default=-1) + 1, count) + len(new)
-    return TokenIds(listed, (range(start, stop),) if new or _moves(listed, start, vocabularies) else (), undecided)
-
-
-def _moves(listed: frozenset[int], start: int, vocabularies: tuple[dict[int, str], ...]) -> bool:
-    """Return whether adding tokens again could change ids: there is a gap above a vocabulary, or there are several."""
-    return len(vocabularies) > 1 or max(listed) + 1 - start != sum(number >= start for number in listed)
+    # Adding tokens again could change ids if there is a gap above a vocabulary, or there are several.
+    gap = new or len(vocabularies) > 1 or max(listed) + 1 - start != sum(number >= start for number in listed)
+    return TokenIds(listed, (range(start, stop),) if gap else (), undecided)
 
 
 def named(files: TokenizerFiles) -> set[str]:

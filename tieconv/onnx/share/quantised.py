@@ -445,7 +445,12 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
     """
     dequantised = list(_dequantised(model)) if opset(model) >= _OLDEST_OPSET else []
     for lookup in [lookup for lookup in dequantised if lookup.looked_up]:
-        products = [product for product in dequantised if _multiplies(product) and _is_copy(lookup, product)]
+        copies = (product for product in dequantised if _is_copy(lookup, product))
+        products = [
+            product
+            for product in copies
+            if any(node not in product.looked_up for node, _ in product.node.outputs[0].uses())
+        ]
         for node in lookup.looked_up if products else ():
             # Gather codes, and dequantise the gathered rows.
             ids = node.inputs[1]
@@ -481,10 +486,6 @@ def _codes(node: ir.Node) -> _Codes | None:
         return None
     axis = integer(node, "axis", 1) % MATRIX if scale.const_value.size > 1 else None
     return _Codes(node, codes, scale, zero, axis)
-
-
-def _multiplies(lookup: _Codes) -> bool:
-    return any(node not in lookup.looked_up for node, _ in lookup.node.outputs[0].uses())
 
 
 def _is_copy(lookup: _Codes, product: _Codes) -> bool:
