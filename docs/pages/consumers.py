@@ -105,6 +105,9 @@ not) and biases, all flags at each level, and all spellings. Some names that the
 unknown to tieconv. If such a name may replace a name that is not stored, the outcome is `unknown`. The same holds
 if one tensor is stored under two names. Most configs of transformers 5 refuse a flag that is neither true nor false.
 
+Of two tied tables that differ, release 4.48 keeps the head if it converts the type. Otherwise it keeps the embedding.
+The rows are for its default, float32. With `torch_dtype="auto"` it keeps the embedding of a bfloat16 model too.
+
 ## Head biases
 
 `dropped` lists a stored bias whose values no parameter gets, whatever the outcome of the head is. An untied model may

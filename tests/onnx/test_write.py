@@ -19,8 +19,6 @@ from tests.onnx.stored import copies, disk
 from tests.schemas import validate
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
-from tieconv.install import install_command
-from tieconv.onnx import graph_model as graph_packages
 from tieconv.onnx.write import plan as graph_planned
 from tieconv.onnx.write import session_proof as graph_proof
 from tieconv.onnx.write import write as graph_write
@@ -172,17 +170,6 @@ def test_an_operator_that_no_session_knows(graph: Path, tmp_path: Path) -> None:
     result = ok("dedup", graph, "-o", tmp_path / "out.onnx")
     assert "not proved: out.onnx: onnxruntime" in result.stdout and "com.acme:Acme" in result.stdout
     assert "/proc/" not in result.stdout + result.stderr
-
-
-def test_a_missing_package_is_one_sentence(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the graph library: what is missing, and how to get it."""
-    monkeypatch.setattr(graph_packages, "find_spec", lambda name: None)
-    result = run("dedup", graph)
-    assert result.exit_code == 2
-    assert result.stderr.splitlines() == [
-        "error: reading an ONNX graph needs onnx and onnx-ir, which are not installed",
-        f"hint: {install_command('onnx')}",
-    ]
 
 
 def test_stale(graph: Path, tmp_path: Path) -> None:
