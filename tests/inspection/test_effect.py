@@ -19,7 +19,7 @@ QWEN2_VL = {
 }
 MOLMO2 = {"architectures": ["Molmo2ForConditionalGeneration"], "model_type": "molmo2", "text_config": {}}
 
-IN_4 = " Tied in transformers 4, which discards the stored head."
+IN_4 = " Tied in transformers 4, which keeps one of the two."
 
 
 def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> str:

@@ -109,10 +109,10 @@ NOT_INSTALLED: dict[str, str] = {
     "GPTQModel 7.7.0": "it installs; on two cores, `GPTQModel.load` fails: it asks for two workers and gets one",
     "fairseq 0.12.2": "it does not import on Python 3.11 or newer: `mutable default` of a dataclass",
     "CTranslate2 4.8.5": "it writes a format that tieconv only recognises; it is judged as a loader",
-    "torchtitan 0.3.0": "its models import triton, which needs a GPU",
+    "torchtitan 0.3.0": "its models import triton, which the CPU build of torch does not install",
     "transformers 4.48.3": "the small models of our fixtures need 4.56 or newer",
     "torchtune 0.6.1": "it does not import with torch 2.13: it needs a torchao that does not import there",
     "mambapy 1.2.0, mamba-ssm 2.3.2": "mambapy's language model imports mamba-ssm, which needs CUDA to build",
-    "mlx-vlm, transformers.js' scripts": "not tried",
+    "mlx-vlm, transformers.js' scripts": "not tried; mlx-vlm installs",
 }
 """Programs without a script, and why."""

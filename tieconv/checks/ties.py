@@ -212,7 +212,7 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
     `"tie_word_embeddings": true`, and only row 7 of the head was trained:
 
         error TIE001: lm_head.weight differs from model.embed_tokens.weight (in row
-        7 of 8, by at most 0.5), but the config says tied. transformers 4 ignores
+        7 of 8, by at most 0.5), but the config says tied. transformers 4.57 ignores
         lm_head.weight. transformers 5 uses it.
 
     ## How to fix
@@ -257,7 +257,7 @@ def _outcome(differing: list[Member]) -> str:
         return "Whether transformers ties them depends on the dtype that it loads them in."
     names = evidence.listed(member.name for member in differing)
     pronoun = "it" if len(differing) == 1 else "them"
-    return f"transformers 4 ignores {names}. transformers 5 uses {pronoun}."
+    return f"transformers 4.57 ignores {names}. transformers 5 uses {pronoun}."
 
 
 def _level(differing: list[Member]) -> Level:

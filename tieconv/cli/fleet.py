@@ -263,11 +263,11 @@ def _tell(progress: FleetProgress, did: str, ends: list[str], began: float) -> N
 
 
 def _name(failures: Sequence[tuple[str, str]], total: int) -> None:
-    """Print the first models without a result, each with its message."""
+    """Print the first models without a result, each with its message, also with `-q`."""
     for source, message in failures[:_LISTED]:
-        say(f"  {shown(source)}: {shown(message.removeprefix(f'{shown(source)}: '), 1000)}")
+        echo(f"  {shown(source)}: {shown(message.removeprefix(f'{shown(source)}: '), 1000)}", err=True)
     if total > _LISTED:
-        say(f"  … and {total - _LISTED:,} more")
+        echo(f"  … and {total - _LISTED:,} more", err=True)
 
 
 # `tieconv fleet`: run a command on many models into a directory, and report on it.

@@ -250,7 +250,7 @@ def effect(inspection: Inspection) -> str:
         if (turned or head.relation.shape_differs or head.relation.is_empty) and not family.misfit:
             return f"Not loaded: {shown(head.name)} has another shape than the embedding, which transformers refuses."
         reason = f"{shown(head.name)} is stored and differs from the embedding."
-        in_4 = " Tied in transformers 4, which discards the stored head." if transformers4_verdict else ""
+        in_4 = " Tied in transformers 4, which keeps one of the two." if transformers4_verdict else ""
         return f"Untied{' in transformers 5' if in_4 else ''}: {reason}{in_4}"
     if (
         family.tying is not Tying.CAN

@@ -372,6 +372,8 @@ class Consumer:
         run = release_tables.names("transformers-5", "quantised") if quantised is not None and self.ran else ()
         if run and inspection.family.architecture not in run:
             rests_on += f" with {min(run)}, not with this class"
+        if self.version == "4.48" and answer.outcome is Outcome.DISCARDED:
+            rests_on += " in its default float32"  # it keeps the other table if it does not convert the type
         return Prediction(
             name=self.name,
             version=self.version,

@@ -80,7 +80,7 @@ def apart_note(inspection: Inspection, tie: Tie, member: Member, *, keep_flag: b
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     ignored = keep_flag or inspection.family.text_type in release_tables.names("transformers-4.57", "always tied")
-    old = ". transformers 4 ignores it" if ignored else ". With the new config, transformers 4 uses it too"
+    old = ". transformers 4.57 ignores it" if ignored else ". With the new config, transformers 4 uses it too"
     text = f"{fact}. It stays as stored, and transformers 5 uses it{old * discarded}"
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 

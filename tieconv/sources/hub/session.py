@@ -335,7 +335,8 @@ def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **mor
     request.extensions[_LISTS] = bounds
     length = request.headers.get("Content-Length", "0")
     stretches = 1 + (int(length) // STRETCH if length.isdigit() else 0)
-    response = interruptible(partial(send, request, stream=stream, **more), patience() * stretches, overdue, _close)
+    sent = partial(send, request, stream=stream, **more)
+    response = interruptible(sent, patience() * stretches, overdue, lambda answer: answer.close())
     if bounds is not None and response.status_code < 300:
         bounds.page(str(response.request.url))
         if sum(map(response.content.count, b",[{")) > MOST_VALUES:
@@ -343,10 +344,6 @@ def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **mor
                 f"the server sent more than {MOST_VALUES:,} values", "check HF_ENDPOINT and proxies", "hub.too-large"
             )
     return response
-
-
-def _close(response: Any) -> None:
-    response.close()
 
 
 def overdue() -> AnswerError:
