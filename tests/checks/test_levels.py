@@ -316,3 +316,23 @@ def test_rows_of_a_tied_head_alone(tied: bool, level: str, also: str, tmp_path: 
     folder = save_adapter(tmp_path / "adapter", {name: matrix(3)}, base_of(tmp_path / "adapter"), **rows)
     (finding,) = (finding for finding in api.inspect(folder).findings if finding.rule == "PEF005")
     assert str(finding.level) == level and also in finding.message
+
+
+@pytest.mark.parametrize(
+    ("stored", "later", "legacy"),
+    [
+        ("adapter_model.safetensors", "adds the adapter to the weights", "ignores the weights"),
+        ("adapter_model.bin", "fails to load the model", "ignores the weights"),
+        ("", "fails to load the model", "fails too"),
+    ],
+)
+def test_what_an_adapter_beside_the_weights_does(stored: str, later: str, legacy: str, tmp_path: Path) -> None:
+    """As transformers 5.23, 5.24 and 4.57 did with these files. Without a config.json nobody loads the directory so."""
+    folder = save(tmp_path / "model", LLAMA, llama())
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if stored:
+        (folder / stored).write_bytes((folder / "model.safetensors").read_bytes())
+    (finding,) = (finding for finding in api.inspect(folder).findings if finding.rule == "PEF006")
+    assert f"transformers 5.24 {later}, and transformers 4.57 {legacy}." in finding.message
+    (folder / "config.json").unlink()
+    assert "PEF006" not in {finding.rule for finding in api.inspect(folder).findings}

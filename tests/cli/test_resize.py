@@ -64,7 +64,7 @@ def test_the_finding_names_all_sides_and_the_short_one(model) -> None:
     finding = voc(model("llama-untied", tokens=192, vocab_size=190))
     assert finding is not None and finding.remedy is not None
     assert finding.message.startswith("vocab_size is smaller than the tables: ")
-    for part in ("vocab_size 190", f"{EMBED} 192 rows", f"{HEAD} 192 rows", "tokenizer ids up to 191"):
+    for part in ("vocab_size 190", f"{EMBED} 192 rows", f"{HEAD} 192 rows", "tokenizer ids below 192"):
         assert part in finding.message
     assert "tieconv resize" in finding.remedy.command and "--to rows" in finding.remedy.command and finding.remedy.safe
 

@@ -237,8 +237,8 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     ## Why it matters
     A merge writes the rows into the embedding. In a tied model the head gets them too, with and without
     `ensure_weight_tying` (measured with peft 0.21.2). Rows that were trained in the head alone also get into the embedding
-    of a tied model. The merged model then computes something else than the trained one. vLLM loads only low-rank parts, and refuses the adapter because of
-    the name `trainable_tokens_delta`.
+    of a tied model. The merged model then computes something else than the trained one. vLLM loads only low-rank parts.
+    It refuses the adapter because of the name `trainable_tokens_delta`.
 
     ## Example
     An adapter that trains three tokens of a tied Llama:
@@ -284,14 +284,14 @@ def beside_weights(inspection: Inspection) -> Iterator[Finding]:
     Reports a model directory with `adapter_config.json`. It skips a config with `has_lora_adapter` (Granite Speech).
 
     ## Why it matters
-    Loaders disagree, and none warns. If the adapter was merged before, it counts twice in transformers 5 with PEFT.
-    transformers 4 with PEFT loads the base model that the adapter's config contains. (Measured with 4.57.6, 5.23.0, 5.24.0
-    and peft 0.21.2.)
+    Loaders disagree, and none warns. If the adapter was merged before, it counts twice in transformers 5.24 with PEFT.
+    transformers 4.57 with PEFT loads the base model that the adapter's config contains. (Measured with LoRA, peft 0.21.2 and
+    transformers 4.57.6, 5.23.0, 5.24.0; not measured with others.)
 
     ## Example
         warning PEF006: adapter_config.json lies beside the weights. With PEFT,
-        transformers 5 adds the adapter to the weights, and transformers 4 ignores
-        the weights. Without PEFT, both load the weights alone.
+        transformers 5.24 adds the adapter to the weights, and transformers 4.57
+        ignores the weights. Without PEFT, both load the weights alone.
 
     ## How to fix
     Delete the adapter's two files if it is merged. Otherwise move them into a separate directory.
@@ -302,7 +302,7 @@ def beside_weights(inspection: Inspection) -> Iterator[Finding]:
     effect = "adds the adapter to the weights" if "adapter_model.safetensors" in files else "fails to load the model"
     legacy = "ignores the weights" if any(name.startswith("adapter_model.") for name in files) else "fails too"
     yield beside_weights.finding(
-        f"adapter_config.json lies beside the weights. With PEFT, transformers 5 {effect}, and transformers 4 {legacy}. "
+        f"adapter_config.json lies beside the weights. With PEFT, transformers 5.24 {effect}, and transformers 4.57 {legacy}. "
         "Without PEFT, both load the weights alone."
     )
 

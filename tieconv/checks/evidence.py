@@ -244,7 +244,8 @@ def difference(member: Member, canonical: str, noun: str = "rows") -> str:
 
 
 def adapter_beside(inspection: Inspection) -> bool:
-    """Return whether the directory of a whole model holds the config of a PEFT adapter too."""
+    """Return whether the directory of a model that transformers loads holds the config of a PEFT adapter too."""
     checkpoint = inspection.checkpoint
-    own = checkpoint.adapter or checkpoint.config_values.get("has_lora_adapter")  # the class loads it itself
-    return "adapter_config.json" in checkpoint.companions and not own
+    loads = checkpoint.format in ("safetensors", "torch") and checkpoint.config is not None
+    own = "has_lora_adapter"  # the class loads it itself
+    return loads and "adapter_config.json" in checkpoint.companions and not checkpoint.config_values.get(own)

@@ -578,9 +578,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
     declared = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
     stored = ", ".join(f"{shown(name)} {rows:,} rows" for name, rows in tables.items())
-    used = inspection.tokenizer_rows
-    unread = inspection.tokenizer_unread or "no tokenizer read"
-    tokenizer = unread if used is None else f"tokenizer ids up to {used - 1:,}"
+    used, unread = inspection.tokenizer_rows, inspection.tokenizer_unread or "no tokenizer read"
+    tokenizer = unread if used is None else f"tokenizer ids below {used:,}"
     yield rows.finding(
         f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}. transformers cannot load the model, "
         "or it fills the matrices with random values.",

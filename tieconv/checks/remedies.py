@@ -107,9 +107,9 @@ def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy 
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):
         return None
     # The command writes the whole index, so it is as safe as the least safe of its changes.
-    named = ("index.absent-tensor", "index.extra-tensor")
-    changes_names = any(caution.code in named for caution in checkpoint.cautions)
-    return _command("reindex", checkpoint.source, safe=safe and not changes_names, **options)
+    for code in ("index.absent-tensor", "index.extra-tensor"):
+        safe = safe and not any(evidence.cautions(inspection, code))
+    return _command("reindex", checkpoint.source, safe=safe, **options)
 
 
 def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
