@@ -247,5 +247,5 @@ def adapter_beside(inspection: Inspection) -> bool:
     """Return whether the directory of a model that transformers loads holds the config of a PEFT adapter too."""
     checkpoint = inspection.checkpoint
     loads = checkpoint.format in ("safetensors", "torch") and checkpoint.config is not None
-    own = "has_lora_adapter"  # the class loads it itself
-    return loads and "adapter_config.json" in checkpoint.companions and not checkpoint.config_values.get(own)
+    own = checkpoint.config_values.get("has_lora_adapter") is True  # the class loads it itself
+    return loads and "adapter_config.json" in checkpoint.companions and not own
