@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, Unpack
 
@@ -228,10 +229,7 @@ class ObjectPrefix:
         from tieconv.sources.objects.source import CopyUnsupportedError
 
         writer, plan = self._writer(), self.planned.plan
-
-        def headers(path: Path) -> Inspection:
-            return self.planned.reinspect(path, depth=Depth.HEADER)
-
+        headers = partial(self.planned.reinspect, depth=Depth.HEADER)
         why = why_upload(plan, writer.path)
         if not why:
             full = self.options.get("verify") == "full"

@@ -37,6 +37,7 @@ from tests.checks.fixtures.model import (
 from tests.checks.fixtures.more import base_of, save_adapter
 from tests.checks.remedy import run
 from tieconv.checkpoint.finding import Finding
+from tieconv.checks import is_plain
 from tieconv.cli import main
 from tieconv.errors import RefusedError
 from tieconv.loaders.load import TRANSFORMERS_5, load
@@ -328,7 +329,9 @@ def test_rows_of_a_tied_head_alone(tied: bool, level: str, also: str, tmp_path: 
 )
 def test_what_an_adapter_beside_the_weights_does(stored: str, later: str, legacy: str, tmp_path: Path) -> None:
     """As transformers 5.23, 5.24 and 4.57 did with these files. Without a config.json nobody loads the directory so."""
-    folder = save(tmp_path / "model", LLAMA | {"has_lora_adapter": "no"}, llama())  # only true is the class's own
+    config = LLAMA | {"tie_word_embeddings": True, "vocab_size": len(llama()[EMBED]), "has_lora_adapter": "no"}
+    folder = save(tmp_path / "model", config, llama())  # without the adapter, a model that needs no rule
+    assert is_plain(api.inspect(folder))
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     if stored:
         (folder / stored).write_bytes((folder / "model.safetensors").read_bytes())

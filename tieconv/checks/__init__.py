@@ -59,6 +59,7 @@ def _is_usual(inspection: Inspection) -> bool:
         checkpoint.format == "safetensors"
         and _is_found(checkpoint)
         and not (checkpoint.cautions or checkpoint.special or checkpoint.orphans or checkpoint.adapter)
+        and "adapter_config.json" not in checkpoint.companions
         and not inspection.duplicates
         and inspection.quantised is None
         and embedding is not None
@@ -81,8 +82,8 @@ _UNUSUAL = {WEIGHTS_KEY, "quantization_config", "num_nextn_predict_layers", "mtp
 
 
 def _is_stored_once(tie: Tie) -> bool:
-    states = [member.state for member in tie.members if member.stored]
-    return tie.declared and tie.canonical_stored and states == [State.CANONICAL]
+    states = (member.state for member in tie.members if member.stored)
+    return tie.declared and tie.canonical_stored and [*states] == [State.CANONICAL]
 
 
 def __getattr__(name: str) -> object:

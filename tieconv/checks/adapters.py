@@ -298,9 +298,9 @@ def beside_weights(inspection: Inspection) -> Iterator[Finding]:
     """
     if not evidence.adapter_beside(inspection):
         return
-    files = inspection.checkpoint.companions
-    effect = "adds the adapter to the weights" if "adapter_model.safetensors" in files else "fails to load the model"
-    legacy = "ignores the weights" if any(name.startswith("adapter_model.") for name in files) else "fails too"
+    stored = [name for name in inspection.checkpoint.companions if name.startswith("adapter_model.")]
+    effect = "adds the adapter to the weights" if "adapter_model.safetensors" in stored else "fails to load the model"
+    legacy = "ignores the weights" if stored else "fails too"
     yield beside_weights.finding(
         f"adapter_config.json lies beside the weights. With PEFT, transformers 5.24 {effect}, and transformers 4.57 {legacy}. "
         "Without PEFT, both load the weights alone."

@@ -248,4 +248,4 @@ def adapter_beside(inspection: Inspection) -> bool:
     checkpoint = inspection.checkpoint
     loads = checkpoint.format in ("safetensors", "torch") and checkpoint.config is not None
     own = checkpoint.config_values.get("has_lora_adapter") is True  # the class loads it itself
-    return loads and "adapter_config.json" in checkpoint.companions and not own
+    return loads and not own and "adapter_config.json" in checkpoint.companions
