@@ -50,6 +50,16 @@ def test_the_question_of_another_model_is_answered_first() -> None:
     assert document["headline"]["answer"] == document["sections"][-1]["sentence"]
 
 
+def test_nothing_is_said_twice() -> None:
+    """The answer of the headline has no section of its own, and a reason in a sentence no rows that repeat it."""
+    untied = MODELS / "llama-untied"
+    text, document = ok("analyze", untied).stdout, json.loads(ok("analyze --json", untied).stdout)
+    assert text.count(document["verdict"]) == 1 and "Re-tying" not in text
+    assert text.count("has no tokenizer.json") == 1
+    missing = [measure for section in document["sections"] for measure in section["measures"] if not measure["n"]]
+    assert any("no tokenizer.json" in str(measure) for measure in missing)
+
+
 def contest(head: float, embedding: float) -> Contest:
     return Contest("knn", (embedding, 0.0, 0.01, None), (head, 0.0, 0.01, None))
 

@@ -267,10 +267,23 @@ def test_the_result_can_go_to_a_file(models: Path, tmp_path: Path) -> None:
     )
 
 
+def test_further_reports_beside_the_log(models: Path, tmp_path: Path) -> None:
+    """Each --report is what --format prints, and stdout keeps the text."""
+    model, formats = models / "llama-diverged", ("sarif", "junit", "json", "markdown")
+    result = run(f"check {' '.join(f'--report {name}={tmp_path / name}' for name in formats)}", model)
+    assert (result.exit_code, result.stdout) == (1, run("check", model).stdout)
+    for name in formats:
+        assert (tmp_path / name).read_text() == run(f"check --format {name}", model).stdout
+    for wrong in ("sarfi=x", "json=", "json"):
+        assert "--report takes FORMAT=FILE" in refused(f"check --report {wrong}", model)
+    assert not Path("x").exists()
+
+
 def test_a_report_never_replaces_a_file_of_a_model(model: Copy) -> None:
-    """Neither the result nor a baseline."""
+    """Neither the result, nor a further report, nor a baseline."""
     folder = model("llama-tied")
     before = snapshot(folder)
+    assert "is a file of the model" in refused(f"check --report json={folder / 'config.json'}", folder)
     for option in ("--output-file", "--write-baseline"):
         assert "is a file of the model" in refused(f"check {option}", folder / "config.json", folder)
     assert snapshot(folder) == before

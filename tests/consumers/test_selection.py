@@ -74,6 +74,12 @@ def test_refused(spec: str) -> None:
     assert len(raised.value.message) < 300
 
 
+def test_a_release_before_the_first_is_answered_with_the_first() -> None:
+    """Somebody with an old release learns that it is older than what tieconv knows."""
+    with pytest.raises(UnknownConsumerError, match=r"know what vllm==0\.5\.3 does; the oldest that it knows is 0\.6\n"):
+        select("vllm==0.5.3")
+
+
 def test_names_and_versions_are_unique() -> None:
     """A finding can name a loader, and ranges of one loader do not overlap."""
     names = [(consumer.name, consumer.version) for consumer in CONSUMERS]

@@ -80,8 +80,13 @@ def test_the_report_names_models_and_repairs(fleet: Path) -> None:
     at = lines.index("models that fail, the worst first")
     assert lines[at + 1].startswith("  fleet/t5: model.safetensors")
     repair = "tieconv retie fleet/llama-duplicated -o OUT"
-    assert lines[at + 2 :] == ["  fleet/llama-duplicated: TIE002", f"    next: {repair}"]
-    assert f"<code>{repair}</code>" in Path("runs/report.html").read_text(encoding="utf-8")
+    assert lines[0].split(", ")[:2] == [lines[0].split(", ")[0], "1 could not be read"] and ": 1 failed" in lines[0]
+    assert lines[at + 2].startswith("    hint: ")
+    assert lines[at + 3 :] == ["  fleet/llama-duplicated: TIE002", f"    next: {repair}"]
+    assert "  TIE002 redundant-copy  warning  1" in lines
+    page = Path("runs/report.html").read_text(encoding="utf-8")
+    assert page.count(f"<code>{repair}</code>") == 1 and "TIE002 redundant-copy" in page
+    assert lines[at + 2].removeprefix("    hint: ") in page
 
 
 def test_a_run_names_at_most_twenty_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,3 +61,5 @@ def test_near_matches_by_code_and_name() -> None:
     with pytest.raises(SettingsError) as caught:
         find_rule("zzzzzzz")
     assert caught.value.hint == "list all rules with: tieconv rules"
+    with pytest.raises(SettingsError, match="for the message of a loader: tieconv inspect MODEL --consumers"):
+        find_rule("KeyError: 'lm_head.weight'")

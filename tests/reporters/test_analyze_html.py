@@ -214,7 +214,9 @@ def test_a_map_has_a_switch_for_each_colour() -> None:
     one = Section("map", "", (), points | {"plane_colour row norm": (1.0, 2.0)})
     two = Section("map", "", (), points | {"plane_colour frequency": (3.0, 4.0), "plane_colour row norm": (1.0, 2.0)})
     assert "input" not in {tag for tag, _ in harmless(render(Analysis("m", (one,), "r", "v"))).elements}
-    page = harmless(render(Analysis("m", (two, two), "r", "v")))
+    moved = Section("map", "", (), {**two.series, "plane_x": (0.5, 1.0)})
+    assert render(Analysis("m", (two, two), "r", "v")).count("<svg") == 2  # a drawing is shown once
+    page = harmless(render(Analysis("m", (two, moved), "r", "v")))
     buttons = [attributes for tag, attributes in page.elements if tag == "input"]
     assert [("checked" in button) for button in buttons] == [True, False, True, False]
     assert len({button["id"] for button in buttons}) == 4 and len({button["name"] for button in buttons}) == 2

@@ -88,7 +88,7 @@ def measured(relation: proved.Relation) -> str:
             ulp = () if figures.max_ulp is None else (f"max {figures.max_ulp:,} ulp",)
             return ", ".join(_measures(figures, *ulp))
         case proved.Different(figures=figures, cosine=cosine):
-            return ", ".join(_measures(figures, *(() if cosine is None else (f"cosine {cosine:.2g}",))))
+            return ", ".join(_measures(figures, *(() if cosine is None else (f"cosine {cosine:.3g}",))))
         case proved.OtherSample(ranges_differing=ranges):
             return f"its bytes {', '.join(f'{start:,} to {end:,}' for start, end in ranges)} differ"
         case proved.OtherBytes(reason=reason) | proved.Unread(reason=reason):

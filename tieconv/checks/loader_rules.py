@@ -11,7 +11,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checks import evidence
 from tieconv.checks.evidence import listed, rule
-from tieconv.text import shown
+from tieconv.text import in_words, shown
 
 
 def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Prediction]]:
@@ -26,21 +26,17 @@ def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Predictio
 
 
 def loaders(predictions: Iterable[Prediction]) -> str:
-    """Return names and versions, such as ``transformers 4.57 and vllm <0.29``, and what no test runs."""
-    return listed(
-        f"{prediction.name} {prediction.version}"
-        f"{'' if prediction.measured or prediction.outcome is Outcome.UNKNOWN else ' (unverified)'}"
-        for prediction in predictions
-    )
+    """Return names and versions, such as ``transformers 4.57/5.x and vllm <0.29``, and what no test runs."""
+    releases: dict[str, list[str]] = {}
+    for prediction in predictions:
+        read_only = not prediction.measured and prediction.outcome is not Outcome.UNKNOWN
+        release = prediction.version + (" (unverified)" if read_only else "")
+        releases.setdefault(prediction.name, []).append(release)
+    return in_words(f"{name} {'/'.join(every)}" for name, every in releases.items())
 
 
 def message(predictions: list[Prediction]) -> str:
-    """Return the loaders with the first detail, or with each detail if the predictions have no tensors.
-
-    Predictions about the same tensors mean the same, so one detail is enough.
-    """
-    if predictions[0].tensors:
-        return f"{loaders(predictions)}: {predictions[0].detail}"
+    """Return each detail with its loaders."""
     by_detail: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         by_detail.setdefault(prediction.detail, []).append(prediction)

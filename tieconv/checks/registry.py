@@ -19,6 +19,9 @@ RULES: tuple[Rule, ...] = tuple(
 )
 """All rules, in the order of the documentation."""
 
+TITLES = {rule.code: f"{rule.code} {rule.name}" for rule in RULES}
+"""Each rule as reports name it: ``TIE001 different-values``."""
+
 _OF_GRAPHS = ("ONX", "SEC", "FMT")
 """Rules that apply to ONNX graphs. Most others are about the names that checkpoint loaders read."""
 

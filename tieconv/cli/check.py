@@ -15,8 +15,9 @@ from tieconv.checkpoint.value_type import record
 from tieconv.cli import options as shared
 from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
-from tieconv.reporters.ci import check_text
+from tieconv.reporters.ci import check_text, check_view
 from tieconv.reporters.ci.formats import FORMATS, render
+from tieconv.reporters.text import wrapped
 from tieconv.text import count, shell_word, shown
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Arguments:
     baseline: str | None
     format: str
     output_file: str | None
+    reports: tuple[str, ...]
     write_baseline: str | None
     fix: bool
     output: str | None
@@ -128,8 +130,10 @@ def run(arguments: Arguments) -> int:
     sources = expand(read_lists(arguments.models, sys.stdin.buffer), **arguments.only(*_CHOICE))
     # The baseline may be the file that this run writes, so it need not exist yet.
     baseline = arguments.write_baseline
+    reports = [*map(_further, arguments.reports)]
+    reports += [(arguments.format, arguments.output_file)] if arguments.output_file is not None else []
     policy = find_policy(sources, **arguments.only(*_RULES), without_baseline=bool(baseline))
-    for path in filter(None, (arguments.output_file, baseline)):
+    for path in filter(None, (baseline, *(path for _, path in reports))):
         guard_report(path, sources)
     report, models = _checked(arguments, policy, sources)
     if baseline:
@@ -145,15 +149,28 @@ def run(arguments: Arguments) -> int:
         else:
             report, outcomes = preview_fixes(report)
     _show(arguments, report, outcomes)
+    for format_, path in reports:
+        text = render(format_, report)
+        write_report(path, f"{text}\n" if text else "")
     if any(map(is_collection, arguments.models)) and report.models and arguments.format == "text":
         echo(f"\n{check_text.table(report)}", err=arguments.output_file is not None)
     fixed = check_text.fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
-    notes = (f"{click.style('note', fg='cyan')}: {note}" for note in report.notes)
-    # The annotations end with the closing line.
-    closing = [] if arguments.format == "github" else check_text.closing(report, arguments.fix, width(sys.stderr))
-    for line in (*fixed, *notes, *closing):
+    lead = f"{click.style('note', fg='cyan')}: "
+    notes = (line for note in report.notes for line in wrapped(note, lead, width(sys.stderr)))
+    lines = [*fixed, *notes]
+    if arguments.format != "github":  # the annotations end with the closing line
+        lines += wrapped(check_view.summary(report, fixing=arguments.fix), "", width(sys.stderr))
+    for line in lines:
         say(line)
     return report.exit_code
+
+
+def _further(report: str) -> tuple[str, str]:
+    format_, _, path = report.partition("=")
+    if format_ not in FORMATS or not path:
+        message = f"--report takes FORMAT=FILE, such as sarif=check.sarif; the formats are {', '.join(FORMATS)}"
+        raise click.UsageError(message)
+    return format_, path
 
 
 def _checked(
@@ -173,12 +190,10 @@ def _checked(
 
 
 def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
-    """Print or write the result, then the plans: to stderr if the result is not text on stdout."""
+    """Print the result without --output-file, then the plans: to stderr if the result is not text on stdout."""
     to_file = arguments.output_file is not None
-    text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
-    if arguments.output_file is not None:
-        write_report(arguments.output_file, f"{text}\n" if text else "")
-    elif text:
+    text = "" if to_file else render(arguments.format, report, paint, width())
+    if text:
         (echo if arguments.format == "text" else formatted)(text)
     for outcome in outcomes:
         from tieconv.reporters.text.plan_text import render as render_plan
@@ -214,6 +229,13 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 @click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
 @click.option("as_json", "--json", is_flag=True, help="Same as --format json.")
 @click.option("--output-file", type=click.Path(), metavar="FILE", help="Write the result to FILE instead of stdout.")
+@click.option(
+    "reports",
+    "--report",
+    multiple=True,
+    metavar="FORMAT=FILE",
+    help="Write a further report, such as sarif=check.sarif. Can be repeated.",
+)
 @click.option(
     "--config",
     type=click.Path(),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.markdown import Markdown
 
-    from tieconv.api import Rule
-
 
 # Markdown for a terminal, by rich, which is imported when a text is rendered.
 
@@ -139,7 +137,9 @@ def rules_command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool
     """
     chosen = select_rules(words, select)
     if as_json:
-        document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_rule_document, chosen))}, indent=2))
+        keys = ("code", "name", "level", "summary", "documentation")
+        listed = [{key: str(getattr(rule, key)) for key in keys} for rule in chosen]
+        document(json.dumps({"schema": "tieconv.rules/1", "rules": listed}, indent=2))
         return
     from tieconv.reporters.text import LEVEL_STYLES, wrapped
 
@@ -151,16 +151,6 @@ def rules_command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool
         echo(first.replace(level, paint(level, LEVEL_STYLES[level]), 1))
         for line in rest:
             echo(line)
-
-
-def _rule_document(rule: Rule) -> dict[str, str]:
-    return {
-        "code": rule.code,
-        "name": rule.name,
-        "level": str(rule.level),
-        "summary": rule.summary,
-        "documentation": rule.documentation,
-    }
 
 
 _WIDEST = 100

@@ -204,19 +204,13 @@ def held_out(toy: str) -> str:
     return f"held-out loss {toy}"
 
 
-def loss_sentence(tied: float, untied: float, chance: float) -> str:
-    """Return the sentence on the held-out losses."""
-    return (
-        f"On held-out text the tied toy loses {tied:.2f} nats per word and the untied toy {untied:.2f}. "
-        f"Word frequencies alone give {chance:.2f}."
-    )
-
-
 def _training(text: Text, losses: Mapping[str, Losses]) -> Section:
     """Return the toys' losses. The chance figure is the loss of a model that knows only word frequencies."""
+    tied, untied = losses[TIED.name].held_out, losses[UNTIED.name].held_out
     return Section(
         "Training",
-        loss_sentence(losses[TIED.name].held_out, losses[UNTIED.name].held_out, text.unigram),
+        f"On held-out text the tied toy loses {tied:.2f} nats per word and the untied toy {untied:.2f}. "
+        f"Word frequencies alone give {text.unigram:.2f}.",
         tuple(_held_out(text, losses)),
         {f"loss {name}": _smooth(toy.training) for name, toy in losses.items()},
         TrainingText(len(text.words), int(text.train.size), VOCABULARY - len(text.words)),

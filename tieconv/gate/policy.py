@@ -158,7 +158,7 @@ class Policy:
         if not known[key]:
             return None
         known[key] -= 1
-        return Waiver("baseline", f"in the baseline {shown(self.baseline.path)}")
+        return Waiver("baseline", shown(self.baseline.path))
 
     def _about(self, location: str) -> Iterator[tuple[int, ModelIgnore]]:
         for number, ignore in enumerate(self.settings.per_model):

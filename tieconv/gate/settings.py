@@ -102,7 +102,8 @@ def _meant(word: str) -> str:
     likely += [named[name] for name in close(word.lower(), named)]
     likely += [rule for name, rule in named.items() if len(word) > 2 and word.lower() in name]
     if not likely:
-        return "list all rules with: tieconv rules"
+        of_loader = "; for the message of a loader: tieconv inspect MODEL --consumers" if " " in word else ""
+        return f"list all rules with: tieconv rules{of_loader}"
     unique = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in likely)
     return f"did you mean {' or '.join(list(unique)[:3])}? List all rules with: tieconv rules"
 

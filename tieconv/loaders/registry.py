@@ -126,7 +126,8 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     wanted = tuple(map(int, version.split(".")))
     meeting = [consumer for consumer in named if _meets(consumer, sign, wanted)]
     if not meeting:
-        raise _unknown(f"tieconv does not know what {shown(part)} does", consumers)
+        first = ".".join(map(str, min(consumer.since for consumer in named)))
+        raise _unknown(f"tieconv does not know what {shown(part)} does; the oldest that it knows is {first}", consumers)
     asked = wanted if sign in ("==", "") and len(wanted) > 1 else None
     every = tuple(version for consumer in named for version in consumer.ran)
     return [replace(consumer, asked=asked, every=every) for consumer in meeting]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from tieconv.checkpoint.results.analysis import Analysis, Evolution
+from tieconv.checkpoint.results.analysis import Analysis, Evolution, Measure
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MissingPackageError
 from tieconv.install import install_command
@@ -71,16 +71,17 @@ ANALYSIS_COLUMNS = {
 
 def analysis_figures(analysis: Analysis) -> FigureTable:
     """Return the table of an analysis."""
-    return FigureTable(ANALYSIS_COLUMNS, tuple(_rows(analysis)))
+    rows = [
+        (shown(analysis.source, 2000), shown(section.title), *_figures(measure, measure.ceiling))
+        for section in analysis.sections
+        for measure in section.measures
+    ]
+    return FigureTable(ANALYSIS_COLUMNS, tuple(rows))
 
 
-def _rows(analysis: Analysis) -> Iterator[tuple[Cell, ...]]:
-    source = shown(analysis.source, 2000)
-    for section in analysis.sections:
-        for measure in section.measures:
-            numbers = (measure.value, measure.floor, measure.ceiling, measure.n)
-            texts = (shown(measure.unit), shown(measure.says, 2000))
-            yield source, shown(section.title), shown(measure.name), *numbers, *texts
+def _figures(measure: Measure, *bounds: float | None) -> tuple[Cell, ...]:
+    numbers = (measure.value, measure.floor, *bounds, measure.n)
+    return shown(measure.name), *numbers, shown(measure.unit), shown(measure.says, 2000)
 
 
 EVOLUTION_COLUMNS = {
@@ -91,13 +92,9 @@ EVOLUTION_COLUMNS = {
 
 def evolution_figures(evolution: Evolution) -> FigureTable:
     """Return the table of an evolution."""
-    return FigureTable(EVOLUTION_COLUMNS, tuple(_evolution_rows(evolution)))
-
-
-def _evolution_rows(evolution: Evolution) -> Iterator[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
     for revision in evolution.revisions:
         named = (shown(revision.source, 2000), shown(revision.name), revision.step, shown(revision.identity))
         for measure in revision.measures:
-            error = revision.errors.get(measure.name)
-            numbers = (measure.value, measure.floor, measure.ceiling, error, measure.n)
-            yield *named, shown(measure.name), *numbers, shown(measure.unit), shown(measure.says, 2000)
+            rows.append((*named, *_figures(measure, measure.ceiling, revision.errors.get(measure.name))))
+    return FigureTable(EVOLUTION_COLUMNS, tuple(rows))

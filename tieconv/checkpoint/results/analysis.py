@@ -93,6 +93,11 @@ class Section:
     certainty: str = ""
 
     @property
+    def figures(self) -> tuple[Measure, ...]:
+        """The measures for people: without those that are not given for the reason in the sentence."""
+        return tuple(part for part in self.measures if part.value is not None or part.says not in self.sentence)
+
+    @property
     def legend(self) -> str:
         """The meaning of the letters in the measures' tables; empty if there are none."""
         return self.detail.legend
@@ -139,6 +144,12 @@ class Analysis(Printed):
             return self.answered
         certainty = next((section.certainty for section in self.sections if section.sentence == self.verdict), "")
         return Headline(MAY_BE_TIED, self.verdict, certainty)
+
+    @property
+    def beyond_headline(self) -> tuple[Section, ...]:
+        """The sections that say more than the headline."""
+        answer = self.headline.answer
+        return tuple(part for part in self.sections if part.measures or part.series or part.sentence != answer)
 
     def section(self, title: str) -> Section | None:
         """Return the section with this title."""

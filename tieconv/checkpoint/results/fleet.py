@@ -76,6 +76,11 @@ class FleetReport(Printed):
         return sum(model.failure is not None for model in self.checked.models)
 
     @property
+    def failed(self) -> int:
+        """The models with a finding that counts."""
+        return self.checked.failed - self.unread
+
+    @property
     def uncompared(self) -> int:
         """The models with tied names whose equality is unknown, because too few of their bytes were read."""
         return sum(bool(model.unread) for model in self.checked.models)
@@ -121,7 +126,7 @@ class FleetReport(Printed):
         return {"source": model.source, "failure": model.failure and model.failure.message, "rules": rules}
 
     def _facts(self) -> tuple[str, ...]:
-        return count(len(self.checked.models), "model"), f"{self.checked.failed:,} failed", f"{self.unread:,} unread"
+        return count(len(self.checked.models), "model"), f"{self.failed:,} failed", f"{self.unread:,} unread"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for rule in self.rules:

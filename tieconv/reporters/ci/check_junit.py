@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.checks.registry import RULES
+from tieconv.checks.registry import TITLES
 from tieconv.reporters.ci import check_view as view
 from tieconv.text import count
 
@@ -50,13 +50,12 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
         error.text = view.line(model.failure.hint)
         yield readable
         return
-    names = {rule.code: f"{rule.code} {rule.name}" for rule in RULES}
-    codes = [*names, *sorted({entry.finding.rule for entry in model.findings} - names.keys())]
+    codes = [*TITLES, *sorted({entry.finding.rule for entry in model.findings} - TITLES.keys())]
     cases = []
     for code in codes:
         entries = [entry for entry in model.findings if entry.finding.rule == code]
         if entries:
-            case = _case(model, names.get(code, view.line(code)))
+            case = _case(model, TITLES.get(code, view.line(code)))
             # Add at most one verdict to a case, because Ant's schema allows one.
             counting = [entry for entry in entries if entry.waiver is None]
             failing = [entry for entry in counting if report.counts(entry)]
@@ -66,22 +65,18 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
                 verdict.text = _listed(counting)
             elif counting:
                 ET.SubElement(case, "system-out").text = _listed(counting)
-            elif entries:
-                reasons = "; ".join(dict.fromkeys(_waiver(entry) for entry in entries))
-                ET.SubElement(case, "skipped", message=view.line(reasons))
+            else:
+                waivers = [entry.waiver for entry in entries if entry.waiver]
+                reasons = dict.fromkeys(f"waived by {each.by}: {each.reason}".removesuffix(": ") for each in waivers)
+                ET.SubElement(case, "skipped", message=view.line("; ".join(reasons)))
             cases.append(case)
     yield from sorted(cases, key=lambda case: case.find("failure") is None)
-    yield _case(model, f"{count(len(report.rules or names), 'rule')} applied")
+    yield _case(model, f"{count(len(report.rules or TITLES), 'rule')} applied")
 
 
 def _case(model: CheckedModel, name: str) -> ET.Element:
     # Jenkins reads the text before the last dot as a package.
     return ET.Element("testcase", classname=f"tieconv.{view.line(model.source).replace('.', '_')}", name=name, time="0")
-
-
-def _waiver(entry: CheckedFinding) -> str:
-    assert entry.waiver is not None
-    return f"waived by {entry.waiver.by}" + (f": {entry.waiver.reason}" if entry.waiver.reason else "")
 
 
 def _listed(entries: list[CheckedFinding]) -> str:

@@ -100,9 +100,8 @@ def _finding(entry: CheckedFinding) -> str:
     finding = entry.finding
     text = _prose(view.line(finding.message))
     if finding.remedy:
-        text += f"<br>next: {_name(view.command(finding.remedy.command))}"
-        if not finding.remedy.safe:
-            text += f" {REVIEW_FIRST}"
+        review = "" if finding.remedy.safe else f" {REVIEW_FIRST}"
+        text += f"<br>next: {_name(view.command(finding.remedy.command))}{review}"
     level = _MARKS[finding.level]
     if entry.waiver:
         level = f"waived {finding.level}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
@@ -100,6 +99,8 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
         text = f"{text.removesuffix('.')}. Next: {remedy.advice}"
     names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
+    waivers = [f"{entry.waiver.by}: {entry.waiver.reason}".removesuffix(": ")] if entry.waiver else []
+    waived = [{"kind": "external", "status": "accepted", "justification": _message(view.line(why))} for why in waivers]
     # GitHub requires a line, also for a file without lines.
     physical = {"artifactLocation": _artifact(view.path_of(model.source, entry.file)), "region": {"startLine": 1}}
     return {
@@ -113,7 +114,7 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
             "primaryLocationLineHash": f"{entry.fingerprint}:{occurrence}",
             "tieconv/v1": f"{entry.fingerprint}:{occurrence}",
         },
-        "suppressions": list(_suppressions(entry)),
+        "suppressions": waived,
         **({"properties": properties} if properties else {}),
     }
 
@@ -125,16 +126,6 @@ def _message(text: str) -> str:
 
 def _artifact(path: str) -> dict[str, object]:
     return {"uri": view.uri(path), **({} if view.relative(path) is None else {"uriBaseId": "%SRCROOT%"})}
-
-
-def _suppressions(entry: CheckedFinding) -> Iterator[dict[str, object]]:
-    if entry.waiver:
-        reason = f": {entry.waiver.reason}" if entry.waiver.reason else ""
-        yield {
-            "kind": "external",
-            "status": "accepted",
-            "justification": _message(view.line(f"{entry.waiver.by}{reason}")),
-        }
 
 
 def _invocation(report: CheckReport, left: int) -> dict[str, object]:

@@ -73,12 +73,6 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
     return name, verdict, *counts, rules
 
 
-# The lines that `tieconv check` prints on stderr: the result of each remedy, and the closing line.
-def closing(report: CheckReport, fixing: bool, width: int | None) -> list[str]:
-    """Return the closing line in lines of at most ``width`` columns."""
-    return wrapped(view.summary(report, fixing=fixing), "", width)
-
-
 def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Iterator[str]:
     """Yield the result of each remedy, and a line if nothing was written.
 

@@ -72,12 +72,11 @@ def _verdict(report: CheckReport) -> str:
 
 
 def _parts(report: CheckReport) -> Iterator[str]:
-    levels = [str(entry.finding.level) for model in report.models for entry in model.open]
-    counts = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
+    numbers = levels(entry for model in report.models for entry in model.open)
     waived = sum(entry.waiver is not None for model in report.models for entry in model.findings)
     unread = sum(model.failure is not None for model in report.models)
     unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
-    yield ", ".join(counts) or ("no finding" if unread < len(report.models) or not report.models else "")
+    yield counted(numbers) if numbers else "no finding" if unread < len(report.models) or not report.models else ""
     yield f"{waived} waived" if waived else ""
     yield f"{unread - unfixed} not checked" if unread > unfixed else ""
     yield f"{unfixed} not fixed" if unfixed else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, log10
 
 from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, RevisionFigures, Section
@@ -49,31 +49,37 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield from asked(analysis.headline)
     yield f'<p class="sure">Relation of the two tables: <span class="chip">{escape(analysis.relation)}</span></p>'
     yield "</div></header>"
-    for number, section in enumerate(analysis.sections):
+    drawings: set[str] = set()
+    for number, section in enumerate(analysis.beyond_headline):
         yield f"<section><h2>{escape(section.title)}</h2>"
         yield f"<p>{escape(section.sentence, LIMIT)}</p>"
         if section.legend:
             yield f"<p>{escape(section.legend, LIMIT)}</p>"
-        drawn = plots(section)
+        drawn = [plot for plot in plots(section) if plot.drawing not in drawings]  # two sections measure norms
+        drawings.update(plot.drawing for plot in drawn)
         if drawn:
             yield '<div class="plots">'
             for index, plot in enumerate(drawn):
                 yield from drawn_figure(plot, f"s{number}p{index}")
             yield "</div>"
-        if section.measures:
-            yield from _table(section.measures)
+        if section.figures:
+            ceilings = {measure.name: measure.ceiling for measure in section.figures}
+            yield from _table(section.figures, len(section.figures) <= _OPEN, "", "ceiling", ceilings)
         yield "</section>"
     yield f"<footer><p>{_LEGEND}</p>"
     yield f"<p>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
 
 
-def _table(measures: Sequence[Measure]) -> Iterator[str]:
-    yield f"<details{' open' if len(measures) <= _OPEN else ''}><summary>{count(len(measures), 'figure')}</summary>"
-    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", "ceiling", "n", "meaning"))
+def _table(
+    measures: Sequence[Measure], is_open: bool, of: str, bound: str, bounds: Mapping[str, float | None]
+) -> Iterator[str]:
+    summary = f"{of}{count(len(measures), 'figure')}"
+    yield f"<details{' open' if is_open else ''}><summary>{summary}</summary>"
+    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", bound, "n", "meaning"))
     yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for measure in measures:
         yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.units)}"
-        yield _cell("floor", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("n", measure.n)
+        yield _cell("floor", measure.floor) + _cell(bound, bounds.get(measure.name)) + _cell("n", measure.n)
         yield f"<td>{escape(measure.says, LIMIT)}</td></tr>"
     yield "</tbody></table></details>"
 
@@ -285,26 +291,9 @@ def _evolution_body(evolution: Evolution) -> Iterator[str]:
 
 
 def _revision(revision: RevisionFigures, is_open: bool) -> Iterator[str]:
-    figures = count(len(revision.measures), "figure")
-    yield f"<details{' open' if is_open else ''}><summary>{escape(revision.name)}, {figures}</summary>"
     tables = ", ".join(f"{role}: {name}" for role, name in revision.tables.items())
     yield f"<p>{escape(revision.source)} ({escape(tables)}), content {escape(revision.identity[:12])}</p>"
-    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", "±", "n", "meaning"))
-    yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
-    for measure in revision.measures:
-        value = "not given" if measure.value is None else figure(measure.value)
-        yield f'<tr><td>{escape(measure.name)}</td><td data-of="value">{value}</td>'
-        yield (
-            _evolution_cell("floor", measure.floor)
-            + _evolution_cell("±", revision.errors.get(measure.name))
-            + _evolution_cell("n", measure.n)
-        )
-        yield f"<td>{escape(measure.says, 400)}</td></tr>"
-    yield "</tbody></table></details>"
-
-
-def _evolution_cell(title: str, number: float | None) -> str:
-    return '<td class="none">–</td>' if number is None else f'<td data-of="{title}">{figure(number)}</td>'
+    yield from _table(revision.measures, is_open, f"{escape(revision.name)}, ", "±", revision.errors)
 
 
 _ROLES = {"E": ("c0", "input embedding E"), "U": ("c1", "head U"), "T": ("c2", "tied table T")}

@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
+from tieconv.checks.registry import TITLES
 from tieconv.package_data import data_text
 from tieconv.reporters.html import PRINT, STYLE
 from tieconv.reporters.html.svg import escape
@@ -54,7 +55,7 @@ def _head(report: FleetReport) -> Iterator[str]:
     yield f'<div class="verdict"><p>{escape(headline(report))}</p></div>'
     figures = [
         ("models", f"{len(report.checked.models):,}"),
-        ("failed", f"{report.checked.failed:,}"),
+        ("failed", f"{report.failed:,}"),
         ("could not be read", f"{report.unread:,}"),
         *([("not compared; use --depth full", f"{report.uncompared:,}")] if report.uncompared else []),
         ("in all files", size(report.bytes)),
@@ -77,13 +78,14 @@ def _rules(report: FleetReport) -> Iterator[str]:
 
 
 def _rule(rule: RuleCount, most: int) -> str:
+    title, level = escape(TITLES.get(rule.rule, rule.rule)), escape(rule.level)
     bars = f'<div><i class="share" style="width:{100 * rule.models / most:.1f}%"></i></div>'
     number = ""
     if rule.before is not None:
         number = f'<td class="n">{rule.before:,}</td>'
         bars += f'<div><i class="share before" style="width:{100 * rule.before / most:.1f}%"></i></div>'
     return (
-        f'<tr><td class="k">{escape(rule.rule)}</td><td class="k {escape(rule.level)}">{escape(rule.level)}</td>'
+        f'<tr><td class="k">{title}</td><td class="k {level}">{level}</td>'
         f'<td class="n">{rule.models:,}</td>{number}<td class="bars">{bars}</td></tr>'
     )
 
@@ -127,17 +129,20 @@ def _more(number: int) -> Iterator[str]:
         yield f"<p>And {number - MOST_ROWS:,} more: `tieconv fleet report --json` lists all.</p>"
 
 
-def _finding(finding: Finding) -> str:
-    command, review, _ = (finding.remedy.advice if finding.remedy else "").partition(f" {REVIEW_FIRST}")
-    code = f"<br><code>{escape(command, len(command))}</code>{escape(review)}" if command else ""
-    return f"{escape(finding.message, 1000)}{code}"
+def _command(advice: str) -> str:
+    command, review, _ = advice.partition(f" {REVIEW_FIRST}")
+    return f"<code>{escape(command, len(command))}</code>{escape(review)}"
 
 
 def _model(report: FleetReport, model: CheckedModel) -> str:
     if model.failure is not None:
-        rules, messages = f'<span class="error">{UNREAD}</span>', escape(model.failure.message, 1000)
+        rules, messages = (
+            f'<span class="error">{UNREAD}</span>',
+            "<br>".join(escape(text, 1000) for text in (model.failure.message, model.failure.hint) if text),
+        )
     else:
         counting = report.counting(model)
         rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)
-        messages = "<br>".join(map(_finding, counting))
+        advices = dict.fromkeys(finding.remedy.advice for finding in counting if finding.remedy)
+        messages = "<br>".join((*(escape(entry.message, 1000) for entry in counting), *map(_command, advices)))
     return f'<tr><td>{escape(model.source)}</td><td class="k">{rules}</td><td>{messages}</td></tr>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
+from tieconv.checkpoint.finding import REVIEW_FIRST, Finding, Remedy
 from tieconv.text import shown
 
 # Wrap lines and align columns for a terminal or a pipe.
@@ -82,9 +82,14 @@ def finding_lines(finding: Finding, text: str, paint: Paint, width: int | None) 
     lead = f"  {level.ljust(7)}  {shown(finding.rule)}  "
     yield from marked(text, lead, width, paint, level, LEVEL_STYLES[level])
     if finding.remedy:
-        yield f"{' ' * len(lead)}next: {shown(finding.remedy.command, len(finding.remedy.command))}"
-        if not finding.remedy.safe:
-            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
+        yield from next_lines(finding.remedy, " " * len(lead), width)
+
+
+def next_lines(remedy: Remedy, indent: str, width: int | None) -> Iterator[str]:
+    """Yield the command of a remedy, which is never broken, and whether it needs a review."""
+    yield f"{indent}next: {shown(remedy.command, len(remedy.command))}"
+    if not remedy.safe:
+        yield from wrapped(REVIEW_FIRST, indent, width)
 
 
 def _filled(text: str, room: int) -> list[str]:

@@ -14,7 +14,9 @@ def render_analysis(analysis: Analysis, paint: Paint = plain, width: int | None 
     source = shown(analysis.source)
     lines = marked(f"{source}: {shown(analysis.headline, 2000)}", "", width, paint, source, "heading")
     headline = "\n".join((*lines, f"Relation of the two tables: {shown(analysis.relation)}"))
-    return "\n\n".join([headline, *("\n".join(_section(section, paint, width)) for section in analysis.sections)])
+    return "\n\n".join(
+        [headline, *("\n".join(_section(section, paint, width)) for section in analysis.beyond_headline)]
+    )
 
 
 def _section(section: Section, paint: Paint, width: int | None) -> Iterator[str]:
@@ -22,10 +24,10 @@ def _section(section: Section, paint: Paint, width: int | None) -> Iterator[str]
     yield from wrapped(shown(section.sentence, 600), "  ", width)
     if section.legend:
         yield from wrapped(shown(section.legend, 900), "  ", width)
-    if section.measures:
-        known = any(measure.ceiling is not None for measure in section.measures)
+    if section.figures:
+        known = any(measure.ceiling is not None for measure in section.figures)
         heads = ("figure", "value", "floor", *(["ceiling"] if known else []), "n", "meaning")
-        yield from columns([heads, *(_row(measure, known) for measure in section.measures)], "    ", width=width)
+        yield from columns([heads, *(_row(measure, known) for measure in section.figures)], "    ", width=width)
 
 
 def _row(measure: Measure, ceilings: bool) -> tuple[str, ...]:

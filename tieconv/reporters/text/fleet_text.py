@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.fleet import FleetReport, Since
-from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, plain, wrapped
+from tieconv.checks.registry import TITLES
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, next_lines, plain, wrapped
 from tieconv.text import count, shown, size
 
 _MOST = 20
@@ -19,9 +20,9 @@ def render(report: FleetReport, paint: Paint = plain, width: int | None = None) 
 
 def headline(report: FleetReport) -> str:
     """Return the first sentence: how many models there are, and how many fail."""
-    failed = f"{report.checked.failed:,} failed"
-    failed += f" ({report.unread:,} could not be read)" if report.unread else ""
-    parts = [f"{count(len(report.checked.models), 'model')} ({size(report.bytes)}): {failed}"]
+    parts = [f"{count(len(report.checked.models), 'model')} ({size(report.bytes)}): {report.failed:,} failed"]
+    if report.unread:
+        parts.append(f"{report.unread:,} could not be read")
     if report.unfinished:
         parts.append(f"{report.unfinished:,} more not finished")
     if report.checked.not_checked:
@@ -35,7 +36,12 @@ def _head(report: FleetReport, paint: Paint) -> Iterator[str]:
     yield paint(headline(report), "heading")
     rows = [("rule", "level", "models", *(["before"] if report.since else []))]
     rows += [
-        (rule.rule, rule.level, f"{rule.models:,}", *([f"{rule.before or 0:,}"] if report.since else []))
+        (
+            TITLES.get(rule.rule, rule.rule),
+            rule.level,
+            f"{rule.models:,}",
+            *([f"{rule.before or 0:,}"] if report.since else []),
+        )
         for rule in report.rules
     ]
     if report.rules:
@@ -55,8 +61,9 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
         rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
         why = model.failure.message.removeprefix(f"{source}: ") if model.failure else rules
         yield from wrapped(shown(why, 400), f"  {source}: ", width)
-        remedy = next((finding.remedy for finding in counting if finding.remedy), None)
-        yield from (f"    next: {remedy.advice}",) if remedy else ()  # a command is never broken
+        for remedy in [finding.remedy for finding in counting if finding.remedy][:1]:
+            yield from next_lines(remedy, "    ", width)
+        yield from wrapped(shown(model.failure.hint, 400), "    hint: ", width) if model.failure else ()
     if len(report.worst) > _MOST:
         yield f"  and {len(report.worst) - _MOST:,} more (use --json for all)"
 

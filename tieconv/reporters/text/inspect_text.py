@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from tieconv.checkpoint import quantised_matrix
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.finding import Outcome
+from tieconv.checkpoint.finding import Finding, Outcome
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
 from tieconv.text import count, listed, shown, size
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.finding import Finding
-
 
 _SHOWN_TIES = 8
 _SHOWN_LEVELS = 16

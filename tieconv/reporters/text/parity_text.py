@@ -56,8 +56,9 @@ def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
         yield "weights", _coverage(report.identity)
     if report.quantised is not None:
         yield from quantised_facts(report.quantised)
-    if metrics is not None:
-        yield from _not_judged(metrics)
+    logits = metrics.tf32.logits if metrics is not None and metrics.tf32 is not None else None
+    if logits is not None:
+        yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
 
 
 def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
@@ -72,13 +73,6 @@ def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
         yield "not fed", f"{more} more batches ({groups}): --budget full"
     often = f"in 1 of {1 / fed.share:.0f} random positions or more (19 times of 20)"
     yield "sees", f"a fault that changes the logits of a case by {fed.change:.1e} of their RMS, {often}"
-
-
-def _not_judged(metrics: parity.Metrics) -> Iterator[tuple[str, str]]:
-    """Yield the figures that no gate uses."""
-    logits = metrics.tf32.logits if metrics.tf32 is not None else None
-    if logits is not None:
-        yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
 
 
 def _coverage(identity: parity.Identity) -> str:
@@ -184,7 +178,9 @@ def render_export(outcome: ExportOutcome, paint: Paint = plain, width: int | Non
     """Return what an export will do, without a newline at the end; notes are wrapped to ``width`` columns."""
     plan = outcome.plan
     lines = wrapped(f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}", "", width)
-    lines += columns([*_rows(plan), *_estimate(plan)], width=width)
+    estimate = f"{size(plan.bytes_read)} read, about {size(plan.bytes_written)} written"
+    proof = f"measured before OUT is written (--provider {plan.provider})" if plan.parity else "not measured"
+    lines += columns([*_rows(plan), ("bytes", estimate), ("parity", proof)], width=width)
     return "\n".join([*lines, *notes(plan.notes, paint, width)])
 
 
@@ -221,11 +217,6 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
     files = sorted(plan.copied)
     text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
     yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")
-
-
-def _estimate(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
-    yield "bytes", f"{size(plan.bytes_read)} read, about {size(plan.bytes_written)} written"
-    yield "parity", f"measured before OUT is written (--provider {plan.provider})" if plan.parity else "not measured"
 
 
 def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
