@@ -128,7 +128,7 @@ Document = tuple[OutputText | None, Changes]
 def config_without_head(inspection: Inspection, head: str) -> Document:
     """Return the config of the tied model: the head has no codes, so no entry may list it."""
     method = _method(inspection)
-    document = _edited(inspection, True, left_out(method), head)
+    document = _edited(inspection, True, _EDITORS.get(method), head, listing=False)
     choice = _choice(inspection, document, head, HEAD)
     if choice.verdict is Verdict.QUANTISED and method != "mlx":
         _refuse(inspection, f"still lists the head ({choice.entry})")
@@ -138,7 +138,7 @@ def config_without_head(inspection: Inspection, head: str) -> Document:
 def config_with_head(inspection: Inspection, head: str) -> Document:
     """Return the config of the untied model: the head has codes, and is quantised as the embedding is."""
     method = _method(inspection)
-    document = _edited(inspection, False, listed(method), head)
+    document = _edited(inspection, False, _EDITORS.get(method), head, listing=True)
     choice = _choice(inspection, document, head, HEAD)
     if choice.verdict is not Verdict.QUANTISED and (method != "mlx" or choice.verdict is Verdict.LEFT_OUT):
         _refuse(inspection, f"would not list the head as quantised ({choice.entry or choice.verdict})")
@@ -159,15 +159,13 @@ def config_with_flag(inspection: Inspection, tied: bool) -> Document:
     copies = declared_settings(inspection.checkpoint.config_values)
     if declared is None or any(copy.values != copies[0].values for copy in copies):
         return set_flag(inspection, tied)
-    editor, listing = None, False
-    if lists_float_head(inspection):
-        editor = left_out(declared.method)
-    elif codes is not None and codes.config.verdict is Verdict.LEFT_OUT and not codes.faults:
-        editor, listing = listed(declared.method), True
-    if editor is None or inspection.family.output_head is None:
+    listing = codes is not None and codes.config.verdict is Verdict.LEFT_OUT and not codes.faults
+    float_head, editor = lists_float_head(inspection), _EDITORS.get(declared.method)
+    if editor is None or not (float_head or listing) or inspection.family.output_head is None:
         return set_flag(inspection, tied)
+    listing = listing and not float_head
     head = in_file(inspection, inspection.family.output_head).removesuffix(".weight")
-    document = _edited(inspection, tied, editor, head)
+    document = _edited(inspection, tied, editor, head, listing=listing)
     choice = _choice(inspection, document, head, HEAD)
     group = codes.block[1] if codes and codes.block else None
     described = codes is None or (choice.bits in (None, codes.bits) and choice.group in (None, group))
@@ -195,7 +193,7 @@ def _choice(inspection: Inspection, document: Document, module: str, role: str) 
     return quantisation_settings(config).choice(module, role)
 
 
-def _edited(inspection: Inspection, tied: bool, editor: Editor | None, head: str) -> Document:
+def _edited(inspection: Inspection, tied: bool, editor: Editor | None, head: str, *, listing: bool) -> Document:
     """Return the config with the flag ``tied``, and with the entries of ``editor`` in every copy of the settings."""
     document = inspection.checkpoint.config
     settings = quantisation_settings(inspection.checkpoint.config_values)
@@ -207,7 +205,7 @@ def _edited(inspection: Inspection, tied: bool, editor: Editor | None, head: str
     if any(copy.values != settings.values for copy in copies):
         _refuse(inspection, f"describes the quantisation twice ({', '.join(copy.path for copy in copies)})")
     modules = Modules(_embedding(inspection), head, _stored_modules(inspection))
-    entries = editor(settings.values, modules)
+    entries = editor(settings.values, modules, listing)
     flagged, changes = set_flag(inspection, tied)
     text = document.text if flagged is None else flagged.text
     all_changes: list[SetConfig | DropConfig] = list(changes)
@@ -293,17 +291,12 @@ class Modules:
         return all(matches_pattern(pattern, name) is False for name in self.stored if name != self.head)
 
 
-Editor = Callable[[Mapping[str, object], Modules], Entries]
+Editor = Callable[[Mapping[str, object], Modules, bool], Entries]
+"""Returns the entries that list the head as the embedding is listed, or that leave it out."""
 
 
-def left_out(method: str) -> Editor | None:
-    """Return the function that leaves the head out of the entries of ``method``; ``None`` for an unknown method."""
-    return _LEFT_OUT.get(method)
-
-
-def listed(method: str) -> Editor | None:
-    """Return the function that lists the head as the embedding is listed; ``None`` for an unknown method."""
-    return _LISTED.get(method)
+def _compressed(values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
+    return _compressed_listed(values, modules) if listing else _compressed_left_out(values, modules)
 
 
 def _compressed_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
@@ -346,84 +339,54 @@ def _targets(values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     return {str(name): texts(group.get("targets")) for name, group in pairs if isinstance(group, Mapping)}
 
 
-def _gptq_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
-    return {("lm_head",): False} if values.get("lm_head") is True else {}
+def _gptq(values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
+    return {} if (values.get("lm_head") is True) is listing else {("lm_head",): listing}
 
 
-def _gptq_listed(values: Mapping[str, object], modules: Modules) -> Entries:
-    return {} if values.get("lm_head") is True else {("lm_head",): True}
+def _awq(values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
+    key = "modules_to_not_convert"
+    skipped = _skipped(key, values, modules, listing) if listing or key in values else {}
+    return {**_gptq(values, modules, listing), **skipped}
 
 
-def _awq_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
-    skipped = _skip("modules_to_not_convert", values, modules) if "modules_to_not_convert" in values else {}
-    return {**_gptq_left_out(values, modules), **skipped}
-
-
-def _awq_listed(values: Mapping[str, object], modules: Modules) -> Entries:
-    return {**_gptq_listed(values, modules), **_unskip("modules_to_not_convert", values, modules)}
-
-
-def _bitsandbytes_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+def _bitsandbytes(values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
     key = "llm_int8_skip_modules"
-    return _skip(key, values, modules) if isinstance(values.get(key), list) else {}  # without a list, it is skipped
+    if isinstance(values.get(key), list):
+        return _skipped(key, values, modules, listing)
+    return {(key,): ()} if listing else {}  # without a list, bitsandbytes skips the head
 
 
-def _bitsandbytes_listed(values: Mapping[str, object], modules: Modules) -> Entries:
-    key = "llm_int8_skip_modules"
-    return _unskip(key, values, modules) if isinstance(values.get(key), list) else {(key,): ()}
+def _fp8(values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
+    key = "modules_to_not_convert"
+    if values.get("ignored_layers") and not values.get(key):
+        key = "ignored_layers"
+    return _skipped(key, values, modules, listing)
 
 
-def _fp8_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
-    return _skip(_fp8_key(values), values, modules)
-
-
-def _fp8_listed(values: Mapping[str, object], modules: Modules) -> Entries:
-    return _unskip(_fp8_key(values), values, modules)
-
-
-def _fp8_key(values: Mapping[str, object]) -> str:
-    own = "modules_to_not_convert"
-    return "ignored_layers" if values.get("ignored_layers") and not values.get(own) else own
-
-
-def _skip(key: str, values: Mapping[str, object], modules: Modules) -> Entries:
+def _skipped(key: str, values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
+    """Take the head out of the list of modules that are not quantised, or add it."""
     names = texts(values.get(key))
-    return {} if modules.head in names else {(key,): (*names, modules.head)}
-
-
-def _unskip(key: str, values: Mapping[str, object], modules: Modules) -> Entries:
-    names = texts(values.get(key))
+    if not listing:
+        return {} if modules.head in names else {(key,): (*names, modules.head)}
     others = tuple(name for name in names if name not in (modules.head, modules.head.rpartition(".")[2]))
     return {} if others == names else {(key,): others}
 
 
-def _mlx_left_out(values: Mapping[str, object], modules: Modules) -> Entries:
+def _mlx(values: Mapping[str, object], modules: Modules, listing: bool) -> Entries:
+    """Give the head the embedding's own entry, or none if the embedding has none."""
+    if listing and modules.embedding in values:
+        same = values.get(modules.head) == values[modules.embedding]
+        return {} if same else {(modules.head,): values[modules.embedding]}
     return {(modules.head,): REMOVED} if modules.head in values else {}
 
 
-def _mlx_listed(values: Mapping[str, object], modules: Modules) -> Entries:
-    """Give the head the embedding's own entry, or none if the embedding has none."""
-    if modules.embedding in values:
-        same = values.get(modules.head) == values[modules.embedding]
-        return {} if same else {(modules.head,): values[modules.embedding]}
-    return _mlx_left_out(values, modules)
-
-
-_LEFT_OUT: Mapping[str, Editor] = {
-    "compressed-tensors": _compressed_left_out,
-    "gptq": _gptq_left_out,
-    "awq": _awq_left_out,
-    "bitsandbytes": _bitsandbytes_left_out,
-    "fp8": _fp8_left_out,
-    "mlx": _mlx_left_out,
-}
-_LISTED: Mapping[str, Editor] = {
-    "compressed-tensors": _compressed_listed,
-    "gptq": _gptq_listed,
-    "awq": _awq_listed,
-    "bitsandbytes": _bitsandbytes_listed,
-    "fp8": _fp8_listed,
-    "mlx": _mlx_listed,
+_EDITORS: Mapping[str, Editor] = {
+    "compressed-tensors": _compressed,
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "mlx": _mlx,
 }
 
 

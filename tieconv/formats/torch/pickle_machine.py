@@ -188,37 +188,19 @@ def _is_key(value: object) -> bool:
     return True
 
 
-def _append(machine: Machine) -> None:
-    value = machine.stack.pop()
-    _listed(machine.stack[-1]).append(value)
+def _append(machine: Machine, values: list[object]) -> None:
+    target = machine.stack[-1]
+    if not isinstance(target, list):
+        refuse(f"adds items to {describe(target)}", "pickle.append")
+    target.extend(values)
 
 
-def _appends(machine: Machine) -> None:
-    values = machine.pop_marked()
-    _listed(machine.stack[-1]).extend(values)
-
-
-def _listed(value: object) -> list[object]:
-    if not isinstance(value, list):
-        refuse(f"adds items to {describe(value)}", "pickle.append")
-    return value
-
-
-def _setitem(machine: Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    _mapped(machine.stack[-1]).items.extend(_paired([key, value]))
-
-
-def _setitems(machine: Machine) -> None:
-    values = machine.pop_marked()
-    _mapped(machine.stack[-1]).items.extend(_paired(values))
-
-
-def _mapped(value: object) -> Pairs | Instance:
+def _set_items(machine: Machine, values: list[object]) -> None:
+    target = machine.stack[-1]
     mappings = ("OrderedDict", "defaultdict", "Counter", "builtins.dict")
-    if isinstance(value, Pairs) or (isinstance(value, Instance) and value.name.endswith(mappings)):
-        return value
-    return refuse(f"sets a key of {describe(value)}", "pickle.setitem")
+    if not isinstance(target, Pairs) and not (isinstance(target, Instance) and target.name.endswith(mappings)):
+        refuse(f"sets a key of {describe(target)}", "pickle.setitem")
+    target.items.extend(_paired(values))
 
 
 def _additems(machine: Machine) -> None:
@@ -233,8 +215,10 @@ CONTAINERS: Opcodes = {
     b")": lambda machine: machine.stack.append(()), b"\x8f": lambda machine: machine.stack.append(_SET),
     b"t": _marked(tuple), b"l": _marked(list), b"d": _marked(lambda values: Pairs(_paired(values))),
     b"\x91": _marked(lambda _: _SET), b"\x85": _tuple(1), b"\x86": _tuple(2), b"\x87": _tuple(3),
-    b"a": _append, b"e": _appends, b"s": _setitem, b"u": _setitems,
-    b"\x90": _additems,
+    b"a": lambda machine: _append(machine, [machine.stack.pop()]),
+    b"e": lambda machine: _append(machine, machine.pop_marked()),
+    b"s": lambda machine: _set_items(machine, [machine.stack.pop(), machine.stack.pop()][::-1]),
+    b"u": lambda machine: _set_items(machine, machine.pop_marked()), b"\x90": _additems,
 }  # fmt: skip
 
 

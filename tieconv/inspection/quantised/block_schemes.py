@@ -103,10 +103,15 @@ class Faults:
         block: Sides | None,
         shape: Sides | None,
         symmetric: bool | None = None,
-        uncomputed: str = "",
+        uncomputed: str | None = None,
     ) -> QuantisedMatrix:
-        """Return the matrix; ``roles`` maps the ends of names to purposes."""
+        """Return the matrix; ``roles`` maps the ends of names to purposes.
+
+        ``uncomputed`` says why its values are not read. Without it, they are read if the codes have a ``shape``.
+        """
         module = self.module
+        if uncomputed is None:
+            uncomputed = "" if shape else "the codes are not a matrix"
         parts = (_part(role, module.tensors[leaf]) for leaf, role in roles.items() if leaf in module.tensors)
         name, faults = f"{module.name}.weight", tuple(self.entries)
         return QuantisedMatrix(

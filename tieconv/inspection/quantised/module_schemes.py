@@ -160,15 +160,11 @@ def recognise_compressed_tensors(module: StoredModule) -> QuantisedMatrix | None
     """Return the matrix of a module with `weight_packed`, or with 8-bit codes beside `weight_scale`."""
     packed = module.dtype("weight_packed")
     if packed == "U8":
-        faults = Faults(module)
         microscaling = module.dtype("weight_scale") in ("U8", "F8_E8M0") or "mxfp4" in module.choice.layout
-        scheme, group = (MXFP4, 32) if microscaling else (NVFP4, 16)
-        sides = matrix_sides(module.shape("weight_packed"))
-        shape = (sides[0], sides[1] * 2) if sides else None
-        block = _grouped(faults, "weight_packed", shape, group)
-        if scheme == NVFP4 and "weight_global_scale" not in module.tensors:
-            faults.lacks("weight_packed", "weight_global_scale")
-        return faults.matrix(scheme, _COMPRESSED_TENSORS_ROLES, bits=4, block=block, shape=shape, symmetric=True)
+        roles, leaf = _COMPRESSED_TENSORS_ROLES, "weight_packed"
+        if microscaling:
+            return _pairs_in_bytes(module, MXFP4, roles, leaf, group=32, uncomputed="")
+        return _pairs_in_bytes(module, NVFP4, roles, leaf, global_scale="weight_global_scale", uncomputed="")
     if packed:
         return _packed(module)
     codes = module.dtype("weight") in ("I8", *_FLOAT_CODES)
@@ -183,13 +179,16 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
     scaled = faults.scaled("weight_packed", "weight_scale")
     if sides is None:
         faults.misfit("weight_packed", "codes are a matrix")
-        return faults.matrix(PACKED, _COMPRESSED_TENSORS_ROLES, bits=module.choice.bits, block=None, shape=None)
+        return faults.matrix(
+            PACKED, _COMPRESSED_TENSORS_ROLES, bits=module.choice.bits, block=None, shape=None, uncomputed=""
+        )
     rows, packed = sides
     columns = _columns(module, packed)
     bits = module.choice.bits or _packed_bits(columns, packed)
     shape = (rows, columns) if columns else None
-    if shape is not None and bits is not None:
-        _check_words(faults, packed, shape[1], bits)
+    if shape is not None and bits is not None and packed not in _packed_widths(shape[1], bits):
+        needed = f"{shape[1]:,} codes of {bits} bits take {words(shape[1], bits):,} words a row"
+        faults.misfit("weight_packed", needed)
     block = _check_scales(module, faults, shape) if scaled and shape else None
     stated = stated_shape(module)
     if "weight_shape" in module.tensors and module.shape("weight_shape") != (2,):
@@ -197,7 +196,6 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
     elif stated is not None and shape is not None and stated != shape:
         faults.misfit("weight_packed", f"weight_shape says {stated[0]} rows")
     symmetric = _check_zero_points(module, faults, shape, block, bits)
-    uncomputed = _packing_unknown(module, bits, shape, packed)
     return faults.matrix(
         PACKED,
         _COMPRESSED_TENSORS_ROLES,
@@ -205,7 +203,7 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
         block=block,
         shape=shape,
         symmetric=symmetric,
-        uncomputed=uncomputed,
+        uncomputed=_packing_unknown(module, bits, shape, packed),
     )
 
 
@@ -244,12 +242,6 @@ def _packed_bits(columns: int | None, packed: int) -> int | None:
 
 def _packed_widths(columns: int, bits: int) -> tuple[int, int]:
     return words(columns, bits), words_with_gaps(columns, bits)
-
-
-def _check_words(faults: Faults, packed: int, columns: int, bits: int) -> None:
-    if packed not in _packed_widths(columns, bits):
-        reason = f"{columns:,} codes of {bits} bits take {words(columns, bits):,} words a row"
-        faults.misfit("weight_packed", reason)
 
 
 def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) -> Sides | None:
@@ -306,26 +298,35 @@ def _plain(module: StoredModule) -> QuantisedMatrix:
     scaled = faults.scaled("weight", "weight_scale")
     block = _check_scales(module, faults, shape) if scaled and shape else None
     kind = "float-quantized" if module.dtype("weight") in _FLOAT_CODES else "int-quantized"
-    symmetric = _check_zero_points(module, faults, shape, block, 8)
-    uncomputed = "" if shape else "the codes are not a matrix"
-    if module.dtype("weight_zero_point") == "I32":
-        uncomputed = "its zero points are packed"
-    bits = module.choice.bits or 8
     return faults.matrix(
         f"{PLAIN} {kind}",
         _COMPRESSED_TENSORS_ROLES,
-        bits=bits,
+        bits=module.choice.bits or 8,
         block=block,
         shape=shape,
-        symmetric=symmetric,
-        uncomputed=uncomputed,
+        symmetric=_check_zero_points(module, faults, shape, block, 8),
+        uncomputed="its zero points are packed" if module.dtype("weight_zero_point") == "I32" else None,
     )
 
 
-def _grouped(faults: Faults, codes: str, shape: Sides | None, group: int) -> Sides | None:
-    """Return the block of one scale, which covers ``group`` codes of a row."""
+def _pairs_in_bytes(
+    module: StoredModule,
+    scheme: str,
+    roles: Mapping[str, str],
+    codes: str,
+    *,
+    group: int = 16,
+    global_scale: str = "",
+    uncomputed: str | None = None,
+) -> QuantisedMatrix:
+    """Return a matrix whose bytes hold two codes each. One scale covers ``group`` codes of a row."""
+    faults, sides = Faults(module), matrix_sides(module.shape(codes))
+    shape = (sides[0], sides[1] * 2) if sides else None
     reason = f"{shape[0]}×{shape[1]} codes in groups of {group} need another shape" if shape else ""
-    return faults.block(codes, "weight_scale", shape, (1, group), reason)
+    block = faults.block(codes, "weight_scale", shape, (1, group), reason)
+    if global_scale and global_scale not in module.tensors:
+        faults.lacks(codes, global_scale)
+    return faults.matrix(scheme, roles, bits=4, block=block, shape=shape, symmetric=True, uncomputed=uncomputed)
 
 
 # Recognise bitsandbytes 0.50, 4 and 8 bit. Source: its `functional.py` (`QuantState`).
@@ -365,15 +366,11 @@ def quant_state(content: bytes | None) -> QuantState | None:
     if not isinstance(values, Mapping) or not isinstance(values.get("shape"), list):
         return None
     shape, block, nested = values["shape"], values.get("blocksize"), values.get("nested_blocksize", 0)
-    if len(shape) != 2 or not all(map(_is_size, (*shape, block))):
+    if len(shape) != 2 or not all(type(number) is int and 0 < number < 1 << 40 for number in (*shape, block)):
         return None
     offset = values.get("nested_offset", 0.0)
     usable = type(nested) is int and nested >= 0 and isinstance(offset, (int, float))
     return QuantState(int(block or 0), (shape[0], shape[1]), nested, float(offset)) if usable else None
-
-
-def _is_size(number: object) -> bool:
-    return type(number) is int and 0 < number < 1 << 40
 
 
 def recognise_bitsandbytes(module: StoredModule) -> QuantisedMatrix | None:
@@ -388,10 +385,9 @@ def recognise_bitsandbytes(module: StoredModule) -> QuantisedMatrix | None:
         if scaled and shape and module.shape("SCB") not in ((shape[0],), (shape[0], 1)):
             faults.misfit("SCB", f"the matrix has {shape[0]:,} rows")
         block = (1, shape[1]) if shape else None
-        uncomputed = "" if shape else "the codes are not a matrix"
         layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
-        if not uncomputed and layout != b"\0":  # old releases also wrote the layouts of GPU kernels
-            uncomputed = "its weight_format is not that of rows"
+        # Old releases also wrote the layouts of GPU kernels.
+        uncomputed = "its weight_format is not that of rows" if shape and layout != b"\0" else None
         return faults.matrix(
             EIGHT_BIT, _BITSANDBYTES_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
         )
@@ -407,18 +403,21 @@ def _four_bit(module: StoredModule) -> QuantisedMatrix:
         faults.lacks("weight", "quant_state")
     if scaled and "weight.quant_map" not in module.tensors:
         faults.lacks("weight", "weight.quant_map")
-    uncomputed = "" if state else "its quant_state was not read"
     if state is not None:
         _check_state(module, faults, state)
-        if module.dtype("weight.absmax") == "U8" and not {"weight.nested_absmax", "weight.nested_quant_map"} <= set(
-            module.tensors
-        ):
-            faults.missing(
-                FaultKind.NO_SCALES, "the absmax has no nested_absmax or nested_quant_map", ["weight.absmax"]
-            )
+        nested = {"weight.nested_absmax", "weight.nested_quant_map"} <= module.tensors.keys()
+        if module.dtype("weight.absmax") == "U8" and not nested:
+            reason = "the absmax has no nested_absmax or nested_quant_map"
+            faults.missing(FaultKind.NO_SCALES, reason, ["weight.absmax"])
     shape, block = (state.shape, (1, state.block)) if state else (None, None)
     return faults.matrix(
-        FOUR_BIT, _BITSANDBYTES_ROLES, bits=4, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
+        FOUR_BIT,
+        _BITSANDBYTES_ROLES,
+        bits=4,
+        block=block,
+        shape=shape,
+        symmetric=True,
+        uncomputed="" if state else "its quant_state was not read",
     )
 
 
@@ -451,27 +450,14 @@ def recognise_modelopt(module: StoredModule) -> QuantisedMatrix | None:
     if module.dtype("weight") == "U8" and ("weight_scale_2" in module.tensors or module.method == "modelopt"):
         # Its AWQ stores integers of 4 bits in bytes too, with float scales.
         absent = "weight_scale" not in module.tensors and module.choice.layout in ("", "NVFP4")
-        return _nvfp4(module) if absent or module.dtype("weight_scale") == "F8_E4M3" else None
-    return _fp8(module) if module.dtype("weight") == "F8_E4M3" and module.method == "modelopt" else None
-
-
-def _nvfp4(module: StoredModule) -> QuantisedMatrix:
-    faults, sides = Faults(module), matrix_sides(module.shape("weight"))
-    shape = (sides[0], sides[1] * 2) if sides else None
-    block = _grouped(faults, "weight", shape, 16)
-    if "weight_scale_2" not in module.tensors:
-        faults.lacks("weight", "weight_scale_2")
-    uncomputed = "" if shape else "the codes are not a matrix"
-    return faults.matrix(
-        MODELOPT_NVFP4, _MODELOPT_ROLES, bits=4, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
-    )
-
-
-def _fp8(module: StoredModule) -> QuantisedMatrix:
+        if not absent and module.dtype("weight_scale") != "F8_E4M3":
+            return None
+        return _pairs_in_bytes(module, MODELOPT_NVFP4, _MODELOPT_ROLES, "weight", global_scale="weight_scale_2")
+    if module.dtype("weight") != "F8_E4M3" or module.method != "modelopt":
+        return None
     faults, shape = Faults(module), matrix_sides(module.shape("weight"))
     block = faults.block("weight", "weight_scale", shape)
-    uncomputed = "" if shape else "the codes are not a matrix"
-    return faults.matrix(FP8, _MODELOPT_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed)
+    return faults.matrix(FP8, _MODELOPT_ROLES, bits=8, block=block, shape=shape, symmetric=True)
 
 
 # Recognise FP8 with `weight_scale_inv`, as DeepSeek-V3 stores it. Source: transformers 5.23, finegrained_fp8.
@@ -491,10 +477,7 @@ def recognise_fp8_blocks(module: StoredModule) -> QuantisedMatrix | None:
     reason = f"the matrix is {shape[0]}×{shape[1]}{says}" if shape else ""
     grid = declared if len(module.shape("weight_scale_inv")) == 2 else None
     block = faults.block("weight", "weight_scale_inv", shape, grid, reason)
-    uncomputed = "" if shape else "the codes are not a matrix"
-    return faults.matrix(
-        SCHEME, _FP8_BLOCKS_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
-    )
+    return faults.matrix(SCHEME, _FP8_BLOCKS_ROLES, bits=8, block=block, shape=shape, symmetric=True)
 
 
 TORCHAO, QUANTO, HQQ = "torchao", "quanto", "HQQ"
@@ -513,14 +496,8 @@ def recognise_tensor_subclasses(module: StoredModule) -> QuantisedMatrix | None:
     if "W_q" in module.tensors:
         faults = Faults(module)
         faults.scaled("W_q", "scale")
-        return faults.matrix(
-            HQQ,
-            _HQQ,
-            bits=module.choice.bits,
-            block=None,
-            shape=None,
-            uncomputed="tieconv does not read the codes of HQQ",
-        )
+        why = "tieconv does not read the codes of HQQ"
+        return faults.matrix(HQQ, _HQQ, bits=module.choice.bits, block=None, shape=None, uncomputed=why)
     return None
 
 

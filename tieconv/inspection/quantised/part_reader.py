@@ -54,6 +54,9 @@ class PartReader:
         turned: frozenset[str] = frozenset(),
     ) -> None:
         self.matrix = matrix
+        self.columns = matrix.shape[1] if matrix.shape else 0
+        self.block = matrix.block or (1, self.columns)
+        self.bits = matrix.bits or 4
         self._records: dict[str, tuple[ByteReader, TensorRecord]] = {}
         self._whole: dict[str, Array] = {}
         for part in matrix.parts:
@@ -98,12 +101,12 @@ class PartReader:
         numbers = to_float64(bytearray(raw.tobytes()), self.dtype(role))
         return numbers.reshape(stop - start, *self.shape(role)[1:])
 
-    def codes_along_tokens(self, role: str, bits: int, first: int, end: int) -> Array:
+    def codes_along_tokens(self, role: str, first: int, end: int) -> Array:
         """Return codes ``first`` to ``end`` of a part whose words each hold tokens of a column, [tokens, columns].
 
         32 codes fill ``bits`` words, so whole runs of 32 are read.
         """
-        run = first // 32
+        run, bits = first // 32, self.bits
         end_word = min(-(-end // 32) * bits, self.shape(role)[0])
         packed = self.raw(role, run * bits, end_word)
         words = np.ascontiguousarray(packed.reshape(len(packed), -1, 4).transpose(1, 0, 2))
@@ -122,17 +125,15 @@ class PartReader:
 
         ``groups`` is the group of each column, if the columns are not in order. The result broadcasts to (rows, H).
         """
-        rows, columns = self.matrix.shape or (0, 0)
-        block = self.matrix.block or (1, columns)
-        shape = self.shape(role)
-        if shape in ((), (1,), (1, 1)) and (rows, columns) != (1, 1):
+        if self.shape(role) in ((), (1,), (1, 1)) and self.matrix.shape != (1, 1):
             return self.whole(role).reshape(1, 1)
-        first, end = start // block[0], -(-stop // block[0])
+        height, width = self.block
+        first, end = start // height, -(-stop // height)
         numbers = self.rows(role, first, end).reshape(end - first, -1)
-        numbers = numbers[np.arange(start, stop) // block[0] - first]
+        numbers = numbers[np.arange(start, stop) // height - first]
         if numbers.shape[1] == 1:
             return numbers
-        return numbers[:, np.arange(columns) // block[1] if groups is None else groups]
+        return numbers[:, np.arange(self.columns) // width if groups is None else groups]
 
 
 def _turned(stored: TensorRecord) -> TensorRecord:
@@ -275,39 +276,36 @@ class AmbiguousZeroError(ValueError):
 
 def gptq_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of GPTQ codes: (code − zero point) · scale; v1 stores the zero point minus one."""
-    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
-    codes = unpack_words(parts.raw(CODES, start, stop), bits, columns)
-    groups = gptq_groups(parts, columns)
+    codes = unpack_words(parts.raw(CODES, start, stop), parts.bits, parts.columns)
+    groups = gptq_groups(parts)
     scales = parts.rows(SCALES, start, stop)[:, groups]
-    zero_points = _zero_points(parts, bits, start, stop)[:, groups]
-    return uniform(codes, scales, zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
+    zero_points = _zero_points(parts, start, stop)[:, groups]
+    return uniform(codes, scales, zero_points, ends=(0, (1 << parts.bits) - 1), roundoff=parts.roundoff(SCALES))
 
 
-def gptq_groups(parts: PartReader, columns: int) -> Array:
+def gptq_groups(parts: PartReader) -> Array:
     """Return the group of each column. Raises `ValueError` for a group that has no scale."""
     if GROUP_INDEX not in parts:
-        return np.arange(columns) // (parts.matrix.block or (1, columns))[1]
+        return np.arange(parts.columns) // parts.block[1]
     groups = parts.whole(GROUP_INDEX).astype(np.int64)
     if groups.min() < 0 or groups.max() >= parts.shape(SCALES)[1]:
         raise ValueError("its g_idx has a group without scales")
     return groups
 
 
-def _zero_points(parts: PartReader, bits: int, start: int, stop: int) -> Array:
+def _zero_points(parts: PartReader, start: int, stop: int) -> Array:
     """Return the zero points of tokens ``start`` to ``stop``, one for each group."""
-    stored = parts.codes_along_tokens(ZERO_POINTS, bits, start, stop)
+    stored = parts.codes_along_tokens(ZERO_POINTS, start, stop)
     if parts.matrix.scheme != V1:
         return stored
-    if (stored == (1 << bits) - 1).any():
+    if (stored == (1 << parts.bits) - 1).any():
         raise AmbiguousZeroError("a zero point of GPTQ v1 overflows, and loaders disagree about its value")
     return stored + 1
 
 
 def awq_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of AWQ codes: (code − zero point) · scale."""
-    columns = (parts.matrix.shape or (0, 0))[1]
-    width = (parts.matrix.block or (1, columns))[1]
-    groups = np.arange(columns) // width
+    groups = np.arange(parts.columns) // parts.block[1]
     scales = parts.rows(SCALES, start, stop)[:, groups]
     zero_points = _awq_codes(parts, ZERO_POINTS, start, stop)[:, groups]
     codes = _awq_codes(parts, CODES, start, stop)
@@ -326,19 +324,18 @@ def _awq_codes(parts: PartReader, role: str, start: int, stop: int) -> Array:
 
 # Dequantise the formats of compressed-tensors.
 
-_E2M1_GAPS = half_gaps(E2M1)
+E2M1_GAPS = half_gaps(E2M1)
 POWER_OF_TWO_EDGE = 2**0.5 - 1
 """A scale that is rounded to a power of two may be this share too small. The largest code is then clipped."""
-_MX_GAPS = half_gaps(E2M1, edge=6 * POWER_OF_TWO_EDGE)
+MX_GAPS = half_gaps(E2M1, edge=6 * POWER_OF_TWO_EDGE)
 
 
 def packed_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of pack-quantized codes: (code − zero point) · scale."""
-    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
     raw = parts.raw(CODES, start, stop)
-    gaps = raw.shape[1] // 4 != words(columns, bits)
-    codes = unpack_words(raw, bits, columns, gaps=gaps)
-    half = 1 << (bits - 1)
+    gaps = raw.shape[1] // 4 != words(parts.columns, parts.bits)
+    codes = unpack_words(raw, parts.bits, parts.columns, gaps=gaps)
+    half = 1 << (parts.bits - 1)
     groups = _groups(parts)
     zero_points = _packed_zero_points(parts, start, stop, groups, half)
     scales = parts.grid(SCALES, start, stop, groups)
@@ -349,8 +346,8 @@ def _groups(parts: PartReader) -> Array | None:
     """Return the group of each column, if the columns are not in order. Raises `ValueError` for an impossible one."""
     if GROUP_INDEX not in parts:
         return None
-    columns = (parts.matrix.shape or (0, 0))[1]
-    groups = parts.whole(GROUP_INDEX).astype(np.int64) if parts.shape(GROUP_INDEX) == (columns,) else np.array([-1])
+    fits = parts.shape(GROUP_INDEX) == (parts.columns,)
+    groups = parts.whole(GROUP_INDEX).astype(np.int64) if fits else np.array([-1])
     if groups.min() < 0 or groups.max() >= parts.shape(SCALES)[-1]:
         raise ValueError("its weight_g_idx does not fit the scales")
     return groups
@@ -362,20 +359,12 @@ def _packed_zero_points(parts: PartReader, start: int, stop: int, groups: Array 
         return half
     if parts.dtype(ZERO_POINTS) != "I32":
         return parts.grid(ZERO_POINTS, start, stop, groups) + half
-    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
-    height = (parts.matrix.block or (1, columns))[0]
+    height, width = parts.block
     first, end = start // height, -(-stop // height)
-    codes = parts.codes_along_tokens(ZERO_POINTS, bits, first, end)
-    return _spread(codes[np.arange(start, stop) // height - first], parts, groups)
-
-
-def _spread(codes: Array, parts: PartReader, groups: Array | None) -> Array:
-    """Repeat the number of each group for its columns."""
-    columns = (parts.matrix.shape or (0, 0))[1]
-    width = (parts.matrix.block or (1, columns))[1]
+    codes = parts.codes_along_tokens(ZERO_POINTS, first, end)[np.arange(start, stop) // height - first]
     if codes.shape[1] == 1:
         return codes
-    return codes[:, np.arange(columns) // width if groups is None else groups]
+    return codes[:, np.arange(parts.columns) // width if groups is None else groups]
 
 
 def byte_rows(parts: PartReader, start: int, stop: int) -> Decoded:
@@ -387,14 +376,14 @@ def byte_rows(parts: PartReader, start: int, stop: int) -> Decoded:
         return from_table(codes, TABLES[dtype], half_gaps(TABLES[dtype]), scales, roundoff)
     signed = parts.rows(CODES, start, stop)
     zero_points: Array | float = parts.grid(ZERO_POINTS, start, stop) if ZERO_POINTS in parts else 0.0
-    half = 1 << ((parts.matrix.bits or 8) - 1)
+    half = 1 << (parts.bits - 1)
     return uniform(signed, scales, zero_points, ends=(-half, half - 1), roundoff=roundoff)
 
 
 def nvfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 4-bit floats times their scale; the divisor is the global scale."""
     codes = nibbles(parts.raw(CODES, start, stop))
-    return from_table(codes, E2M1, _E2M1_GAPS, parts.grid(SCALES, start, stop), parts.roundoff(SCALES))
+    return from_table(codes, E2M1, E2M1_GAPS, parts.grid(SCALES, start, stop), parts.roundoff(SCALES))
 
 
 def nvfp4_divisor(parts: PartReader) -> float:
@@ -408,7 +397,7 @@ def nvfp4_divisor(parts: PartReader) -> float:
 def mxfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 4-bit floats times a power of two."""
     codes = nibbles(parts.raw(CODES, start, stop))
-    return from_table(codes, E2M1, _MX_GAPS, power_grid(parts, start, stop), 0.0)
+    return from_table(codes, E2M1, MX_GAPS, power_grid(parts, start, stop), 0.0)
 
 
 def power_grid(parts: PartReader, start: int, stop: int) -> Array:
@@ -424,9 +413,8 @@ EIGHT_BIT_DIVISOR = 127.0
 
 def four_bit_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 4-bit codes: map[code] · absmax. Blocks run over the rows' ends."""
-    columns = (parts.matrix.shape or (0, 0))[1]
-    block = (parts.matrix.block or (1, columns))[1]
-    first, end = start * columns, stop * columns
+    block = parts.block[1]
+    first, end = start * parts.columns, stop * parts.columns
     packed = parts.flat(CODES, first // 2, -(-end // 2))
     codes = nibbles(packed, high_first=True)[first % 2 :][: end - first]
     table = parts.whole(CODE_MAP)
@@ -434,7 +422,7 @@ def four_bit_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     index = np.arange(first, end) // block - first // block
     decoded = from_table(codes, table, half_gaps(table), scales[index], parts.roundoff(NESTED_SCALES))
     bound = decoded.bound + np.abs(table[codes]) * error[index]
-    shape = (stop - start, columns)
+    shape = (stop - start, parts.columns)
     return Decoded(decoded.values.reshape(shape), decoded.step.reshape(shape), bound.reshape(shape))
 
 
@@ -460,13 +448,3 @@ def eight_bit_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 8-bit codes: code · SCB; the divisor is 127."""
     codes = parts.rows(CODES, start, stop)
     return uniform(codes, parts.grid(SCALES, start, stop), 0.0, ends=(-127, 127), roundoff=parts.roundoff(SCALES))
-
-
-def subclass_rows(parts: PartReader, start: int, stop: int) -> Decoded:
-    """Return rows of codes that are whole bytes: (code − zero point) · scale."""
-    scales, roundoff, dtype = parts.grid(SCALES, start, stop), parts.roundoff(SCALES), parts.dtype(CODES)
-    if dtype in TABLES:
-        codes = parts.raw(CODES, start, stop)
-        return from_table(codes, TABLES[dtype], half_gaps(TABLES[dtype]), scales, roundoff)
-    zero_points: Array | float = parts.grid(ZERO_POINTS, start, stop) if ZERO_POINTS in parts else 0.0
-    return uniform(parts.rows(CODES, start, stop), scales, zero_points, ends=(-128, 127), roundoff=roundoff)

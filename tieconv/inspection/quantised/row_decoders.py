@@ -14,25 +14,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.quantised import block_schemes, module_schemes, part_reader
 from tieconv.inspection.quantised.block_schemes import BIASES, CODES, COMPUTED, SCALES, ZERO_POINTS
-from tieconv.inspection.quantised.part_reader import (
-    E2M1,
-    E4M3,
-    INTEGERS,
-    POWER_OF_TWO_EDGE,
-    POWERS,
-    ROUNDOFF,
-    Array,
-    Decoded,
-    PartReader,
-    from_table,
-    half_gaps,
-    nibbles,
-    power_grid,
-    readable_type,
-    to_float64,
-    uniform,
-    unpack_words,
-)
+from tieconv.inspection.quantised.part_reader import Array, Decoded, PartReader
 from tieconv.inspection.view_reader import read, readable
 from tieconv.text import shown
 
@@ -47,8 +29,7 @@ _BLOCK_BYTES = {
 """Bytes of a block."""
 IQ4_CODES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 """The levels of IQ4_NL and IQ4_XS. Source: `kvalues_iq4nl`."""
-_MX_GAPS = half_gaps(E2M1, edge=6 * POWER_OF_TWO_EDGE)
-_ROUNDOFF = ROUNDOFF["F16"]
+_ROUNDOFF = part_reader.ROUNDOFF["F16"]
 _ONE_SIDED_EDGE = 1.0
 """Q4_0 and Q5_0 make the largest value an end of the codes; the opposite value is one step outside them."""
 
@@ -69,41 +50,34 @@ def _low_then_high(packed: Array) -> Array:
     return np.concatenate([packed & 0xF, packed >> 4], axis=1).astype(np.int64)
 
 
-def _fifth_bits(raw: Array) -> Array:
-    return np.unpackbits(np.ascontiguousarray(raw), axis=1, bitorder="little").astype(np.int64) << 4
+def _four_or_five_bits(*, fifth: bool, minimum: bool) -> Callable[[Array], Decoded]:
+    """Return the decoder of blocks with a scale, with ``minimum`` a minimum, with ``fifth`` 32 high bits, and codes."""
 
+    def decode(blocks: Array) -> Decoded:
+        after = 4 if minimum else 2
+        codes = _low_then_high(blocks[:, after + 4 if fifth else after :])
+        if fifth:
+            high = np.ascontiguousarray(blocks[:, after : after + 4])
+            codes |= np.unpackbits(high, axis=1, bitorder="little").astype(np.int64) << 4
+        scale, ends = half(blocks[:, :2]), (0, 31 if fifth else 15)
+        if not minimum:
+            middle = 16 if fifth else 8
+            return part_reader.uniform(codes, scale, middle, ends=ends, roundoff=_ROUNDOFF, edge=_ONE_SIDED_EDGE)
+        smallest, decoded = half(blocks[:, 2:4]), part_reader.uniform(codes, scale, 0, ends=ends, roundoff=_ROUNDOFF)
+        return Decoded(decoded.values + smallest, decoded.step, decoded.bound + _ROUNDOFF * np.abs(smallest))
 
-def _q4_0(blocks: Array) -> Decoded:
-    codes = _low_then_high(blocks[:, 2:])
-    return uniform(codes, half(blocks[:, :2]), 8, ends=(0, 15), roundoff=_ROUNDOFF, edge=_ONE_SIDED_EDGE)
-
-
-def _q4_1(blocks: Array) -> Decoded:
-    return _with_minimum(_low_then_high(blocks[:, 4:]), blocks, 15)
-
-
-def _q5_0(blocks: Array) -> Decoded:
-    codes = _low_then_high(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return uniform(codes, half(blocks[:, :2]), 16, ends=(0, 31), roundoff=_ROUNDOFF, edge=_ONE_SIDED_EDGE)
-
-
-def _q5_1(blocks: Array) -> Decoded:
-    return _with_minimum(_low_then_high(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8]), blocks, 31)
-
-
-def _with_minimum(codes: Array, blocks: Array, largest: int) -> Decoded:
-    minimum = half(blocks[:, 2:4])
-    decoded = uniform(codes, half(blocks[:, :2]), 0, ends=(0, largest), roundoff=_ROUNDOFF)
-    return Decoded(decoded.values + minimum, decoded.step, decoded.bound + _ROUNDOFF * np.abs(minimum))
+    return decode
 
 
 def _q8_0(blocks: Array) -> Decoded:
     codes = np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.int64)
-    return uniform(codes, half(blocks[:, :2]), 0, ends=(-127, 127), roundoff=_ROUNDOFF)
+    return part_reader.uniform(codes, half(blocks[:, :2]), 0, ends=(-127, 127), roundoff=_ROUNDOFF)
 
 
 def _iq4_nl(blocks: Array) -> Decoded:
-    return from_table(_low_then_high(blocks[:, 2:]), IQ4_CODES, half_gaps(IQ4_CODES), half(blocks[:, :2]), _ROUNDOFF)
+    return part_reader.from_table(
+        _low_then_high(blocks[:, 2:]), IQ4_CODES, part_reader.half_gaps(IQ4_CODES), half(blocks[:, :2]), _ROUNDOFF
+    )
 
 
 def _iq4_xs(blocks: Array) -> Decoded:
@@ -114,11 +88,13 @@ def _iq4_xs(blocks: Array) -> Decoded:
     packed = blocks[:, 8:].reshape(-1, 8, 16)
     codes = np.concatenate([packed & 0xF, packed >> 4], axis=-1).astype(np.int64)
     steps = (half(blocks[:, :2]) * scales)[:, :, None]
-    return from_table(codes, IQ4_CODES, half_gaps(IQ4_CODES), steps, _ROUNDOFF)
+    return part_reader.from_table(codes, IQ4_CODES, part_reader.half_gaps(IQ4_CODES), steps, _ROUNDOFF)
 
 
 def _mxfp4(blocks: Array) -> Decoded:
-    return from_table(_low_then_high(blocks[:, 1:]), E2M1, _MX_GAPS, POWERS[blocks[:, :1]], 0.0)
+    return part_reader.from_table(
+        _low_then_high(blocks[:, 1:]), part_reader.E2M1, part_reader.MX_GAPS, part_reader.POWERS[blocks[:, :1]], 0.0
+    )
 
 
 def half(raw: Array) -> Array:
@@ -136,7 +112,7 @@ def _shifted(raw: Array, run: int, shifts: tuple[int, ...], mask: int) -> Array:
 def _grouped(codes: Array, scales: Array, offset: int, largest: int) -> Decoded:
     """Return (codes − offset) · scales, with one scale for each group of the block."""
     groups = codes.reshape(*scales.shape, -1)
-    return uniform(groups, scales[:, :, None], offset, ends=(0, largest), roundoff=_ROUNDOFF)
+    return part_reader.uniform(groups, scales[:, :, None], offset, ends=(0, largest), roundoff=_ROUNDOFF)
 
 
 def _with_minima(codes: Array, scales: Array, minima: Array, largest: int) -> Decoded:
@@ -189,49 +165,37 @@ def _q6_k(blocks: Array) -> Decoded:
     return _grouped(codes, half(blocks[:, 208:210]) * scales, 32, 63)
 
 
-K_DECODERS: dict[str, Callable[[Array], Decoded]] = {
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-}
-
-
 # Dequantise the modes of MLX.
 
 _AFFINE_EDGE = 1.0
 """MLX moves a scale so that one end of the group is exact. The opposite end may be a whole step outside the codes."""
-_GAPS = half_gaps(E2M1)
-_MX8_GAPS = half_gaps(E4M3, edge=448 * POWER_OF_TWO_EDGE)
+_MX8_GAPS = part_reader.half_gaps(part_reader.E4M3, edge=448 * part_reader.POWER_OF_TWO_EDGE)
 
 
 def affine_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of affine codes: code · scale + bias."""
-    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
-    codes = unpack_words(parts.raw(CODES, start, stop), bits, columns)
+    codes = part_reader.unpack_words(parts.raw(CODES, start, stop), parts.bits, parts.columns)
     scales, biases = parts.grid(SCALES, start, stop), parts.grid(BIASES, start, stop)
     roundoff = parts.roundoff(SCALES)
-    decoded = uniform(codes, scales, 0.0, ends=(0, (1 << bits) - 1), roundoff=roundoff, edge=_AFFINE_EDGE)
+    decoded = part_reader.uniform(
+        codes, scales, 0.0, ends=(0, (1 << parts.bits) - 1), roundoff=roundoff, edge=_AFFINE_EDGE
+    )
     return Decoded(decoded.values + biases, decoded.step, decoded.bound + roundoff * np.abs(biases))
 
 
 def nvfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 4-bit floats times an 8-bit float."""
-    codes = nibbles(parts.raw(CODES, start, stop))
+    codes = part_reader.nibbles(parts.raw(CODES, start, stop))
     scales = parts.grid(SCALES, start, stop)
-    scales = scales if parts.dtype(SCALES) == "F8_E4M3" else E4M3[scales.astype(np.int64)]
-    return from_table(codes, E2M1, _GAPS, scales, 2.0**-4)
-
-
-def mxfp4_rows(parts: PartReader, start: int, stop: int) -> Decoded:
-    """Return rows of 4-bit floats times a power of two."""
-    return from_table(nibbles(parts.raw(CODES, start, stop)), E2M1, _MX_GAPS, power_grid(parts, start, stop), 0.0)
+    scales = scales if parts.dtype(SCALES) == "F8_E4M3" else part_reader.E4M3[scales.astype(np.int64)]
+    return part_reader.from_table(codes, part_reader.E2M1, part_reader.E2M1_GAPS, scales, 2.0**-4)
 
 
 def mxfp8_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     """Return rows of 8-bit floats times a power of two."""
-    return from_table(parts.raw(CODES, start, stop), E4M3, _MX8_GAPS, power_grid(parts, start, stop), 0.0)
+    return part_reader.from_table(
+        parts.raw(CODES, start, stop), part_reader.E4M3, _MX8_GAPS, part_reader.power_grid(parts, start, stop), 0.0
+    )
 
 
 def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
@@ -239,8 +203,7 @@ def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
 
     The default zero point of bytes is the middle of the codes, and that of U4 and I4 is 0.
     """
-    columns, bits = (parts.matrix.shape or (0, 0))[1], parts.matrix.bits or 4
-    block = (parts.matrix.block or (1, columns))[1]
+    columns, block, bits = parts.columns, parts.block[1], parts.bits
     blocks = -(-columns // block)
     groups = np.arange(columns) // block
     codes = _codes(_unsigned(parts, CODES, parts.raw(CODES, start, stop)), bits)[:, :columns]
@@ -259,11 +222,13 @@ def block_rows(parts: PartReader, start: int, stop: int) -> Decoded:
         if points.shape[1] != blocks:
             raise ValueError("its zero points do not fit the codes")
         zero_points = points[:, groups]
-    return uniform(codes, scales[:, groups], zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES))
+    return part_reader.uniform(
+        codes, scales[:, groups], zero_points, ends=(0, (1 << bits) - 1), roundoff=parts.roundoff(SCALES)
+    )
 
 
 def _floats(parts: PartReader, role: str, raw: Array) -> Array:
-    return to_float64(bytearray(raw.tobytes()), parts.dtype(role)).reshape(len(raw), -1)
+    return part_reader.to_float64(bytearray(raw.tobytes()), parts.dtype(role)).reshape(len(raw), -1)
 
 
 def _unsigned(parts: PartReader, role: str, raw: Array) -> Array:
@@ -288,8 +253,10 @@ def _of_rows(parts: PartReader, role: str, start: int, stop: int) -> Array:
 
 
 _BLOCK_DECODERS: dict[str, Callable[[Array], Decoded]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4, **K_DECODERS,
+    "Q4_0": _four_or_five_bits(fifth=False, minimum=False), "Q4_1": _four_or_five_bits(fifth=False, minimum=True),
+    "Q5_0": _four_or_five_bits(fifth=True, minimum=False), "Q5_1": _four_or_five_bits(fifth=True, minimum=True),
+    "Q8_0": _q8_0, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
 
 
@@ -303,7 +270,7 @@ _ROUNDINGS = 2
 _NONE: frozenset[str] = frozenset()
 _WORDS = frozenset({"I32", "U32"})
 _BYTES = frozenset({"I8", "U8", "F8_E4M3", "F8_E5M2"})
-_ANY = frozenset({*INTEGERS, "F16", "BF16", "F32", "F8_E4M3"})  # bitsandbytes stores the bytes as any type
+_ANY = frozenset({*part_reader.INTEGERS, "F16", "BF16", "F32", "F8_E4M3"})  # bitsandbytes stores the bytes as any type
 
 
 class Rows(Protocol):
@@ -346,11 +313,11 @@ _DECODERS = {
     ),
     "MLX affine": Decoder(affine_rows, _WORDS),
     "MLX nvfp4": Decoder(nvfp4_rows, _WORDS),
-    "MLX mxfp4": Decoder(mxfp4_rows, _WORDS),
+    "MLX mxfp4": Decoder(part_reader.mxfp4_rows, _WORDS),
     "MLX mxfp8": Decoder(mxfp8_rows, _WORDS),
     block_schemes.SCHEME: Decoder(block_rows, frozenset({"U8", "U4", "I4"})),
-    module_schemes.TORCHAO: Decoder(part_reader.subclass_rows, _BYTES),
-    module_schemes.QUANTO: Decoder(part_reader.subclass_rows, _BYTES),
+    module_schemes.TORCHAO: Decoder(part_reader.byte_rows, _BYTES),
+    module_schemes.QUANTO: Decoder(part_reader.byte_rows, _BYTES),
 }
 _GGML = Decoder(ggml_rows, COMPUTED)
 
@@ -363,7 +330,7 @@ class QuantisedRows:
         self._parts = PartReader(matrix, tensors, reader, self._decoder.turned)
         # Raise `ValueError` for a part of a type that the scheme does not have.
         for part in self._parts.matrix.parts:
-            usable = part.dtype in self._decoder.codes if part.role == CODES else readable_type(part.dtype)
+            usable = part.dtype in self._decoder.codes if part.role == CODES else part_reader.readable_type(part.dtype)
             if not usable:
                 raise ValueError(f"{shown(part.name)} is of type {shown(part.dtype)}, which the scheme does not have")
         self.divisor = self._decoder.divisor(self._parts)
@@ -383,13 +350,13 @@ class FloatRows:
     def __init__(self, stored: TensorRecord, reader: ByteReader, roundoff: float = 0.0) -> None:
         self.divisor = 1.0
         self._reader, (self._stored,) = readable(reader, (stored,))
-        self._roundoff = _ROUNDINGS * max(ROUNDOFF.get(stored.dtype, 0.0), roundoff)
+        self._roundoff = _ROUNDINGS * max(part_reader.ROUNDOFF.get(stored.dtype, 0.0), roundoff)
 
     def block(self, start: int, stop: int) -> Decoded:
         """Return rows ``start`` to ``stop``."""
         width = self._stored.nbytes // self._stored.shape[0]
         raw = read(self._reader, self._stored.range, start * width, (stop - start) * width)
-        values = to_float64(raw, self._stored.dtype).reshape(stop - start, -1)
+        values = part_reader.to_float64(raw, self._stored.dtype).reshape(stop - start, -1)
         return Decoded(values, np.zeros((1, 1)), self._roundoff * np.abs(values))
 
 

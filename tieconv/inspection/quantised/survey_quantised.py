@@ -266,7 +266,7 @@ def _without_codes(module: StoredModule) -> QuantisedMatrix | None:
     verb = "has" if len(names) == 1 else "have"
     faults.missing(FaultKind.NO_CODES, f"{listed(names, 3)} {verb} no codes", leaves)
     roles = dict.fromkeys(leaves, SCALES)
-    return faults.matrix("", roles, bits=module.choice.bits, block=None, shape=None)
+    return faults.matrix("", roles, bits=module.choice.bits, block=None, shape=None, uncomputed="")
 
 
 def _unknown(module: StoredModule) -> QuantisedMatrix | None:
