@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,8 +96,9 @@ class PlannedWrite(Printed):
     def _facts(self) -> tuple[str, ...]:
         return self.plan._facts()
 
-    def _rows(self) -> tuple[tuple[str, ...], ...]:
-        return self.plan._rows()
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for line in str(self).splitlines()[1:]:
+            yield tuple(cell.strip() for cell in line.split("  ") if cell)
 
 
 def _on_disk(planned: PlannedWrite) -> PlannedWrite:

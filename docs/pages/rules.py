@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import groupby
 
 from fixtures.cases import CASES
 from tieconv.checks import RULES
@@ -28,9 +29,35 @@ Each rule links to its entries in the [catalogue of cases](cases.md), which has 
 """
 
 
+TOPICS = {
+    "TIE": "Ties",
+    "BIA": "Head biases",
+    "STO": "Storage",
+    "NUM": "Numbers",
+    "TRN": "Training",
+    "VOC": "Vocabulary",
+    "QNT": "Quantised tables",
+    "HED": "Heads",
+    "MTP": "Multi-token prediction",
+    "IDX": "Shard index",
+    "FMT": "Formats",
+    "SEC": "Files and keys",
+    "COD": "Code of the model",
+    "PEF": "Adapters",
+    "ONX": "ONNX graphs",
+    "CON": "Loaders",
+}
+
+
 def page() -> str:
-    """Return the summary table, then a section for each rule."""
-    return "\n".join((INTRO, *_summary(), "", *(_rule(rule) for rule in RULES))).rstrip() + "\n"
+    """Return the summary table, then a section for each topic with its rules."""
+    return "\n".join((INTRO, *_summary(), "", *_topics())).rstrip() + "\n"
+
+
+def _topics() -> Iterator[str]:
+    for code, rules in groupby(RULES, lambda rule: rule.code[:3]):
+        yield f"## {TOPICS[code]}\n"
+        yield from map(_rule, rules)
 
 
 def _summary() -> Iterator[str]:
@@ -43,9 +70,9 @@ def _summary() -> Iterator[str]:
 
 def _rule(rule: Rule) -> str:
     title, _, body = rule.documentation.partition("\n")
-    deeper = re.sub(r"^## ", "### ", body.strip(), flags=re.MULTILINE)
-    spaced = re.sub(r"^(### .*)\n(?!\n)", r"\1\n\n", deeper, flags=re.MULTILINE)
-    parts = (f"## {rule.code} {rule.name}", f"**{title}** Usual level: {rule.level}.", spaced, *_cases(rule))
+    deeper = re.sub(r"^## ", "#### ", body.strip(), flags=re.MULTILINE)
+    spaced = re.sub(r"^(#### .*)\n(?!\n)", r"\1\n\n", deeper, flags=re.MULTILINE)
+    parts = (f"### {rule.code} {rule.name}", f"**{title}** Usual level: {rule.level}.", spaced, *_cases(rule))
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +84,7 @@ def _cases(rule: Rule) -> Iterator[str]:
         if rule.code in case.linked_from
     ]
     if links:
-        yield "### Cases"
+        yield "#### Cases"
         yield "\n".join(links)
 
 

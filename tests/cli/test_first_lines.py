@@ -46,7 +46,7 @@ def test_a_command_that_changes_the_outputs_says_so(tmp_path: Path) -> None:
     tied, wrong, run, _ = first_lines(folder)
     assert tied == "Untied: tie_word_embeddings is false."
     assert wrong.startswith("1 error: ")
-    assert run.endswith("(review first: changes the model's outputs)")
+    assert run.endswith("(review first: may change the model's outputs)")
 
 
 def test_a_finding_without_a_remedy_is_explained(tmp_path: Path) -> None:

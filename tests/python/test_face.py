@@ -131,7 +131,12 @@ def test_a_notebook_shows_a_table(tmp_path: Path) -> None:
         assert not re.search(r"color|background|script|http", re.sub(r">[^<]*<", "><", fragment))
     inspection = Text()
     inspection.feed(tieconv.inspect(MODELS / "llama-duplicated")._repr_html_())
-    assert "TIE002" in inspection.cells
+    assert "TIE002" in inspection.cells and any(cell.startswith("tieconv retie ") for cell in inspection.cells)
+    plan = Text()
+    plan.feed(tieconv.plan_retie(MODELS / "llama-duplicated")._repr_html_())
+    at = plan.cells.index("drop")
+    assert plan.cells[at + 1] == "lm_head.weight" and "equal to model.embed_tokens.weight" in plan.cells[at + 2]
+    assert ", untied in transformers 5, 1 tie" in repr(tieconv.inspect(MODELS / "llama-diverged"))
     marks = {"llama-duplicated": "■ identical", "llama-tied": "↑ absent", "llama-diverged": "□ near"}
     for name, mark in marks.items():
         assert f">{mark}<" in tieconv.inspect(MODELS / name)._repr_html_()

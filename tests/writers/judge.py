@@ -24,7 +24,7 @@ VERBS = {
     "bias zero": "bias zero", "bias strip": "bias strip", "resize": "resize --to config",
 }  # fmt: skip
 LOUD = ("error", "warning")
-CHANGES = "(review first: changes the model's outputs)"
+CHANGES = "(review first: may change the model's outputs)"
 RIGHT, REFUSED, NOTHING, WRONG = "right", "refused", "nothing", "wrong"
 UNKNOWN = "unknown"
 ANNOUNCED = "announced"

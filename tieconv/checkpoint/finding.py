@@ -8,7 +8,7 @@ from typing import ClassVar
 from tieconv.checkpoint.value_type import Listed, record
 from tieconv.text import OUT, Hint, call, shown
 
-REVIEW_FIRST = "(review first: changes the model's outputs)"
+REVIEW_FIRST = "(review first: may change the model's outputs)"
 """What is said of every remedy and every plan that may change the model."""
 
 
@@ -66,6 +66,11 @@ class Finding(Listed):
     message: str
     tensors: tuple[str, ...] = ()
     remedy: Remedy | None = None
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The cells of a notebook's table: level, rule, message, and the next command."""
+        return str(self.level), self.rule, self.message, *((self.remedy.advice,) if self.remedy else ())
 
 
 # Predict what a loader does with a model's output embedding.

@@ -208,7 +208,7 @@ class Inspection(Printed):
         counts = count(len(self.ties), "tie"), count(len(checkpoint.files), "file")
         return (
             quoted(checkpoint.source),
-            self.config.verdict,
+            self.config.effect.partition(":")[0].lower() or self.config.verdict,
             *counts,
             *tally(finding.level for finding in self.findings),
         )
@@ -222,8 +222,7 @@ class Inspection(Printed):
                 equal = member.state in (State.CANONICAL, State.ALIASED) or member.relation.repeats_bytes
                 mark = ("■" if equal else "□") if member.stored else "↑"
                 yield "tie", member.name, f"{mark} {member.state}"
-        for finding in self.findings:
-            yield str(finding.level), finding.rule, finding.message
+        yield from (finding.row for finding in self.findings)
 
     def _model(self) -> dict[str, object]:
         checkpoint = self.checkpoint

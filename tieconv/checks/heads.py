@@ -217,7 +217,7 @@ def missing_copies(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv untie` writes every missing name as a copy of the stored one. If all stored tensors are equal, `tieconv retie`
-    sets the flag to true instead (review first: changes the model's outputs).
+    sets the flag to true instead (review first: may change the model's outputs).
     """
     # Yield one finding for each untied group with missing names.
     for tie in evidence.declared_untied(inspection) if not unexplained(inspection) else ():
@@ -570,7 +570,7 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes. If the tensors are too
-    short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: changes the model's outputs).
+    short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: may change the model's outputs).
     `tieconv resize --to config` removes rows that no token uses.
     """
     if not sizes_disagree(inspection):

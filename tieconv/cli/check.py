@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ class Arguments:
             wrong = "--limit needs a pattern such as hf://org/* or a prefix such as s3://bucket/models/"
         elif self.resume and self.fix:
             wrong = "--resume and --fix cannot be used together; finish the run first, then fix"
+        elif not all(re.fullmatch(f"({'|'.join(FORMATS)})=.+", report, re.DOTALL) for report in self.reports):
+            wrong = f"--report takes FORMAT=FILE, such as sarif=check.sarif; the formats are {', '.join(FORMATS)}"
         if wrong:
             raise click.UsageError(wrong)
 
@@ -130,7 +133,7 @@ def run(arguments: Arguments) -> int:
     sources = expand(read_lists(arguments.models, sys.stdin.buffer), **arguments.only(*_CHOICE))
     # The baseline may be the file that this run writes, so it need not exist yet.
     baseline = arguments.write_baseline
-    reports = [*map(_further, arguments.reports)]
+    reports = [(format_, path) for format_, _, path in (report.partition("=") for report in arguments.reports)]
     reports += [(arguments.format, arguments.output_file)] if arguments.output_file is not None else []
     policy = find_policy(sources, **arguments.only(*_RULES), without_baseline=bool(baseline))
     for path in filter(None, (baseline, *(path for _, path in reports))):
@@ -163,14 +166,6 @@ def run(arguments: Arguments) -> int:
     for line in lines:
         say(line)
     return report.exit_code
-
-
-def _further(report: str) -> tuple[str, str]:
-    format_, _, path = report.partition("=")
-    if format_ not in FORMATS or not path:
-        message = f"--report takes FORMAT=FILE, such as sarif=check.sarif; the formats are {', '.join(FORMATS)}"
-        raise click.UsageError(message)
-    return format_, path
 
 
 def _checked(

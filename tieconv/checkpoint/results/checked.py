@@ -176,7 +176,7 @@ class CheckReport(Printed):
             if model.failure is not None:
                 yield model.source, "not read", "", model.failure.message
             for entry in model.open:
-                yield model.source, str(entry.finding.level), entry.finding.rule, entry.finding.message
+                yield model.source, *entry.finding.row
 
     def _model(self, model: CheckedModel) -> dict[str, object]:
         return {
