@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,15 @@ settings.register_profile(
     "any-machine", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any-machine")
+
+
+def pytest_collection() -> None:
+    """Nothing that is made while tests are collected is garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -56,6 +66,16 @@ def quick_python() -> Iterator[Server]:
 def _one_thread_each() -> None:
     """Two workers on two cores: more threads would only wait for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_is_young() -> None:
+    """tieconv collects garbage after each session; libraries and collected tests are none, and are millions of objects.
+
+    Without this, half of the time of tests/onnx went there, and the more, the more folders ran.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
