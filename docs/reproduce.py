@@ -52,7 +52,7 @@ def main(words: list[str] | None = None) -> None:
     source.add_argument("--stand-ins", type=Path, help="write random stand-ins to this directory and read them")
     parser.add_argument("--row", choices=ROWS, action="append", help="measure this row alone")
     parser.add_argument("--second", action="append", default=[], metavar="ROW=MODEL", help="second seed: the ceilings")
-    parser.add_argument("--neighbours", choices=("auto", "exact", "sampled"), default="exact")
+    parser.add_argument("--sampled", action="store_true", help="measure samples, with intervals in --json of analyze")
     chosen = parser.parse_args(words)
     second = dict(each.split("=", 1) for each in chosen.second)
     if chosen.stand_ins:
@@ -62,7 +62,7 @@ def main(words: list[str] | None = None) -> None:
     for row in chosen.row or ROWS:
         tied, untied = (str(root / name) if root else f"hf://{name}" for name in ROWS[row])
         print(f"{row}: {tied} and {untied}", file=sys.stderr)
-        analysis = analyze(tied, against=untied, second=second.get(row), neighbours=chosen.neighbours)
+        analysis = analyze(tied, against=untied, second=second.get(row), exact=not chosen.sampled)
         print("\n".join(lines(row, analysis)), flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.analysis.constructed import Array, embedding, orthogonal
 from tests.cli.run import ok
 from tieconv import analyze
 from tieconv.analysis import alignment as own_tables
+from tieconv.analysis import alignment_measures, relation_maps
 from tieconv.checkpoint.results.analysis import Measure
 
 MEASURES = ("identity", "procrustes", "least squares", "cka", "knn", "rsa", "norms")
@@ -86,13 +88,45 @@ def test_when_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not measured(tied, similarity=True)
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    """The options reach the analysis: the section, and how many neighbours are searched."""
-    model = str(untied(tmp_path, np.random.default_rng(5).standard_normal((1500, 16))))
-    counts = {}
-    for options in ("", "--neighbours sampled", "--neighbours exact"):
-        sections = json.loads(ok(f"analyze --json {options}", model).stdout)["sections"]
-        (section,) = (section for section in sections if section["title"] == "Similarity")
-        counts[options] = next(m["n"] for m in section["measures"] if m["name"] == "knn E→U")
-    assert counts == {"": 1500, "--neighbours sampled": 400, "--neighbours exact": 1500}
+def printed(model: str, options: str = "") -> dict[str, dict[str, Any]]:
+    """The figures of the relation and the similarity, by name."""
+    sections = json.loads(ok(f"analyze --json {options}", model).stdout)["sections"]
+    named = (section for section in sections if section["title"] in ("Relation", "Similarity"))
+    return {measure["name"]: measure for section in named for measure in section["measures"]}
+
+
+def test_exact_figures_are_those_of_numpy(tmp_path: Path) -> None:
+    """--exact measures all tokens, also of a long table; --sampled does not, and says so with an interval."""
+    rng = np.random.default_rng(5)
+    e = rng.standard_normal((1500, 16)) * np.exp(rng.normal(0, 0.3, (1500, 1)))
+    e, u = (part.astype("f4").astype("f8") for part in (e, e + 0.5 * rng.standard_normal(e.shape) + 1))
+    model = str(untied(tmp_path, u, e))
+    a, b = e - e.mean(0), u - u.mean(0)
+    left, _, right = np.linalg.svd(a.T @ b)
+    fitted = a @ np.linalg.lstsq(a, b, rcond=None)[0]
+    r2 = 1 - np.square(b - fitted).sum() / np.square(b).sum()
+    near = [np.argsort(-cosine(part, part[:, None]), axis=1)[:, 1:11] for part in (e, u)]
+    expected = {
+        "R²": r2,
+        "adjusted R²": 1 - (1 - r2) * 1499 / 1483,
+        "identity E→U": cosine(a, b).mean(),
+        "procrustes E→U": cosine(a @ left @ right, b).mean(),
+        "least squares E→U": cosine(fitted, b).mean(),
+        "cka E→U": np.square(a.T @ b).sum() / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b),
+        "knn E→U": np.mean([len(set(x) & set(y)) / 10 for x, y in zip(*near, strict=True)]),
+        "norms E→U": np.corrcoef(np.linalg.norm(e, axis=1), np.linalg.norm(u, axis=1))[0, 1],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (alignment_measures, relation_maps):
+            patch.setattr(module, "EXACT", 1000)
+        exact, default = printed(model, "--exact"), printed(model)
+    assert {name: exact[name]["value"] for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert all(exact[name]["n"] == 1500 and "interval" not in exact[name]["says"] for name in expected)
+    assert {name: default[name] for name in expected} == {name: printed(model, "--sampled")[name] for name in expected}
+    sampled = {name for name in expected if "95 % interval" in default[name]["says"]}
+    assert sampled == set(expected) - {"R²", "norms E→U"}
     assert "Similarity" not in ok("analyze --no-similarity", model).stdout
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return (left * right).sum(-1) / np.linalg.norm(left, axis=-1) / np.linalg.norm(right, axis=-1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis.constructed import Array, embedding, table
+from tests.analysis.constructed import Array, embedding, orthogonal, table
 from tieconv.analysis import relation as classify
 from tieconv.analysis import relation_maps as fits
 from tieconv.analysis import relation_maps as grams
@@ -16,6 +16,7 @@ from tieconv.analysis import relation_maps as structured_difference
 from tieconv.analysis import tables as equal_rows
 from tieconv.analysis.relation import CLOSE, relate_tables
 from tieconv.analysis.relation_maps import fit_linear
+from tieconv.analysis.relation_section import share_interval
 from tieconv.analysis.tables import Moments, Table, measure
 from tieconv.checkpoint.results.analysis import Kinship
 
@@ -79,6 +80,56 @@ def test_float32_does_not_claim_what_it_cannot_know() -> None:
     fitted = fit_linear(grams.gram(embed, head, moments, single=True), rows)
     assert fitted is not None and fitted.surely_below(CLOSE) and not fitted.surely_below(fitted.linear.adjusted)
     assert not type(fitted)(fitted.linear, None, fitted.grams, 0.0).surely_below(CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unlike", [0.6, 2.0, np.inf])
+def test_a_sample_decides_where_no_map_is_close(unlike: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class is that of all rows, and the interval of the adjusted R² holds it in 17 of 20 tables at least."""
+    monkeypatch.setattr(grams, "EXACT", 2000)
+    monkeypatch.setattr(grams, "FEWEST", 600)
+    inside = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        e, noise = embedding(rng, 3000, 12), embedding(rng, 3000, 12)
+        scale = np.linalg.norm(e - e.mean(0)) / np.linalg.norm(noise - noise.mean(0))
+        u = noise if np.isinf(unlike) else e @ orthogonal(rng, 12) + unlike * scale * noise
+        tables = table(e, "F32"), table(u, "F32")
+        sampled, exact = relate_tables(*tables), relate_tables(*tables, exact=True)
+        assert sampled.linear is not None and exact.linear is not None and exact.linear.interval is None
+        assert sampled.kind is exact.kind and sampled.linear.rows < 1000 < exact.linear.rows == 3000
+        assert sampled.linear.interval is not None
+        inside += sampled.linear.interval[0] <= exact.linear.adjusted <= sampled.linear.interval[1]
+    assert inside >= 17
+
+
+def test_all_rows_decide_where_a_sample_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map within rounding, or one that explains nearly nine tenths, is fitted on all rows of a long table."""
+    monkeypatch.setattr(grams, "EXACT", 2000)
+    rng = np.random.default_rng(5)
+    e = rng.standard_normal((3000, 12))
+    mapped = e @ rng.standard_normal((12, 12))
+    for noise in (0.0, 0.34, 1e4):
+        u = mapped + noise * mapped.std() * rng.standard_normal(e.shape) + 1e3 * (noise > 1)
+        linear = relate_tables(table(e, "F32"), table(u, "F32")).linear
+        assert linear is not None and (linear.rows == 3000) is (noise < 1)
+
+
+@pytest.mark.parametrize("count", [48, 256])
+def test_the_interval_of_a_share(count: int) -> None:
+    """It holds the share in 94 of 100 samples on average, whatever the share is, and stays between 0 and 1."""
+    intervals = np.array([share_interval(hits / count, count) for hits in range(count + 1)])
+    assert (
+        intervals.min() >= 0 and intervals.max() <= 1 and share_interval(0, 256)[1] == pytest.approx(0.0148, abs=1e-4)
+    )
+    shares = np.linspace(0.01, 0.99, 99)
+    ways = np.cumprod([1.0, *((count - hits) / (hits + 1) for hits in range(count))])
+    chances = [ways * share ** np.arange(count + 1) * (1 - share) ** np.arange(count, -1, -1) for share in shares]
+    held = [
+        chance[(low <= share) & (share <= high)].sum()
+        for share, chance, (low, high) in zip(shares, chances, [intervals.T] * 99, strict=True)
+    ]
+    assert np.mean(held) > 0.94 and min(held) > 0.9
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 10.0])

@@ -36,7 +36,7 @@ def cells(text: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[str]]]:
     models = tmp_path_factory.mktemp("reproduce") / "models"
-    return models, printed("--stand-ins", str(models), "--row", "OLMo", "--row", "Qwen3", "--neighbours", "auto")
+    return models, printed("--stand-ins", str(models), "--row", "OLMo", "--row", "Qwen3")
 
 
 def test_the_effect_of_the_stand_ins_is_found(table: tuple[Path, list[list[str]]]) -> None:
@@ -78,7 +78,7 @@ def test_the_page_quotes_the_table(table: tuple[Path, list[list[str]]]) -> None:
 def test_models_in_a_directory(table: tuple[Path, list[list[str]]]) -> None:
     """``--models`` reads the same models, without ceilings; ``--second`` gives them."""
     models, lines = table
-    words = ["--models", str(models), "--row", "OLMo", "--neighbours", "auto"]
+    words = ["--models", str(models), "--row", "OLMo"]
     assert [row[:5] for row in printed(*words)[1:]] == [row[:5] for row in lines[1:] if row[0] == "OLMo"]
     second = f"OLMo={models / 'allenai/OLMo-1B-0724-hf-second'}"
     assert printed(*words, "--second", second)[1:] == [row for row in lines if row[0] == "OLMo"]

@@ -39,8 +39,10 @@ class Findings:
 
 
 @np.errstate(all="ignore")  # the report counts NaN and infinity
-def find(evidence: Inspection, files: FileSet, text: str | None, forecast: RetieForecast) -> Findings:
-    """Measure one model.
+def find(
+    evidence: Inspection, files: FileSet, text: str | None, forecast: RetieForecast, exact: bool | None = None
+) -> Findings:
+    """Measure one model. ``exact`` is that of `relate_tables`.
 
     Raises `UnreadableError` if there is no table of floats. With ``text`` it also raises it if the model cannot run,
     and `RefusedError` if the model has no token probabilities.
@@ -52,7 +54,7 @@ def find(evidence: Inspection, files: FileSet, text: str | None, forecast: Retie
             "analyze.chunks",
         )
     subject = open_subject(evidence, files, forecast)
-    related = relate_tables(subject.embed, subject.head) if subject.head else None
+    related = relate_tables(subject.embed, subject.head, exact) if subject.head else None
     costs_found = costs(subject, related) if related else None
     if text is None:
         return Findings(subject, related, costs_found)

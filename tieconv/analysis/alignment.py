@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from math import hypot
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from tieconv.analysis import Findings
 from tieconv.analysis.alignment_measures import Compared, Figure, Figures, Pair, ceiling, compare, plane
 from tieconv.analysis.relation import equal_tables
+from tieconv.analysis.retie_cost import MAPPED
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.analysis.tables import Table as StoredTable
 from tieconv.analysis.token_tables import Array, Table, token_bytes
@@ -145,7 +145,7 @@ class Contest:
         if best[0] - best[1] <= _ERRORS * best[2]:
             return "neither"
         difference = self._score(self.head) - self._score(self.embedding)
-        if abs(difference) <= _ERRORS * hypot(self._error(self.head), self._error(self.embedding)):
+        if abs(difference) <= _ERRORS * np.hypot(self._error(self.head), self._error(self.embedding)):
             return "neither"
         return "output" if difference > 0 else "input"
 
@@ -226,22 +226,8 @@ PAIR = "E→U"
 WORK = 10**11
 """The most products of a Gram matrix, V·d², that are computed without being asked for: some ten seconds."""
 
-EXACTLY_RELATED = frozenset(
-    {
-        Kinship.ALIAS,
-        Kinship.BIT_EQUAL,
-        Kinship.CAST,
-        Kinship.ROW_SUBSET,
-        Kinship.ROW_PERMUTATION,
-        Kinship.ROWS_DIFFER,
-        Kinship.GAUGE,
-        Kinship.SCALAR,
-        Kinship.DIAGONAL,
-        Kinship.ROW_SCALED,
-        Kinship.LOW_RANK,
-    }
-)
-"""Relations that answer the question already."""
+OPEN = MAPPED | {Kinship.DRIFT, Kinship.PARTLY_EQUAL, Kinship.INDEPENDENT, Kinship.UNKNOWN}
+"""Relations that do not answer the question."""
 
 _FEWEST = 32
 _MEASURE_WORDS = {
@@ -260,7 +246,7 @@ def wanted(subject: Subject, kind: Kinship, similarity: bool | None) -> bool:
     rows = 0 if head is None else min(subject.embed.rows, head.rows)
     if rows < _FEWEST or similarity is False:
         return False
-    return similarity is True or (kind not in EXACTLY_RELATED and rows * subject.embed.width**2 <= WORK)
+    return similarity is True or (kind in OPEN and rows * subject.embed.width**2 <= WORK)
 
 
 def own_tables(subject: Subject, *, exact: bool | None = None) -> Section:

@@ -11,7 +11,7 @@ from math import pi, sqrt
 
 import numpy as np
 
-from tieconv.analysis.relation_maps import Inverse
+from tieconv.analysis.relation_maps import EXACT, Inverse, fitted_rows
 from tieconv.analysis.token_tables import FEWEST, Array, Joined, Table, directed_rows, join
 from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
 from tieconv.checkpoint.value_type import record
@@ -64,7 +64,7 @@ def draw(count: int, queries: int, chance: np.random.Generator, *, width: int = 
     pairs = np.stack([first, second], axis=1)[first != second]
     if exact:
         return Sample(every, drawn, pairs, every, every[:0], every[:0])
-    cut = min(max(FITTED * width, MAPPED), count // 2)
+    cut = fitted_rows(count, width)
     parts = order[:queries], order[:cut], order[cut : cut + MAPPED], order[: min(cut, INSIDE)]
     searched, fitted, held_out, inside = map(np.sort, parts)
     return Sample(searched, drawn, pairs, fitted, held_out, inside)
@@ -76,22 +76,21 @@ def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
     Each pass over the rows searches the neighbours of one block of queries, at most `QUERIES_AT_ONCE`. Cosines are
     float32. Of tokens with equal cosines, those with the lowest places count.
     """
-    norms = np.concatenate([_lengths(joined.take(which, places)) for places in joined.blocks()])
     step = min(QUERIES_AT_ONCE, joined.block_rows)
     parts = (sample.queries[start : start + step] for start in range(0, len(sample.queries), step))
-    neighbours = np.concatenate([_nearest(joined, which, queries, norms, k) for queries in parts])
+    neighbours = np.concatenate([_nearest(joined, which, queries, k) for queries in parts])
     drawn = _units(joined.take(which, sample.drawn))
     left, right = sample.pairs.T
     cosines = (drawn @ drawn.T)[left, right]
-    return Local(np.sort(neighbours, axis=1), cosines, norms.astype(np.float64))
+    return Local(np.sort(neighbours, axis=1), cosines, joined.lengths[which].astype(np.float64))
 
 
-def _nearest(joined: Joined, which: int, queries: Array, norms: Array, k: int) -> Array:
+def _nearest(joined: Joined, which: int, queries: Array, k: int) -> Array:
     """Return the ``k`` places with the largest cosine to each query, without the query itself: (queries, k)."""
     asked, nearest = _units(joined.take(which, queries)), _Nearest(len(queries), k)
     for places in joined.blocks():
         scores = asked @ joined.take(which, places).T
-        scores /= norms[places]
+        scores /= joined.lengths[which][places]
         own = np.flatnonzero((queries >= places[0]) & (queries <= places[-1]))
         scores[own, queries[own] - places[0]] = -np.inf  # a token does not count as its neighbour
         nearest.add(scores, int(places[0]))
@@ -170,17 +169,11 @@ QUERIES = 400
 PAIRED = 1000
 """Tokens from which pairs are drawn for RSA."""
 
-FITTED = 8
-"""Tokens for each column on which the maps of a long table are fitted: at least `MAPPED`, at most half."""
-
 MAPPED = 8192
-"""Other tokens that are then mapped. The standard error of a mean cosine is below 0.003."""
+"""Tokens that are mapped besides those of the fit. The standard error of a mean cosine is below 0.003."""
 
 INSIDE = 2048
 """Tokens of the fit that are mapped too, because a map fits its own tokens better than all."""
-
-EXACT = 16_384
-"""The most tokens of tables that are measured without a sample. The work of KNN grows with the square."""
 
 _SAYS = {
     "identity": "mean cosine of each token's two rows without a map, columns centred; a shared seed raises it",
@@ -391,7 +384,7 @@ _STEEP = 1e-13
 _INEXACT = 64 * np.finfo(np.float64).eps
 """Error of a polar factor from eigenvectors of CᵀC, for each unit of its condition number."""
 
-BLOCKS_AT_ONCE = 4
+BLOCKS_AT_ONCE = 2
 """Blocks of rows whose products are summed at once in float32. Fewer sums in float64 cost less."""
 
 Pair = tuple[int, int]
@@ -454,6 +447,7 @@ def sums(joined: Joined, pairs: Sequence[Pair] = (), sample: Array | None = None
                 energies[which][part] = np.einsum("ij,ij->i", rows[which], rows[which])
         for (a, b), cross in crosses.items():
             cross += _product(rows[a], rows[b], product)
+        del rows  # before the next are read
     for which in every:
         grams[which] -= np.outer(rests[which], rests[which]) / count
     for (a, b), cross in crosses.items():

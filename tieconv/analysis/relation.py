@@ -35,15 +35,16 @@ CLOSE = 0.9
 """Adjusted R² from which a map counts as one although its residual exceeds rounding."""
 
 
-def relate_tables(embed: Table, head: Table) -> Related:
+def relate_tables(embed: Table, head: Table, exact: bool | None = None) -> Related:
     """Return the class of two tables of equal width. Reads each table two to five times, in blocks.
 
-    Raises the errors of the reader.
+    Long tables get their linear map from a sample, unless ``exact`` is set: see `fit_rows`. Raises the errors of the
+    reader.
     """
     moments = measure(embed, head)
-    exact = _equal(embed, head, moments)
-    if exact is not None:
-        return exact
+    equality = _equal(embed, head, moments)
+    if equality is not None:
+        return equality
     reason = untellable(moments, FEW)
     differing = int(np.count_nonzero(moments.unequal))
     if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # the other classes need more
@@ -60,13 +61,13 @@ def relate_tables(embed: Table, head: Table) -> Related:
     for fit in fits:
         if fit.exact and fit.kind is not Kinship.DRIFT:
             shifted, length = bool(np.any(fit.shift)), float(np.linalg.norm(fit.shift))
-            figures: RelationFigures = Shifted(shifted, length)
+            figures = Shifted(shifted, length)
             if fit.kind is Kinship.SCALAR:
                 figures = Scaled(shifted, length, float(fit.gains[0]))
             if fit.kind is Kinship.DIAGONAL:
                 figures = ColumnsScaled(shifted, length, float(fit.gains.min()), float(fit.gains.max()))
             return Related(fit.kind, moments, fit.residual, fit.tolerance, True, fit=fit, fits=fits, figures=figures)
-    return _mapped(embed, head, moments, fits, kinds)
+    return _mapped(embed, head, moments, fits, kinds, exact)
 
 
 def equal_tables(embed: Table, head: Table) -> bool:
@@ -130,7 +131,7 @@ def _differing(embed: Table, head: Table, moments: Moments) -> RowsDiffering:
     return RowsDiffering(differing, moments.rows, moments.cast, head.rows - embed.rows)
 
 
-def _exact(kind: Kinship, moments: Moments, figures: RelationFigures) -> Related:
+def _exact(kind: Kinship, moments: Moments, figures: Detail) -> Related:
     residual = 0.0
     if kind is Kinship.ROWS_DIFFER:
         differences = moments.distances[moments.finite]
@@ -162,15 +163,19 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
 
 
 def _mapped(
-    embed: Table, head: Table, moments: Moments, fits: tuple[relation_maps.Fit, ...], kinds: tuple[str, str]
+    embed: Table,
+    head: Table,
+    moments: Moments,
+    fits: tuple[relation_maps.Fit, ...],
+    kinds: tuple[str, str],
+    exact: bool | None,
 ) -> Related:
     """Return the relation by a linear map, by structure or drift, else independent or partly equal."""
     asked = relation_maps.sample(moments)
-    rows = embed.pick(asked), head.pick(asked)
-    fitted = relation_maps.fit_rows(embed, head, moments, rows, CLOSE)
+    fitted = relation_maps.fit_rows(embed, head, moments, asked, CLOSE, kinds, exact)
     linear, unseen = (fitted.linear, fitted.held_out) if fitted else (None, None)
-    best = min(fits, key=lambda fit: fit.residual)
-    mapped = {"as stored": rows[0] + moments.means[1] - moments.means[0], "diagonal": best.gains * rows[0] + best.shift}
+    best, rows = min(fits, key=lambda fit: fit.residual), embed.pick(asked)
+    mapped = {"as stored": rows + moments.means[1] - moments.means[0], "diagonal": best.gains * rows + best.shift}
     if unseen is not None:
         mapped["linear"] = unseen
     retrieval = relation_maps.precision_at_1(head, moments, asked, mapped)
@@ -178,10 +183,9 @@ def _mapped(
         Kinship.UNKNOWN, moments, fits=fits, retrieval=retrieval, asked=len(asked), linear=linear
     )  # the class follows
     if fitted and linear and unseen is not None:
-        grams, residual = fitted.grams, relation_maps.relative_residual(rows[1], unseen)
-        most = relation_maps.linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
+        residual, most = fitted.left(head.pick(asked), moments, kinds)
         if residual <= most:
-            return _linear(measured, linear, grams, residual, most)
+            return _linear(measured, linear, fitted.grams, residual, most)
     structured = _structured(embed, head, kinds, measured)
     if structured is not None:
         return structured
@@ -190,8 +194,8 @@ def _mapped(
         figures = round_trip(embed, head, moments.rows, kinds) or NoFigures()
         residual, tolerance = plain.residual, plain.tolerance
         return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
-    if linear and unseen is not None and linear.adjusted >= CLOSE:
-        return _linear(measured, linear, grams, residual, most)
+    if fitted and linear and unseen is not None and linear.adjusted >= CLOSE:
+        return _linear(measured, linear, fitted.grams, residual, most)
     if unseen is None:
         reason = "the tables have too few rows for each column, or too many columns, to test for a linear map"
         return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
@@ -353,25 +357,6 @@ class NotClassified(Detail):
     reason: str
 
 
-RelationFigures = (
-    NoFigures
-    | RowsEqual
-    | OnceRounded
-    | RowsAppended
-    | RowsMoved
-    | RowsDiffering
-    | Shifted
-    | Scaled
-    | ColumnsScaled
-    | RowsScaled
-    | Orthogonal
-    | LinearlyMapped
-    | LowRank
-    | Quantised
-    | NotClassified
-)
-
-
 @record
 class Related:
     """The class of the head and the evidence. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
@@ -389,7 +374,7 @@ class Related:
     fits: tuple[relation_maps.Fit, ...] = ()
     retrieval: Mapping[str, float] = field(default_factory=dict)
     asked: int = 0
-    figures: RelationFigures = NoFigures()
+    figures: Detail = NoFigures()
 
 
 # Find out whether the head is the embedding after a quantisation round trip, which is not drift.

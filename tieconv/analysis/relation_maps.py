@@ -5,6 +5,8 @@ Imports numpy: import it lazily.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tieconv.analysis.tables import SQUARED, Array, Moments, Table, numbers, singles, spans
@@ -42,16 +44,16 @@ def precision(table: Table, probes: int = 16) -> str:
     return "F32" if used & 0x1FFF else "F16"
 
 
-def tolerance(kinds: tuple[str, str], energies: tuple[Array, float], gains: Array, rows: int, columns: int) -> float:
+def tolerance(kinds: tuple[str, str], moments: Moments, energies: Array, gains: Array | float = 1.0) -> float:
     """Return the largest ‖U − Û‖ / ‖U‖ that rounding explains.
 
-    ``kinds`` are the types of E and U. ``energies`` are the column energies of E (d,) and the whole energy of U.
-    ``gains`` is the squared length of each row of the map (d,), through which the noise of E passes.
+    ``kinds`` are the types of E and U. ``energies`` are the column energies of E (d,), whose noise passes through the
+    map. ``gains`` is the squared length of each of its rows (d,).
     """
     of_e, of_u = (_RELATIVE[kind] for kind in kinds)
-    columns_e, whole_u = energies
-    noise = of_u**2 * whole_u + of_e**2 * float(np.dot(columns_e, gains))
-    noise += sum(_SUBNORMAL.get(kind, 0.0) ** 2 for kind in kinds) * rows * columns
+    whole_u = moments.energies[1]
+    noise = of_u**2 * whole_u + of_e**2 * float(np.sum(energies * gains))
+    noise += sum(_SUBNORMAL.get(kind, 0.0) ** 2 for kind in kinds) * moments.count * moments.width
     return max(SLACK * float(np.sqrt(noise / whole_u)), FLOOR) if whole_u else FLOOR
 
 
@@ -96,7 +98,7 @@ def column_fits(embed: Table, head: Table, moments: Moments, kinds: tuple[str, s
     energy = moments.energies[1]
     fits = []
     for (kind, gains, shift), residual in zip(candidates, residuals, strict=True):
-        most = tolerance(kinds, (moments.squares[0], energy), gains**2, moments.count, moments.width)
+        most = tolerance(kinds, moments, moments.squares[0], gains**2)
         fits.append(Fit(kind, gains, shift, float(np.sqrt(residual / energy)) if energy else 0.0, most))
     return tuple(fits)
 
@@ -181,41 +183,46 @@ class Grams:
         return len(self.ee)
 
 
-def gram(embed: Table, head: Table, moments: Moments, *, single: bool) -> Grams:
-    """Return the moments about the mean rows, over the rows that are finite in both tables.
+def gram(embed: Table, head: Table, moments: Moments, *, single: bool, rows: Array | None = None) -> Grams:
+    """Return the moments about the mean rows, over ``rows`` (ascending), by default all that are finite in both tables.
 
     Centring before multiplying keeps digits that a large common vector would lose. With ``single``, the mean rows are
     rounded to float32. Products are summed in float32 inside a block and in float64 across blocks. Let u = 2⁻²⁴. In
     any order, n rounded products add up to an error of at most n·u/(1 − n·u) of their magnitudes. This is §3.1 of
     Higham's Accuracy and Stability of Numerical Algorithms. The rounding of both factors adds 2·u.
     """
-    width, finite, means = embed.width, moments.finite, moments.means
+    width, means = embed.width, moments.means
+    rows = np.flatnonzero(moments.finite) if rows is None else rows
     ee, eu, whole = np.zeros((width, width)), np.zeros((width, width)), 0.0
     block = GEMM if embed.form.width == 2 else GEMM // 4  # fewer terms for values whose products float32 rounds
-    for start, stop in spans(len(finite), width, block):
-        used = finite[start:stop]
-        e, u = _centred(embed, start, stop, used, means[0], single), _centred(head, start, stop, used, means[1], single)
+    for start, stop in spans(len(rows), width, block):
+        e, u = (_centred(embed, rows[start:stop], means[0], single), _centred(head, rows[start:stop], means[1], single))
         ee += e.T @ e
         eu += e.T @ u
         whole += float(np.einsum("ij,ij->i", u, u).sum(dtype="f8"))
     unit = 2.0**-24 if single else 2.0**-53
-    terms = (min(block // width or 1, len(finite)) + 4) * unit
-    return Grams(moments.count, ee, eu, whole, means, terms / (1 - terms))
+    terms = (min(block // width or 1, len(rows)) + 4) * unit
+    return Grams(len(rows), ee, eu, whole, means, terms / (1 - terms))
 
 
-def _centred(table: Table, start: int, stop: int, used: Array, mean: Array, single: bool) -> Array:
-    """Return the used rows without their mean, as float32 or float64. float32 values are subtracted in float32."""
-    rows = table.singles(start, stop) if single else table.values(start, stop)
-    rows = rows if used.all() else rows[used]
-    rows = rows if rows.flags.writeable else rows.copy()
-    rows -= mean.astype(rows.dtype)
-    return rows
+def _centred(table: Table, rows: Array, mean: Array, single: bool) -> Array:
+    """Return rows without their mean, as float32 or float64. float32 values are subtracted in float32."""
+    values = table.pick_singles(rows) if single else table.pick(rows)
+    values = values if values.flags.writeable else values.copy()
+    values -= mean.astype(values.dtype)
+    return values
 
 
 # Fit the linear map U ≈ E·M + 1cᵀ from the d × d moments. Test whether M is orthogonal or SPD.
 
 ENOUGH = 2
 """The fewest rows for each column. With fewer, any table is nearly a linear map of any other."""
+
+EXACT = 16_384
+"""The most rows of tables that are measured without a sample."""
+
+FITTED, FEWEST = 8, 8192
+"""A long table's map is fitted on so many rows for each column: at least `FEWEST` rows, at most half."""
 
 ALONE = 1e-9
 """1 − leverage up to which a direction belongs to the left-out rows alone."""
@@ -226,13 +233,16 @@ class Linear:
     """The map U_v ≈ E_v·map + shift.
 
     ``r2`` is the share of the centred energy of U that it explains. ``adjusted`` is corrected for chance: about 0 for
-    unrelated tables of any V and d.
+    unrelated tables of any V and d. Both are of the ``rows`` of the fit. If these are a sample, ``interval`` is the
+    95 % interval of ``adjusted`` of all rows.
     """
 
     map: Array
     shift: Array
     r2: float
     adjusted: float
+    rows: int
+    interval: tuple[float, float] | None = None
 
     def apply(self, e: Array) -> Array:
         """Return Û for rows of E."""
@@ -253,6 +263,31 @@ class Fitted:
     grams: Grams
     least: float
 
+    def left(self, u: Array, moments: Moments, kinds: tuple[str, str]) -> tuple[float, float]:
+        """Return ‖U − Û‖ / ‖U‖ of the held-out rows ``u`` (n, d), and the most that rounding explains.
+
+        The residual is of differences, because the moments lose half the digits.
+        """
+        whole = float(np.linalg.norm(u))
+        residual = float(np.linalg.norm(u - self.held_out)) / whole if whole else float("inf")  # of rows of zeros
+        gains = np.einsum("ij,ij->i", self.linear.map, self.linear.map)
+        # Sums of products in float32 add an error to the map.
+        return residual, max(tolerance(kinds, moments, moments.squares[0], gains), 1e-5)
+
+    def interval(self, e: Array, u: Array) -> tuple[float, float]:
+        """Return the 95 % interval of all rows' adjusted R². The map's sample includes the rows ``e`` and ``u`` (n, d).
+
+        A sample's map does better on its own rows than the best map of all rows. It does worse on the held-out rows.
+        So these two R², each with its error, are the ends.
+        """
+        whole = np.square(u - self.grams.means[1]).sum(axis=1)
+        ends = []
+        for sign, predicted in ((-1, self.held_out), (1, self.linear.apply(e))):
+            left = np.square(u - predicted).sum(axis=1)
+            rest = left.sum() / whole.sum()
+            ends.append(float(1 - rest + sign * 1.96 * np.std(left - rest * whole) / whole.mean() / len(u) ** 0.5))
+        return ends[0], ends[1]
+
     def surely_below(self, adjusted: float) -> bool:
         """Return whether exact sums also give an adjusted R² below ``adjusted``.
 
@@ -270,19 +305,37 @@ class Fitted:
         return bool(1 - (1 - min(largest, 1.0) ** 2) * (rows - 1) / (rows - width - 1) < adjusted)
 
 
-def fit_rows(embed: Table, head: Table, moments: Moments, rows: tuple[Array, Array], close: float) -> Fitted | None:
-    """Fit the linear map, and predict ``rows`` of the head from a fit without them. ``None`` if too wide or too short.
+def fitted_rows(count: int, width: int) -> int:
+    """Return on how many of ``count`` rows the maps of a long table are fitted."""
+    return min(max(FITTED * width, FEWEST), count // 2)
 
-    Products of two 16-bit types are summed in float32. Others are too if the bound of their error proves that the
-    adjusted R² is below ``close``. Otherwise they are summed in float64.
+
+def fit_rows(
+    embed: Table, head: Table, moments: Moments, asked: Array, close: float, kinds: tuple[str, str], exact: bool | None
+) -> Fitted | None:
+    """Fit the linear map, and predict the rows ``asked`` from a fit without them. ``None`` if too wide or too short.
+
+    With ``exact``, by default for up to `EXACT` rows, the map is fitted on all rows. Otherwise a sample decides if it
+    shows that the map leaves more than rounding, and an adjusted R² below ``close``. Products of two 16-bit types are
+    summed in float32. Others are too if the bound of their error proves that the adjusted R² is below ``close``.
     """
     if embed.width > WIDEST:
         return None
+    rows = embed.pick(asked), head.pick(asked)
     short = max(embed.form.width, head.form.width) == 2
+    if not (moments.count <= EXACT if exact is None else exact):
+        rest = np.setdiff1d(np.flatnonzero(moments.finite), asked)
+        some = np.random.default_rng(1).choice(rest, fitted_rows(len(rest), embed.width), replace=False)
+        fitted = fit_linear(gram(embed, head, moments, single=True, rows=np.union1d(some, asked)), rows)
+        if fitted is not None and fitted.held_out is not None and (short or fitted.surely_below(close)):
+            interval, (residual, most) = fitted.interval(*rows), fitted.left(rows[1], moments, kinds)
+            if residual > most and interval[1] < close:
+                return replace(fitted, linear=replace(fitted.linear, interval=interval))
+        fitted = None  # frees three d × d matrices
     fitted = fit_linear(gram(embed, head, moments, single=True), rows)
     if fitted is not None and (short or fitted.surely_below(close)):
         return fitted
-    fitted = None  # frees three d × d matrices
+    fitted = None
     return fit_linear(gram(embed, head, moments, single=False), rows)
 
 
@@ -299,7 +352,7 @@ def fit_linear(grams: Grams, rows: tuple[Array, Array]) -> Fitted | None:
     explained = float(np.einsum("ij,ij->", matrix, grams.eu))
     r2 = min(max(explained / grams.whole, 0.0), 1.0) if grams.whole > 0 else 0.0
     adjusted = 1 - (1 - r2) * (count - 1) / (count - width - 1)
-    linear = Linear(matrix, grams.means[1] - grams.means[0] @ matrix, r2, adjusted)
+    linear = Linear(matrix, grams.means[1] - grams.means[0] @ matrix, r2, adjusted, count)
     return Fitted(linear, _held_out(inverse, linear, grams, *rows), grams, inverse.least)
 
 
@@ -378,19 +431,6 @@ def _moved(change: Array, ee: Array, whole: float) -> float:
     return float(np.sqrt(max(np.einsum("ij,ij->", change, ee @ change), 0.0) / whole)) if whole else 0.0
 
 
-def relative_residual(u: Array, predicted: Array) -> float:
-    """Return ‖U − Û‖ / ‖U‖ of rows (n, d), from differences, because the moments lose half the digits."""
-    left, whole = float(np.linalg.norm(u - predicted)), float(np.linalg.norm(u))
-    return left / whole if whole else float("inf")  # rows of zeros have no residual
-
-
-def linear_tolerance(linear: Linear, grams: Grams, energies: tuple[Array, float], kinds: tuple[str, str]) -> float:
-    """Return the residual that rounding explains after the map."""
-    gains = np.einsum("ij,ij->i", linear.map, linear.map)
-    # Sums of products in float32 add an error to the map.
-    return max(tolerance(kinds, energies, gains, grams.rows, grams.width), 1e-5)
-
-
 # Structured differences of two tables: one factor for each row, a low rank, equal rows or columns.
 
 HIGHEST_RANK = 128
@@ -435,7 +475,7 @@ def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, s
         return None
     factors, left, scaled = np.ones(moments.rows), 0.0, np.zeros(moments.width)
     # Scaled rows of E are projections of rows of U, so their energy is at most that of U.
-    largest = tolerance(kinds, (moments.squares[1], moments.energies[1]), np.ones(moments.width), *_shape(moments))
+    largest = tolerance(kinds, moments, moments.squares[1])
     for start, stop in spans(moments.rows, moments.width):
         used = moments.finite[start:stop]
         e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
@@ -449,7 +489,7 @@ def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, s
             return None
     residual = _relative(left, moments)
     # Noise of the embedding passes through each row's factor, so it is summed already scaled.
-    most = tolerance(kinds, (scaled, moments.energies[1]), np.ones(moments.width), *_shape(moments))
+    most = tolerance(kinds, moments, scaled)
     return (residual, factors[moments.finite]) if residual <= most else None
 
 
@@ -466,8 +506,7 @@ def difference_rank(
     highest = min(HIGHEST_RANK, moments.width // 4, differing // 4)
     if highest < 1:
         return None
-    ones = np.ones(moments.width)
-    most = tolerance(kinds, (moments.squares[0], moments.energies[1]), ones, *_shape(moments))
+    most = tolerance(kinds, moments, moments.squares[0])
     if _relative(_unexplained(embed, head, moments, highest), moments) > most:
         return None
     size = min(highest + _OVERSAMPLED, moments.width)
@@ -501,10 +540,6 @@ def _unexplained(embed: Table, head: Table, moments: Moments, rank: int) -> floa
     values = np.linalg.eigvalsh(difference @ difference.T)
     # Rounding of the sums must not refuse a matrix of this rank.
     return max(float(values[: max(len(values) - rank, 0)].sum()) - 1e-9 * float(values.sum()), 0.0)
-
-
-def _shape(moments: Moments) -> tuple[int, int]:
-    return moments.count, moments.width
 
 
 def _difference(embed: Table, head: Table, moments: Moments, start: int, stop: int) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import numpy as np
 
 from tieconv.analysis import relation
@@ -32,7 +30,7 @@ class TwoTables(Detail):
     head: str
     kind: Kinship
     within_rounding: bool
-    figures: relation.RelationFigures
+    figures: Detail
     rows_equal: int | None = None
     columns_equal: int | None = None
     rows_differing_ranges: list[list[int]] | None = None
@@ -103,23 +101,27 @@ def _measures(related: relation.Related) -> tuple[Measure, ...]:
         measures.append(Measure(f"residual, {name}", residual, floor=most, ceiling=1.0, n=moments.count, says=says))
     if related.linear:
         says = "the share of the head's energy that a linear map of the embedding explains, corrected for chance"
-        measures.append(
-            Measure("adjusted R²", related.linear.adjusted, floor=0.0, ceiling=1.0, n=moments.count, says=says)
-        )
-        measures.append(
-            Measure(
-                "R²",
-                related.linear.r2,
-                floor=width / rows,
-                ceiling=1.0,
-                n=moments.count,
-                says="not corrected for chance",
-            )
-        )
+        linear, says = related.linear, says + _between(related.linear.interval)
+        measures += [
+            Measure("adjusted R²", linear.adjusted, 0.0, 1.0, linear.rows, says=says),
+            Measure("R²", linear.r2, width / linear.rows, 1.0, linear.rows, says="not corrected for chance"),
+        ]
     for name, value in related.retrieval.items():
         says = "share of unfitted rows whose nearest row of the head, by centred cosine, has the same number"
+        says += _between(share_interval(value, related.asked))
         measures.append(Measure(f"P@1, {name}", value, floor=1 / rows, ceiling=1.0, n=related.asked, says=says))
     return tuple(measures)
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return f"; 95 % interval {interval[0]:.4f} to {interval[1]:.4f}, because rows were sampled" if interval else ""
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share that ``count`` sampled rows have (Wilson 1927)."""
+    squared = 1.96**2 / count
+    middle, half = share + squared / 2, (squared * (share * (1 - share) + squared / 4)) ** 0.5
+    return (middle - half) / (1 + squared), (middle + half) / (1 + squared)
 
 
 def _residuals(related: relation.Related) -> list[tuple[str, float, float]]:
@@ -160,19 +162,7 @@ def sentence(related: relation.Related) -> str:
             return _coded(figures, related)
         case relation.NotClassified(reason=reason):
             return f"The relation is unknown: {reason}."
-        case (
-            relation.NoFigures()
-            | relation.RowsEqual()
-            | relation.OnceRounded()
-            | relation.RowsDiffering()
-            | relation.Shifted()
-            | relation.ColumnsScaled()
-        ):
-            return _of_class(related)
-        case relation.Orthogonal() | relation.LinearlyMapped():
-            return _of_class(related)
-        case never:
-            assert_never(never)
+    return _of_class(related)
 
 
 def _of_class(related: relation.Related) -> str:

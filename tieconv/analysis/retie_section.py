@@ -100,6 +100,13 @@ def verdict(
     return (answer + _before(subject) if "tieconv retie" in answer else answer), certainty
 
 
+def _measured(related: Related) -> str:
+    """Return how sure a refusal is. A sample may have decided that no linear map is close."""
+    if related.linear and related.linear.interval:
+        return f"{EVERY_ROW}, but linear maps on {related.linear.rows:,} sampled rows"
+    return EVERY_ROW
+
+
 def _verdict(
     subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...], fold: FoldedNorm | None
 ) -> Answer:
@@ -115,7 +122,7 @@ def _verdict(
     if kind is Kinship.BIT_EQUAL and not subject.flip.third:
         return f"Yes, nothing is lost. Run: {_command(subject)}.", EVERY_BYTE
     if kind in REFUSED:
-        return f"No: {_refusal(kind)}.", "" if kind is Kinship.UNKNOWN else EVERY_ROW
+        return f"No: {_refusal(kind)}.", "" if kind is Kinship.UNKNOWN else _measured(related)
     if not one_shape(subject):
         return f"No: {_refusal(Kinship.ROW_SUBSET)}.", BY_SHAPE
     if kind in MAPPED:

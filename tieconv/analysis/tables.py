@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 BLOCK = 1 << 20
 """Elements of a table in memory at a time (8 MiB as float64)."""
 
-TOGETHER = 32
+TOGETHER = 128
 """Rows that are read at once if several of them are picked: a call costs more than a few rows."""
 
 MOST_ROWS, WIDEST = 1 << 24, 1 << 16

@@ -58,12 +58,16 @@ class Table:
 
 @record
 class Joined:
-    """Tables whose rows are the same tokens in the same order: ``numbers[i]`` are the rows of ``tables[i]``."""
+    """Tables whose rows are the same tokens in the same order: ``numbers[i]`` are the rows of ``tables[i]``.
+
+    ``lengths[i]`` are the lengths of these rows, (tokens,) float32.
+    """
 
     tables: tuple[Table, ...]
     numbers: tuple[Array, ...]
     by: str
-    dropped: int
+    dropped: int = 0
+    lengths: tuple[Array, ...] = ()
 
     @property
     def count(self) -> int:
@@ -99,7 +103,7 @@ def join(tables: Sequence[Table]) -> Joined:
     tokens, and for tables without tokens that have different numbers of rows.
     """
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
-    joined = _with_direction(Joined(tuple(tables), numbers, by, 0))
+    joined = _with_direction(Joined(tuple(tables), numbers, by))
     if joined.count < FEWEST:
         raise RefusedError(
             f"{_names(tables)} have {joined.count} tokens in common that have a direction, too few to align",
@@ -111,12 +115,18 @@ def join(tables: Sequence[Table]) -> Joined:
 def directed_rows(table: Table) -> Joined:
     """Return the rows of one table that have a direction, by row number."""
     alone = Table(table.name, table.rows, table.width, table.read)
-    return _with_direction(Joined((alone,), (np.arange(table.rows),), "row number", 0))
+    return _with_direction(Joined((alone,), (np.arange(table.rows),), "row number"))
 
 
 def _with_direction(joined: Joined) -> Joined:
-    usable = np.flatnonzero(_directed(joined))
-    return Joined(joined.tables, tuple(rows[usable] for rows in joined.numbers), joined.by, joined.count - len(usable))
+    squares = [np.empty(joined.count, np.float32) for _ in joined.tables]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for places in joined.blocks():
+            for which, rows in enumerate(joined.take(which, places) for which in range(len(squares))):
+                squares[which][places] = np.einsum("ij,ij->i", rows, rows)
+    usable = np.flatnonzero(np.all([(s > _SHORTEST) & (s < _LONGEST) for s in squares], axis=0))  # a NaN is neither
+    numbers, lengths = ([side[usable] for side in sides] for sides in (joined.numbers, squares))
+    return Joined(joined.tables, tuple(numbers), joined.by, joined.count - len(usable), tuple(map(np.sqrt, lengths)))
 
 
 def _names(tables: Sequence[Table]) -> str:
@@ -145,17 +155,6 @@ def _places(table: Table) -> dict[Hashable, int]:
     tokens = list(table.tokens or ())[: table.rows]
     times = Counter(tokens)
     return {token: row for row, token in enumerate(tokens) if token is not None and times[token] == 1}
-
-
-def _directed(joined: Joined) -> Array:
-    good = np.ones(joined.count, bool)
-    for places in joined.blocks():
-        for which in range(len(joined.tables)):
-            with np.errstate(over="ignore", invalid="ignore"):
-                rows = joined.take(which, places)
-                squares = np.einsum("ij,ij->i", rows, rows)
-            good[places] &= (squares > _SHORTEST) & (squares < _LONGEST)  # a NaN is neither
-    return good
 
 
 _SPACE = "\u2581"  # SentencePiece's mark of a space

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tieconv.api.evidence import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
@@ -30,7 +30,7 @@ def analyze(
     second: str | Path | None = None,
     counts: str | Path | None = None,
     maps: bool = False,
-    neighbours: Literal["auto", "exact", "sampled"] = "auto",
+    exact: bool | None = None,
     similarity: bool | None = None,
     embed: str | None = None,
     head: str | None = None,
@@ -40,9 +40,9 @@ def analyze(
     ``against`` is an untied model: the result then says which of its two tables the tied table resembles. ``second`` is
     an untied model of another seed, which gives the upper limits for that. ``counts`` is a file with a token id and a
     count on each line. The result then says how the row norms follow the frequency of tokens. ``maps`` adds the
-    positions of the tokens in each table. ``neighbours`` is ``sampled``, ``exact`` or ``auto``: exact for up to 16,384
-    tokens. ``similarity`` compares the two tables of an untied model with each other. By default it does so for tables
-    of ordinary size.
+    positions of the tokens in each table. ``exact`` measures all tokens, by default for up to 16,384. Otherwise figures
+    of long tables are of samples, with intervals. ``similarity`` compares the two tables of an untied model with each
+    other. By default it does so for tables of ordinary size.
 
     Memory is bounded for any vocabulary, and only numpy is needed. With a file of ``text``, transformers runs the model
     on the text. Raises `UnreadableError` if the model has no embedding of floats, or if the model or its tokenizer
@@ -58,7 +58,7 @@ def analyze(
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        findings = find(evidence, files, words, forecast_retie(evidence))
+        findings = find(evidence, files, words, forecast_retie(evidence), exact)
         from tieconv.analysis.alignment import extended
 
         return extended(
@@ -67,7 +67,7 @@ def analyze(
             against,
             second,
             maps=maps,
-            exact={"auto": None, "exact": True, "sampled": False}[neighbours],
+            exact=exact,
             similarity=similarity,
         )
 
@@ -81,7 +81,7 @@ def analyze_revisions(
     *,
     against: str | Path | None = None,
     resume: str | Path | None = None,
-    neighbours: Literal["auto", "exact", "sampled"] = "auto",
+    exact: bool | None = None,
     embed: str | None = None,
     head: str | None = None,
     done: Callable[[int, int], None] = lambda done, total: None,
@@ -100,7 +100,6 @@ def analyze_revisions(
     from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
     from tieconv.analysis.evolution import revisions as named
 
-    exact = {"auto": None, "exact": True, "sampled": False}[neighbours]
     with ExitStack() as stack:
         untied, reference = None, ""
         if against is not None:

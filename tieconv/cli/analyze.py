@@ -42,11 +42,9 @@ from tieconv.text import path_word
     help="Correlate row norms with token frequency. Each line of FILE has a token id and a count.",
 )
 @click.option(
-    "--neighbours",
-    type=click.Choice(["auto", "exact", "sampled"]),
-    default="auto",
-    show_default=True,
-    help="Compare all tokens, or samples with intervals. auto: all, for up to 16,384 tokens.",
+    "--exact/--sampled",
+    default=None,
+    help="Measure all tokens, or samples with intervals. Default: all, for up to 16,384 tokens.",
 )
 @click.option(
     "--similarity/--no-similarity",
