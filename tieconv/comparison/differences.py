@@ -118,9 +118,10 @@ def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: obje
 
 
 def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
-    first, second = local.open_regular(folder_a / name, folder_a), -1
-    try:
-        second = local.open_regular(folder_b / name, folder_b)
+    with (
+        local.closing(local.open_regular(folder_a / name, folder_a)) as first,
+        local.closing(local.open_regular(folder_b / name, folder_b)) as second,
+    ):
         if os.path.samestat(os.fstat(first), os.fstat(second)):
             return True
         offset = 0
@@ -129,10 +130,6 @@ def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
             if left != right or not left:
                 return left == right
             offset += len(left)
-    finally:
-        os.close(first)
-        if second >= 0:
-            os.close(second)
 
 
 _Records = dict[str, TensorRecord]

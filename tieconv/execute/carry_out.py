@@ -90,7 +90,8 @@ class _Job:
             replaced = os.lstat(self.final) if self.swaps else None
             if self.swaps and self.target.in_place and not publish.can_exchange(staging.held):
                 raise publish.cannot_exchange(self.final)
-            finished = self._make_new(staging)
+            files = {self._staged_name(weights): weights for weights in self.plan.weights}
+            finished = staging.make_new(files, lambda name, path: is_finished(path, file_layout(files[name])))
         syncer = Syncer()
         try:
             writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
@@ -107,11 +108,6 @@ class _Job:
             staging.check()
             self._publish(staging, replaced, before)
         return (*notes(writer.record.lost), *writer.record.resumed(len(self.plan.weights)))
-
-    def _make_new(self, staging: Staging) -> Collection[str]:
-        """Make the new directory, with the weight files that a killed run finished; return their names."""
-        files = {self._staged_name(weights): weights for weights in self.plan.weights}
-        return staging.make_new(files, lambda name, path: is_finished(path, file_layout(files[name])))
 
     def _write(self, staging: Staging, writer: Writer, finished: Collection[str]) -> Mapping[str, FileState]:
         """Write all files. Return the states of the directory that a new one replaces in place, else nothing."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.errors import RefusedError, TieconvError
 from tieconv.formats.safetensors import PAGE
 from tieconv.sources import local
 from tieconv.text import Hint, count, option, shown
@@ -83,11 +83,7 @@ def read_full(source: int, buffer: memoryview, start: int) -> None:
     while done < len(buffer):
         got = os.preadv(source, [buffer[done:]], start + done)
         if not got:
-            raise UnreadableError(
-                f"{shown(name_of(source))} ended while it was read",
-                "check that no other program is writing the file, then run the command again",
-                "path.shrank",
-            )
+            raise local.shrank(name_of(source))
         done += got
 
 
@@ -124,19 +120,7 @@ def write_zeros(descriptor: int, offset: int, size: int, tick: Tick) -> None:
 _FICLONE = 0x40049409
 _FICLONERANGE = 0x4020940D
 _BLOCK = 4096
-_NO_REFLINK = frozenset(
-    {
-        errno.EOPNOTSUPP,
-        errno.ENOTTY,
-        errno.EXDEV,
-        errno.EINVAL,
-        errno.EPERM,
-        errno.EISDIR,
-        errno.ENOSYS,
-        errno.ETXTBSY,
-        errno.EBADF,
-    }
-)
+_NO_REFLINK = _UNSUPPORTED | {errno.ENOTTY, errno.EISDIR}
 
 
 def clone(source: int, descriptor: int) -> bool:
@@ -237,15 +221,12 @@ def reset(descriptor: int, like: Like | None, directory: Path) -> None:
 def inherit_directory(directory: Path, like: Like) -> tuple[str, ...]:
     """Copy attributes to a directory as `inherit` does; a directory that replaces another keeps its whole mode."""
     old = like.status
-    descriptor = os.open(directory, local.DIRECTORY | local.NO_FOLLOW)
-    try:
+    with local.closing(os.open(directory, local.DIRECTORY | local.NO_FOLLOW)) as descriptor:
         if like.replaces:
             return _take_over(descriptor, like.path, old, stat.S_IMODE(old.st_mode))
         _own(descriptor, old)
         os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode & old.st_mode) | 0o700)
         return ()
-    finally:
-        os.close(descriptor)
 
 
 def _own(descriptor: int, old: os.stat_result) -> None:

@@ -133,12 +133,8 @@ def sweep(final: Path) -> bool:
     path = staging_path(final)
     if not os.path.lexists(path):
         return False
-    with suppress(DestinationError, OSError):
-        home = os.open(path.parent, local.DIRECTORY)
-        try:
-            clear(home, path, final)
-        finally:
-            os.close(home)
+    with suppress(DestinationError, OSError), local.closing(os.open(path.parent, local.DIRECTORY)) as home:
+        clear(home, path, final)
     return not os.path.lexists(path)
 
 
@@ -302,13 +298,12 @@ def _opened(home: int, path: Path) -> Iterator[int | None]:
     Raises `FileNotFoundError` if there is none, and `DestinationError` if it is not a private directory of this user.
     """
     status = os.stat(path.name, dir_fd=home, follow_symlinks=False)
-    _check_kind(status, path)
+    if not stat.S_ISDIR(status.st_mode):
+        kind = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
+        raise in_the_way(path, f"it is {kind}", f"check it, then remove it: rm {shell_word(str(path))}")
     _check_private(status, path, "it")
-    directory = open_directory(home, path.name)
-    try:
+    with local.closing(open_directory(home, path.name)) as directory:
         yield directory if os.path.samestat(status, os.fstat(directory)) else None
-    finally:
-        os.close(directory)
 
 
 def open_directory(home: int, name: str) -> int:
@@ -319,12 +314,6 @@ def open_directory(home: int, name: str) -> int:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
             raise FileNotFoundError(name) from error
         raise
-
-
-def _check_kind(status: os.stat_result, path: Path) -> None:
-    if not stat.S_ISDIR(status.st_mode):
-        kind = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
-        raise in_the_way(path, f"it is {kind}", f"check it, then remove it: rm {shell_word(str(path))}")
 
 
 def _check_private(status: os.stat_result, path: Path, label: str) -> None:
@@ -344,8 +333,7 @@ def in_the_way(path: Path, why: str, hint: str = "") -> DestinationError:
 @contextmanager
 def _settled(home: int, directory: int, path: Path, final: Path) -> Iterator[int | None]:
     """Yield the locked marker of a killed run, after OUT has its name back; ``None`` if the owner removed it."""
-    marker = _open_marker(directory, path)
-    try:
+    with local.closing(_open_marker(directory, path)) as marker:
         lock(marker, directory, final)
         if not is_at(marker, MARKER, directory):
             yield None  # its owner removed it before this run had the lock
@@ -357,8 +345,6 @@ def _settled(home: int, directory: int, path: Path, final: Path) -> Iterator[int
                 os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
             _remove_data(home, final, owner)
         yield marker
-    finally:
-        os.close(marker)
 
 
 def _open_marker(directory: int, path: Path) -> int:

@@ -22,7 +22,7 @@ from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.formats import GGUF_SUFFIX, GRAPH_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch import SUFFIXES
-from tieconv.sources.local import file_state, in_hub_cache, in_hub_store, open_regular
+from tieconv.sources.local import closing, file_state, in_hub_cache, in_hub_store, open_regular
 from tieconv.text import ANOTHER_OUT, ELSEWHERE, NEW_OUT, Hint, option, shown
 
 _STAGING = re.compile(r"\.[^/]+\.tieconv-staging(/|$)")
@@ -378,10 +378,7 @@ def _check_space(plan: Plan, target: Target) -> None:
 def _can_share(plan: Plan, directory: Path) -> bool:
     root = source_root(plan)
     for name in (file.name for file in plan.checkpoint.files):
-        descriptor = open_regular(root / name, root)
-        try:
+        with closing(open_regular(root / name, root)) as descriptor:
             if os.fstat(descriptor).st_size:
                 return can_clone(descriptor, directory)
-        finally:
-            os.close(descriptor)
     return False

@@ -97,11 +97,8 @@ def directories(root: Path) -> list[Path]:
 
 def remove(path: Path) -> None:
     """Remove ``path`` and its content; do nothing if it is missing."""
-    parent = os.open(path.parent, local.DIRECTORY)
-    try:
+    with local.closing(os.open(path.parent, local.DIRECTORY)) as parent:
         remove_at(parent, path.name)
-    finally:
-        os.close(parent)
 
 
 def remove_at(directory: int, name: str, levels: int = 0) -> None:
@@ -120,12 +117,9 @@ def remove_at(directory: int, name: str, levels: int = 0) -> None:
         return
     if levels > _MOST_LEVELS:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
-    below = _open_writable(directory, name)
-    try:
+    with local.closing(_open_writable(directory, name)) as below:
         for entry in os.listdir(below):
             remove_at(below, entry, levels + 1)
-    finally:
-        os.close(below)
     os.rmdir(name, dir_fd=directory)
 
 
@@ -147,11 +141,8 @@ def _allow(directory: int, name: str, flags: int) -> None:
     if not hasattr(os, "O_PATH"):  # macOS, where chmod itself can leave symlinks alone
         os.chmod(name, 0o700, dir_fd=directory, follow_symlinks=False)
         return
-    handle = os.open(name, os.O_PATH | flags, dir_fd=directory)
-    try:
+    with local.closing(os.open(name, os.O_PATH | flags, dir_fd=directory)) as handle:
         os.chmod(f"/proc/self/fd/{handle}", 0o700)
-    finally:
-        os.close(handle)
 
 
 def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:
@@ -164,11 +155,8 @@ def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the directory's entries durable."""
-    descriptor = os.open(path, local.DIRECTORY)
-    try:
+    with local.closing(os.open(path, local.DIRECTORY)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Turn errors of the operating system into one sentence each.

@@ -25,7 +25,7 @@ from tieconv.formats.safetensors import read_weight_file
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
 from tieconv.sources.digest import damaged
-from tieconv.sources.local import FileSet, open_files, open_regular
+from tieconv.sources.local import FileSet, closing, open_files, open_regular
 from tieconv.text import count, shown
 
 
@@ -91,38 +91,28 @@ class Verifier:
     def text(self, output: write_plan.OutputText) -> None:
         """Check that the document reads back as planned."""
         expected = output.text.encode()
-        descriptor = open_regular(self.new / output.name, self.new)
-        try:
+        with closing(open_regular(self.new / output.name, self.new)) as descriptor:
             written = bytearray(os.fstat(descriptor).st_size)
             read_full(descriptor, memoryview(written), 0)
-        finally:
-            os.close(descriptor)
         if written != expected:
             _fail(output.name, "is not the document that was written", "text")
         self.tick(len(expected))
 
     def companion(self, name: str) -> None:
         """Check that the file is a hard link to its source, or holds the same bytes."""
-        source = open_regular(self.root / name, self.root)
-        try:
-            descriptor = open_regular(self.new / name, self.new)
-            try:
-                self._compare(name, source, descriptor)
-            finally:
-                os.close(descriptor)
-        finally:
-            os.close(source)
-
-    def _compare(self, name: str, source: int, descriptor: int) -> None:
-        old, new = os.fstat(source), os.fstat(descriptor)
-        if os.path.samestat(old, new):
-            return
-        if old.st_size != new.st_size:
-            _fail(name, f"has {count(new.st_size, 'byte')}, but its source has {old.st_size:,}", "bytes")
-        unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
-        offset = first_difference(source, descriptor, unproved, 0, self.tick)
-        if offset is not None:
-            _fail(name, f"differs from its source at byte {offset:,}", "bytes")
+        with (
+            closing(open_regular(self.root / name, self.root)) as source,
+            closing(open_regular(self.new / name, self.new)) as descriptor,
+        ):
+            old, new = os.fstat(source), os.fstat(descriptor)
+            if os.path.samestat(old, new):
+                return
+            if old.st_size != new.st_size:
+                _fail(name, f"has {count(new.st_size, 'byte')}, but its source has {old.st_size:,}", "bytes")
+            unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
+            offset = first_difference(source, descriptor, unproved, 0, self.tick)
+            if offset is not None:
+                _fail(name, f"differs from its source at byte {offset:,}", "bytes")
 
     def names(self, expected: Iterable[str]) -> None:
         """Check that the directory holds exactly these files."""
@@ -400,17 +390,10 @@ def first_unscaled(source: int, descriptor: int, start: int, content: write_plan
         expected, actual = bytearray(size), bytearray(size)
         read_full(source, memoryview(expected), content.range.start + done)
         read_full(descriptor, memoryview(actual), start + done)
-        if not _undone(actual, expected, content):
+        if not _is_multiple(expected, actual, content.dtype, -content.exponent):
             return start + done
         tick(size)
     return None
-
-
-def _undone(actual: bytearray, expected: bytearray, content: write_plan.Scaled) -> bool:
-    try:
-        return scaled(actual, content.dtype, -content.exponent) == expected
-    except RefusedError:
-        return False
 
 
 _PROMISE_HINT = "tieconv changed nothing; please report this"

@@ -95,14 +95,13 @@ class Writer:
 
     def keep(self, output: write_plan.OutputWeights, name: str) -> None:
         """Take over the weight file ``name`` of a killed run, which is compared later like a written one."""
-        with writing(name, self.new, 0):
-            descriptor = os.open(self.new / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                like = self.like(output.name)
-                copy.reset(descriptor, like, (self.new / name).parent)
-                _finish(descriptor, name, like, self.syncer, self.record)
-            finally:
-                os.close(descriptor)
+        with (
+            writing(name, self.new, 0),
+            local.closing(os.open(self.new / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor,
+        ):
+            like = self.like(output.name)
+            copy.reset(descriptor, like, (self.new / name).parent)
+            _finish(descriptor, name, like, self.syncer, self.record)
         self.record.reused.add(name)
         self.tick(output.nbytes)
 
@@ -177,14 +176,11 @@ class Writer:
 
     def companion(self, name: str) -> None:
         """Take over an unchanged file: share its blocks if possible, else copy them. A symlink becomes a file."""
-        source = open_regular(self.root / name, self.root)
-        try:
+        with local.closing(open_regular(self.root / name, self.root)) as source:
             status = os.fstat(source)
             self.record.sources[name] = file_state(source)
             with writing(name, self.new, status.st_size):
                 self._bring(name, source, status)
-        finally:
-            os.close(source)
         self.record.companions.append(name)
 
     def _bring(self, name: str, source: int, status: os.stat_result) -> None:
@@ -232,12 +228,9 @@ def created(directory: Path, name: str, like: copy.Like | None, syncer: Syncer, 
     path.parent.mkdir(parents=True, exist_ok=True)
     # The system applies the umask and the default ACL; the staging directory is private.
     mode = 0o666 if like is None else like.creation_mode
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
+    with local.closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)) as descriptor:
         yield descriptor
         _finish(descriptor, name, like, syncer, written)
-    finally:
-        os.close(descriptor)
 
 
 def _finish(descriptor: int, name: str, like: copy.Like | None, syncer: Syncer, written: Record) -> None:
@@ -255,12 +248,10 @@ def is_finished(path: Path, layout: FileLayout) -> bool:
         descriptor = os.open(path, local.READ | local.NO_FOLLOW)
     except OSError:
         return False
-    try:
+    with local.closing(descriptor):
         status = os.fstat(descriptor)
         alone = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()
         return alone and status.st_size == layout.size and _has_literals(descriptor, layout)
-    finally:
-        os.close(descriptor)
 
 
 def _has_literals(descriptor: int, layout: FileLayout) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import prod
-from typing import NoReturn
 
 from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files, Layout, Listing
 from tieconv.checkpoint.weight_file import BITS, ByteRange, Chunk, ChunkTable, TensorRecord, WeightFile
@@ -22,6 +21,7 @@ from tieconv.formats.directory import CONFIG, read_config
 from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX, TENSORS
 from tieconv.formats.safetensors import read_weight_file
 from tieconv.formats.strict_json import loads
+from tieconv.formats.torch.pickle_stack import natural
 from tieconv.text import OUT, Hint, call, shown
 
 
@@ -177,7 +177,7 @@ def _index(values: Sequence[int]) -> str:
     return f"[{', '.join(f'{value:,}' for value in values)}]"
 
 
-def _malformed(source: str, why: str, code: str) -> UnreadableError:
+def _malformed(source: str, why: str, code: str = "dcp.malformed") -> UnreadableError:
     return UnreadableError(f"{shown(source)} {why}", "save the checkpoint again", code)
 
 
@@ -234,7 +234,7 @@ def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...
         file = read_weight_file(partial(files.pread, name), listing.entries[name], name)
         for tensor, offsets in _chunks(file):
             if dtypes.setdefault(tensor.name, tensor.dtype) != tensor.dtype:
-                _refuse(name, f"stores {shown(tensor.name)} with another dtype than the other shards")
+                raise _malformed(name, f"stores {shown(tensor.name)} with another dtype than the other shards")
             chunks.setdefault(tensor.name, []).append(Chunk(offsets, tensor.shape, tensor.range, archive=False))
     return tuple(
         StoredChunks(name, dtypes[name], _shape(name, every), tuple(every), ()) for name, every in chunks.items()
@@ -249,21 +249,13 @@ def _chunks(file: WeightFile) -> Iterator[tuple[TensorRecord, tuple[int, ...]]]:
         offsets = entry.get(_OFFSETS) if isinstance(entry, Mapping) else None
         if text is None:
             offsets = [0] * len(tensor.shape)
-        if not isinstance(offsets, list) or len(offsets) != len(tensor.shape) or not all(map(_natural, offsets)):
-            _refuse(file.name, f"has no offset of {shown(tensor.name)} in {_INFO}")
+        if not isinstance(offsets, list) or len(offsets) != len(tensor.shape) or not all(map(natural, offsets)):
+            raise _malformed(file.name, f"has no offset of {shown(tensor.name)} in {_INFO}")
         yield tensor, tuple(offsets)
 
 
 def _shape(name: str, chunks: list[Chunk]) -> tuple[int, ...]:
     if len({len(chunk.shape) for chunk in chunks}) > 1:
-        _refuse(chunks[0].range.file, f"stores {shown(name)} with another rank than the other shards")
+        raise _malformed(chunks[0].range.file, f"stores {shown(name)} with another rank than the other shards")
     ends = ([start + side for start, side in zip(chunk.offsets, chunk.shape, strict=True)] for chunk in chunks)
     return tuple(map(max, zip(*ends, strict=True)))
-
-
-def _natural(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _refuse(file: str, why: str) -> NoReturn:
-    raise UnreadableError(f"{shown(file)} {why}", "save the checkpoint again", "dcp.malformed")

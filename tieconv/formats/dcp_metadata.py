@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NoReturn, TypeGuard
+from typing import NoReturn
 
 from tieconv.checkpoint.model_files import Files, Listing
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, Chunk
+from tieconv.checkpoint.weight_file import BITS, ByteRange, Chunk
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.directory import absent_shard
 from tieconv.formats.limits import DCP_METADATA
 from tieconv.formats.torch import pickle_stack
 from tieconv.formats.torch.pickle_machine import run
 from tieconv.text import shown
-
-_DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2", "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
-    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64",
-}  # fmt: skip
 
 
 @record
@@ -97,7 +90,7 @@ def _places(metadata: Mapping[str, object], listing: Listing) -> _Places:
         file, start, size = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         if not isinstance(name, str) or not isinstance(file, str):
             _refuse("an entry of storage_data has no tensor name or no file name")
-        if not _natural(start) or not _natural(size):
+        if not pickle_stack.natural(start) or not pickle_stack.natural(size):
             _refuse(f"{shown(name)} has no offset and length in {shown(file)}")
         _check_place(name, file, start + size, listing)
         offset = None if where.get("offset") is None else _sides(name, where.get("offset"))
@@ -171,7 +164,7 @@ def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Off
 def _sides(name: str, size: object) -> tuple[int, ...]:
     if isinstance(size, pickle_stack.Instance) and size.name == "torch.Size" and len(size.arguments) == 1:
         (shape,) = size.arguments
-        if isinstance(shape, tuple) and len(shape) <= 64 and all(map(_natural, shape)):
+        if isinstance(shape, tuple) and len(shape) <= 64 and all(map(pickle_stack.natural, shape)):
             return shape
     return _refuse(f"{shown(name)} has no shape")
 
@@ -181,12 +174,9 @@ def _dtype(name: str, properties: object) -> str:
     first = state[0] if isinstance(state, tuple) and state else None
     if isinstance(first, pickle_stack.Global) and first.name.startswith("torch."):
         short = first.name.removeprefix("torch.")
-        return _DTYPES.get(short, short)
+        dtype = pickle_stack.DTYPES.get(short)
+        return dtype.name if dtype is not None and dtype.name in BITS else short
     return _refuse(f"{shown(name)} has no dtype")
-
-
-def _natural(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _refuse(why: str) -> NoReturn:
@@ -213,31 +203,17 @@ _TYPES = (
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
     *("strided", "Size", "device"),
 )
+_METADATA = (
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+    *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+)
 _NAMES = (
     *(f"torch.{name}" for name in _TYPES),
-    f"{_DCP}.metadata.Metadata",
-    f"{_DCP}.metadata.TensorStorageMetadata",
-    f"{_DCP}.metadata.BytesStorageMetadata",
-    f"{_DCP}.metadata.ChunkStorageMetadata",
-    f"{_DCP}.metadata.TensorProperties",
-    f"{_DCP}.metadata.MetadataIndex",
-    f"{_DCP}.metadata.StorageMeta",
-    f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
-    f"{_DCP}.filesystem._StorageInfo",
-    f"{_DCP}.filesystem._StoragePrefix",
-    "torch.serialization._get_layout",
-    "pathlib.PosixPath",
-    "pathlib.PurePosixPath",
-    "pathlib.WindowsPath",
-    "pathlib.PureWindowsPath",
-    "pathlib._local.PosixPath",
-    "pathlib._local.WindowsPath",
-    "collections.OrderedDict",
-    "collections.defaultdict",
-    "builtins.set",
-    "builtins.dict",
-    "builtins.list",
-    "builtins.frozenset",
+    *(f"{_DCP}.metadata.{name}" for name in _METADATA),
+    *(f"{_DCP}.filesystem._StorageInfo", f"{_DCP}.filesystem._StoragePrefix", "torch.serialization._get_layout"),
+    *("pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath"),
+    *("pathlib._local.PosixPath", "pathlib._local.WindowsPath", "collections.OrderedDict", "collections.defaultdict"),
+    *("builtins.set", "builtins.dict", "builtins.list", "builtins.frozenset"),
 )
 _LAYOUTS = frozenset(
     f"torch.{name}"

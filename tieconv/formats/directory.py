@@ -69,7 +69,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
         index=weight_set.index,
         companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
         special=listing.special if whole else (),
-        cautions=(*cautions, *(_code_cautions(listing, files) if config else ())),
+        cautions=(*cautions, *(scan(listing, files) if config else ())),
         states={name: files.state(name) for name in named},
         orphans=tuple(_readable(files, weight_set.orphans, read_one)),
     )
@@ -145,13 +145,6 @@ def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> Weigh
             raise absent_shard(f"{shown(name)} lists the shard", shard, "index.absent-shard", _instead(listing, shard))
     weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     return with_orphans(weight_set, filter(naming.is_weights, listing.top))
-
-
-def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
-    if not any(name.endswith(".py") for name in listing.top):
-        return ()
-
-    return scan(listing, files)
 
 
 def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator[WeightFile]:
@@ -404,7 +397,8 @@ def _scan_one(name: str, listing: Listing, files: Files) -> Iterator[Caution]:
             listed = _strings(value.elts)
             yield Caution("code.tied-keys-list", f"{shown(name)} declares {DECLARATION} as a list", listed)
         elif isinstance(value, ast.Dict):
-            same = tuple(key for key, to in zip(_keys(value), _strings(value.values), strict=False) if key == to)
+            keys = _strings([key for key in value.keys if key is not None])
+            same = tuple(key for key, to in zip(keys, _strings(value.values), strict=False) if key == to)
             if same:
                 yield Caution("code.tied-to-itself", f"{shown(name)} ties names to themselves", same)
 
@@ -431,10 +425,6 @@ def _in_class(node: ast.ClassDef) -> Iterator[ast.expr]:
 
 def _strings(values: list[ast.expr]) -> tuple[str, ...]:
     return tuple(entry.value for entry in values if isinstance(entry, ast.Constant) and isinstance(entry.value, str))
-
-
-def _keys(value: ast.Dict) -> tuple[str, ...]:
-    return _strings([key for key in value.keys if key is not None])
 
 
 # Read and edit the shard index `*.index.json`, which maps each tensor to its shard.

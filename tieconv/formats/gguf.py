@@ -147,7 +147,11 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     metadata = read_metadata(cursor, keys)
     entries = ByteRange(name, start, cursor.position)
     names = NameCount()
-    infos = [_counted(_info(cursor), names, cursor) for _ in range(tensors)]
+    infos = []
+    for _ in range(tensors):
+        infos.append(_info(cursor))
+        if excess := names.excess(infos[-1][:1], 1):
+            cursor.refuse(f"holds {excess}", "tensors")
     # The alignment of tensors in bytes. Refuses a number that is not a power of two.
     text = metadata.get("general.alignment", "32")
     alignment = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
@@ -191,12 +195,6 @@ def _info(cursor: HeaderCursor) -> _Info:
         cursor.refuse(f"gives tensor {shown(name)} {rank} dimensions, more than {MAX_RANK}", "rank")
     shape = tuple(cursor.natural("<Q") for _ in range(rank))[::-1]
     return name, shape, cursor.natural("<I"), cursor.natural("<Q")
-
-
-def _counted(info: _Info, names: NameCount, cursor: HeaderCursor) -> _Info:
-    if excess := names.excess((info[0],), 1):
-        cursor.refuse(f"holds {excess}", "tensors")
-    return info
 
 
 def _record(info: _Info, data_start: int, alignment: int, cursor: HeaderCursor) -> TensorRecord:

@@ -347,18 +347,8 @@ def _named(naming: Naming, listing: Listing, files: Files) -> set[str]:
     stem, _, suffix = naming.single.rpartition(".")
     shard = re.compile(rf"{re.escape(stem)}-(\d{{5}}-of-\d{{5}}|head(-\d+)?)\.{suffix}")
     usual = {name for name in listing.top if name in (naming.single, naming.index) or shard.fullmatch(name)}
-    entries = _entries(naming.index, files) if naming.index in usual else set()
+    entries = weight_map(_read_index(files, naming.index)[0] if naming.index in usual else None).values()
     return usual | {name for name in listing.top if name in entries and naming.is_weights(name)}
-
-
-def _entries(name: str, files: Files) -> set[str]:
-    """Return the shards that an index lists. Empty if the index cannot be read."""
-    try:
-        value = read(read_bytes(files, name, directory.LIMIT), name, limit=directory.LIMIT)
-    except UnreadableError:
-        return set()
-    entries = value.get("weight_map")
-    return {shard for shard in entries.values() if isinstance(shard, str)} if isinstance(entries, dict) else set()
 
 
 # Read a PEFT adapter: `adapter_config.json` and the tensors that it adds to a base model. Read only.

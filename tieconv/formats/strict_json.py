@@ -41,9 +41,7 @@ def collector_paused() -> Iterator[None]:
 class _Problem(ValueError):
     """A fault inside a JSON text. `loads` turns it into an `UnreadableError` with the file name."""
 
-
-class _TooLarge(_Problem):
-    """A JSON text whose values need more memory than `BUDGET`."""
+    code = "json.refused"
 
 
 def loads(
@@ -135,7 +133,7 @@ def loads_any(
     except json.JSONDecodeError as error:
         refuse(name, f"line {error.lineno}, column {error.colno}: {error.msg}", "json.malformed")
     except _Problem as error:
-        refuse(name, str(error), _code(error))
+        refuse(name, str(error), error.code)
     return value
 
 
@@ -158,11 +156,7 @@ def check_budget(data: bytes, name: str) -> None:
     try:
         _check_structure(data, nesting=False)
     except _Problem as error:
-        refuse(name, str(error), _code(error))
-
-
-def _code(error: _Problem) -> str:
-    return "json.too-large" if isinstance(error, _TooLarge) else "json.refused"
+        refuse(name, str(error), error.code)
 
 
 def value_cost(data: bytes) -> int:
@@ -179,7 +173,9 @@ def _check_structure(data: bytes, *, nesting: bool = True) -> None:
     structure = _structure(data)
     containers = structure.count(b"{") + structure.count(b"[")
     if _cost(structure, containers) > BUDGET:
-        raise _TooLarge(f"its {structure.count(b',') + containers:,} values need too much memory")
+        problem = _Problem(f"its {structure.count(b',') + containers:,} values need too much memory")
+        problem.code = "json.too-large"
+        raise problem
     if not nesting or containers <= MAX_DEPTH:
         return
     brackets = structure.translate(_BRACKETS, b",:")

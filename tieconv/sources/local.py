@@ -48,14 +48,6 @@ _HINTS = {
 }
 
 
-def not_regular(path: str | os.PathLike[str], mode: int) -> UnsafePathError:
-    """Return the error for a path that is not a regular file."""
-    kind = _FILE_KINDS.get(stat.S_IFMT(mode), "a special file")
-    return UnsafePathError(
-        f"{shown(path)} is {kind}, not a regular file", "move it out of the model directory", "path.not-regular"
-    )
-
-
 _FILE_KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a character device",
@@ -166,6 +158,15 @@ def _holds_hub_repositories(directory: Path) -> bool:
 AnyPath = str | os.PathLike[str]
 
 
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Yield an open descriptor, and close it at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def open_regular(path: AnyPath, root: AnyPath) -> int:
     """Open the regular file at ``path`` for reading, and return its descriptor. The caller closes it.
 
@@ -180,7 +181,8 @@ def open_regular(path: AnyPath, root: AnyPath) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise not_regular(path, mode)
+        problem = f"{shown(path)} is {_FILE_KINDS.get(stat.S_IFMT(mode), 'a special file')}, not a regular file"
+        raise UnsafePathError(problem, "move it out of the model directory", "path.not-regular")
     return descriptor
 
 

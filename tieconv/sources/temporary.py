@@ -82,15 +82,11 @@ def _sweep(base: str) -> None:
     """Remove the directories of this user whose processes have ended."""
     for name in filter(_OURS.fullmatch, os.listdir(base)):
         path = os.path.join(base, name)
-        with suppress(OSError):
-            descriptor = os.open(path, local.DIRECTORY | local.NO_FOLLOW)
-            try:
-                status = os.fstat(descriptor)
-                if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
-                    local.fcntl.flock(descriptor, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), local.closing(os.open(path, local.DIRECTORY | local.NO_FOLLOW)) as descriptor:
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
+                local.fcntl.flock(descriptor, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -260,26 +260,21 @@ def _replacing(path: str) -> Iterator[int]:
     new file, less what the replaced file denied.
     """
     folder, name = os.path.split(path)
-    directory = os.open(folder or os.curdir, local.DIRECTORY)
-    try:
+    with local.closing(os.open(folder or os.curdir, local.DIRECTORY)) as directory:
         old = _regular_at(directory, name, path)
         staged = f".{os.urandom(8).hex()}.tieconv.tmp"
-        descriptor = os.open(staged, local.CREATE, 0o666, dir_fd=directory)
-        try:
-            if old is not None:
-                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode & old.st_mode) | 0o600)
-            yield descriptor
-            os.fsync(descriptor)
-            _regular_at(directory, name, path)
-            os.replace(staged, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(staged, dir_fd=directory)
-            raise
-        finally:
-            os.close(descriptor)
-    finally:
-        os.close(directory)
+        with local.closing(os.open(staged, local.CREATE, 0o666, dir_fd=directory)) as descriptor:
+            try:
+                if old is not None:
+                    os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode & old.st_mode) | 0o600)
+                yield descriptor
+                os.fsync(descriptor)
+                _regular_at(directory, name, path)
+                os.replace(staged, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(staged, dir_fd=directory)
+                raise
 
 
 def _regular_at(directory: int, name: str, path: str) -> os.stat_result | None:
@@ -344,10 +339,8 @@ def write_reports(directory: str, reports: dict[str, str], model: str) -> None:
     paths = {os.path.join(directory, name): text for name, text in reports.items()}
     for path in paths:
         guard_report(path, [model])
-    try:
+    with _failing(directory):
         os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        raise unwritable(directory, error) from error
     for path, text in paths.items():
         write_report(path, text)
 

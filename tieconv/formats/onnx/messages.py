@@ -14,7 +14,7 @@ from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
 MAX_DEPTH = 64
-"""The most levels of subgraphs."""
+"""The most levels of subgraphs, and of messages."""
 MAX_RANK = 64
 STRING = 8
 """The element type of strings."""
@@ -40,7 +40,7 @@ def read_model(wire: Wire) -> Model:
         elif number == 25 and kind == BYTES:
             _function(wire, start, end, model)
         elif kind == BYTES:
-            check_field(wire, start, end, MODEL.get(number))
+            check(wire, start, end, MODEL.get(number))
     if not has_graph:
         wire.refuse("holds no graph, so it is not an ONNX model", "malformed")
     model.producer = " ".join(filter(None, (model.producer, version)))
@@ -72,7 +72,7 @@ def _function(wire: Wire, start: int, end: int, model: Model) -> None:
             domain, opset = _opset(wire, value, stop)
             body.opsets[domain] = opset
         else:
-            check_field(wire, value, stop, FUNCTION.get(number))
+            check(wire, value, stop, FUNCTION.get(number))
     body.name = ":".join((names[10], names[1], names[13]))
     model.functions.append(body)
 
@@ -101,7 +101,7 @@ def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) 
             graph.sparse += 1
             graph.sparse_names.append(_sparse(wire, value, stop, tensors))
         else:
-            check_field(wire, value, stop, GRAPH.get(number))
+            check(wire, value, stop, GRAPH.get(number))
     return graph
 
 
@@ -163,7 +163,7 @@ def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -
         elif number == 8:
             node.overload = wire.text(value, stop)
         else:
-            check_field(wire, value, stop, NODE.get(number))
+            check(wire, value, stop, NODE.get(number))
     if node.standard != "Constant" or not node.outputs:
         node.constant = None
     elif node.constant is not None:
@@ -201,7 +201,7 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
         elif number == 7 and kind == BYTES and (stop - value) % 4:
             wire.refuse(f"ends inside a number at byte {stop:,}", "truncated")
         elif kind == BYTES:
-            check_field(wire, value, stop, ATTRIBUTE.get(number))
+            check(wire, value, stop, ATTRIBUTE.get(number))
     node.integers[name] = numbers
     if name == "equation":
         texts = [wire.text(value, stop) for number, kind, value, stop in fields if (number, kind) == (4, BYTES)]
@@ -244,7 +244,7 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
         elif number == 14 and kind == VARINT:
             tensor.external = value == 1
         elif kind == BYTES:
-            check_field(wire, value, stop, TENSOR.get(number))
+            check(wire, value, stop, TENSOR.get(number))
     if len(tensor.dims) > MAX_RANK:
         wire.refuse(f"has a tensor with {len(tensor.dims):,} dimensions, more than {MAX_RANK}", "rank")
     tensors.append(tensor)
@@ -260,7 +260,6 @@ def _entry(wire: Wire, start: int, end: int) -> tuple[str, str]:
 
 
 Message = dict[int, "Message"]
-_MAX_DEPTH = 64
 
 _ENTRY: Message = {}
 _DIMENSIONS: Message = {1: {}}
@@ -276,20 +275,15 @@ FUNCTION: Message = {12: VALUE, 14: _ENTRY}
 MODEL: Message = {14: _ENTRY, 26: {}}
 
 
-def check_field(wire: Wire, start: int, end: int, message: Message | None) -> None:
-    """Refuse a field that is not a well-formed ``message``. ``None`` means that the field holds no message."""
-    if message is not None:
-        check(wire, start, end, message)
-
-
-def check(wire: Wire, start: int, end: int, message: Message, depth: int = 0) -> None:
-    """Refuse the message between two offsets unless it and its inner messages are well-formed."""
-    if depth > _MAX_DEPTH:
-        wire.refuse(f"nests more than {_MAX_DEPTH} messages", "nesting")
+def check(wire: Wire, start: int, end: int, message: Message | None, depth: int = 0) -> None:
+    """Refuse a field unless it and its inner messages are well-formed. ``None``: the field holds no message."""
+    if message is None:
+        return
+    if depth > MAX_DEPTH:
+        wire.refuse(f"nests more than {MAX_DEPTH} messages", "nesting")
     for number, kind, value, stop in wire.fields(start, end):
-        inner = message.get(number)
-        if inner is not None and kind == BYTES:
-            check(wire, value, stop, inner, depth + 1)
+        if kind == BYTES:
+            check(wire, value, stop, message.get(number), depth + 1)
 
 
 # The messages of an ONNX model: structure in full, tensors as positions in the file.

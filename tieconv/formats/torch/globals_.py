@@ -24,6 +24,7 @@ from tieconv.formats.torch.pickle_stack import (
     StorageRef,
     StoredTensor,
     describe,
+    natural,
     refuse,
 )
 from tieconv.text import count
@@ -32,7 +33,6 @@ from tieconv.text import count
 #
 # Source: `torch._utils` and `torch._tensor` of torch 2.13.
 
-LIMIT = 1 << 63
 MAX_RANK = 64
 Arguments = tuple[object, ...]
 
@@ -46,16 +46,11 @@ def storage_reference(pid: object) -> StorageRef:
         refuse(f"has a storage of the class {describe(kind)}", "torch.storage-class")
     if type(key) is not str or len(key) > 64 or not key.isascii() or not key.isalnum():
         refuse("has a storage whose key is not letters and digits", "torch.storage-key")
-    if type(location) is not str or type(numel) is not int or not 0 <= numel < LIMIT:
+    if type(location) is not str or not natural(numel):
         refuse(f"describes storage {key} without a valid device and size", "torch.persistent")
     if len(pid) == 6 and pid[5] is not None:
         refuse("has a storage that is a view of another storage (torch before 0.4)", "torch.view-storage")
     return StorageRef(key, kind.value, numel)
-
-
-def natural(value: object) -> bool:
-    """Return whether a value is an integer from 0 to 2**63 - 1, and not a bool."""
-    return type(value) is int and 0 <= value < LIMIT
 
 
 def tensor(arguments: Arguments) -> StoredTensor:
@@ -70,7 +65,7 @@ def tensor(arguments: Arguments) -> StoredTensor:
 
 def _view(storage: StorageRef, dtype: Dtype, arguments: Arguments) -> StoredTensor:
     offset, shape, stride = arguments
-    if type(offset) is not int or not natural(offset):
+    if not natural(offset):
         refuse(f"has a tensor that starts outside storage {storage.key}", "torch.offset")
     sides, steps = _sizes(shape, "shape"), _sizes(stride, "stride")
     if len(sides) != len(steps):
@@ -94,11 +89,10 @@ def tensor_v3(arguments: Arguments) -> StoredTensor:
     """Rebuild a tensor as `_rebuild_tensor_v3` does, whose dtype is not that of its storage."""
     storage, dtype = arguments[0], arguments[6]
     _check_metadata(arguments[7:8])
-    if not isinstance(dtype, Global) or dtype.name.endswith("Storage") or not isinstance(storage, StorageRef):
+    value = dtype.value if isinstance(dtype, Global) and not dtype.name.endswith("Storage") else None
+    if not isinstance(value, Dtype) or not isinstance(storage, StorageRef):
         refuse("makes a tensor without a storage or a dtype", "torch.tensor")
-    if not isinstance(dtype.value, Dtype):
-        refuse("makes a tensor without a storage or a dtype", "torch.tensor")
-    return _view(storage, dtype.value, arguments[1:4])
+    return _view(storage, value, arguments[1:4])
 
 
 def _check_metadata(arguments: Arguments) -> None:

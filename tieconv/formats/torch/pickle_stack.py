@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeGuard
 
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
@@ -23,6 +23,14 @@ class PickleProblem(ValueError):
         """Return the error for the user."""
         hint = self.hint or "save it again with torch.save(model.state_dict(), ...)"
         return UnreadableError(f"{shown(file)} {self}", hint, self.code)
+
+
+LIMIT = 1 << 63
+
+
+def natural(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer from 0 to 2**63 - 1, and not a bool."""
+    return type(value) is int and 0 <= value < LIMIT
 
 
 def refuse(why: str, code: str, hint: str = "") -> NoReturn:

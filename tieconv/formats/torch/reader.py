@@ -165,10 +165,6 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
                     int(data)
                 data.decode("utf-8")
             except ValueError:
-                parsed = False
-            else:
-                parsed = True
-            if not parsed:
                 refuse(f"has the record {name}, which torch.load cannot parse: {words}", "torch.record")
 
 
@@ -282,17 +278,14 @@ def read(
     protocol = stream.load()
     if protocol != PROTOCOL:
         refuse("has an unknown legacy version", "torch.version", "save it again with a released torch")
-    _check_system(stream.load())
+    system = stream.load()
+    if not isinstance(system, Pairs) or system.get("little_endian") is not True:
+        refuse("is not little-endian", "torch.byte-order")
     value = stream.load()
     keys = stream.load()
     if not isinstance(keys, list) or not all(type(key) is str for key in keys) or len(set(keys)) != len(keys):
         refuse("has no valid list of its storages", "torch.storage-key")
     return value, _places(stream, keys)
-
-
-def _check_system(value: object) -> None:
-    if not isinstance(value, Pairs) or value.get("little_endian") is not True:
-        refuse("is not little-endian", "torch.byte-order")
 
 
 @dataclass
@@ -311,7 +304,14 @@ class _Stream:
         while True:
             data = self.pread(min(window, self.limit), self.position)
             try:
-                value, end = run(data, 0, ALLOWED, self._storage, self._most, self.unsupported)
+                value, end = run(
+                    data,
+                    0,
+                    ALLOWED,
+                    self._storage,
+                    lambda: allowance(self.length, len(self.storages)),
+                    self.unsupported,
+                )
             except Truncated:
                 if self.position + len(data) >= self.length:
                     raise _no_pickle(self.position) from None
@@ -332,9 +332,6 @@ class _Stream:
         if known != reference:
             refuse(f"describes storage {reference.key} in two different ways", "torch.storage-size")
         return reference
-
-    def _most(self) -> int:
-        return allowance(self.length, len(self.storages))
 
     def _stated(self, problem: PickleProblem, data: bytes) -> PickleProblem:
         """Return the problem, or a clearer one for a file that does not start like a pickle."""

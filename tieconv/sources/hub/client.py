@@ -157,8 +157,9 @@ class Body(Stream):
     def _check(self, response: Any) -> None:
         """Refuse a response with another range, file size or commit than the request."""
         hf_raise_for_status(response)
-        commits = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._file.commit}
-        for named in commits:
+        header = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
+        commits = {answer.headers.get(header) for answer in (*response.history, response)}
+        for named in commits - {None, "", self._file.commit}:
             raise UnreadableError(
                 f"{self._label}: the server sent commit {shown(named, 48)} instead of {self._file.commit}",
                 _DISTRUST,
@@ -202,11 +203,6 @@ _DISTRUST = "check HF_ENDPOINT and proxies, or fetch the model with hf download 
 
 class Interrupted(ConnectionError):
     """Raised if a response ends before all its bytes have arrived."""
-
-
-def _commit_of(response: Any) -> str | None:
-    commit = response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
-    return str(commit) if commit else None
 
 
 def url_of(repo: str, name: str, commit: str) -> str:
@@ -263,7 +259,10 @@ def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
     info = client.call(
         shown(source),
         lambda: client.api.model_info(
-            repo_path.repo, revision=repo_path.revision, files_metadata=True, timeout=_timeout()
+            repo_path.repo,
+            revision=repo_path.revision,
+            files_metadata=True,
+            timeout=float(constants.HF_HUB_ETAG_TIMEOUT),
         ),
     )
     commit = info.sha
@@ -287,12 +286,6 @@ def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | N
     if path and not inside:
         raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
     return below, named or None, inside
-
-
-def _timeout() -> float:
-    from huggingface_hub import constants
-
-    return float(constants.HF_HUB_ETAG_TIMEOUT)
 
 
 def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:

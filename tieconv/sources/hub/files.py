@@ -21,7 +21,7 @@ from tieconv.sources import is_hub
 from tieconv.sources.digest import Kind, hash_bytes, hash_file, kind_of
 from tieconv.sources.hub import RepoPath, parse, session
 from tieconv.sources.hub.client import Client, RemoteFile, Snapshot, Stored, url_of
-from tieconv.sources.local import FileSet, locate
+from tieconv.sources.local import FileSet, locate, open_files
 from tieconv.sources.ranged import DOCUMENT, RangedFiles, Tick, concurrently, interruptible
 from tieconv.text import shell_word, shown
 from tieconv.version import VERSION
@@ -170,12 +170,9 @@ def _verify(repo: str, root: str, name: str, known: str) -> None:
             "unset HF_HUB_OFFLINE, then try again",
             "hub.no-hash",
         )
-    reader = FileSet(root)  # one for each thread: after an error other threads may still read
-    try:
+    with open_files(root) as reader:  # one for each thread: after an error other threads may still read
         if _proved.get(reader.state(name)) == expected or hash_file(reader, name, kind_of(expected)) == expected:
             return
-    finally:
-        reader.close()
     raise UnreadableError(
         f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not match the hash {expected}",
         f"fetch it again: hf download {shell_word(repo)} {shell_word(name)} --force-download",
@@ -186,16 +183,10 @@ def _verify(repo: str, root: str, name: str, known: str) -> None:
 def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> None:
     """Move a fetched file into the cache if its bytes match the hash in its new name."""
     if session.is_limited() and _HASH.fullmatch(target.name):
-        reader = FileSet(source.parent)
-        try:
+        with open_files(source.parent) as reader:
             if hash_file(reader, source.name, kind_of(target.name)) != target.name:
-                raise session.AnswerError(
-                    f"the server sent bytes that do not match the hash {target.name}",
-                    "check HF_ENDPOINT and proxies",
-                    "hub.hash",
-                )
-        finally:
-            reader.close()
+                problem = f"the server sent bytes that do not match the hash {target.name}"
+                raise session.AnswerError(problem, "check HF_ENDPOINT and proxies", "hub.hash")
     move(source, target)
     if session.is_limited() and _HASH.fullmatch(target.name):
         status = target.stat()

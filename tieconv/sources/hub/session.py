@@ -22,7 +22,6 @@ from huggingface_hub.errors import (
     DisabledRepoError,
     EntryNotFoundError,
     GatedRepoError,
-    HfHubHTTPError,
     HTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
@@ -105,19 +104,8 @@ def _date(text: str) -> float | None:
         return None
 
 
-def postponed(wait: float) -> AnswerError:
-    """Return the error for a server that asks for a longer wait than `LONGEST_WAIT`."""
-    return AnswerError("the Hub allows no more requests for now", _again_in(wait), "hub.rate-limit")
-
-
 def _again_in(wait: float) -> str:
     return f"try again in {wait:.0f} seconds"
-
-
-def rate_limited(label: str, wait: float | None, tries: str = "") -> UnreadableError:
-    """Return the error for a server that refuses requests for ``wait`` seconds."""
-    hint = _again_in(wait) if wait else "try again later, or log in: hf auth login"
-    return UnreadableError(f"{label}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
 
 
 def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableError:
@@ -136,7 +124,9 @@ def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableErro
     if status == 403:
         return UnreadableError(f"{label}: your account may not read this model", _LOGIN, "hub.forbidden")
     if status == 429:
-        return rate_limited(label, retry_after(getattr(error, "response", None)), tries)
+        wait = retry_after(getattr(error, "response", None))
+        hint = _again_in(wait) if wait else "try again later, or log in: hf auth login"
+        return UnreadableError(f"{label}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
     if status is not None:
         return UnreadableError(f"{label}: the Hub returned HTTP {status}{tries}", "try again later", "hub.http")
     if isinstance(error, ValueError):
@@ -203,8 +193,6 @@ _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
     ),
     (EntryNotFoundError, "is not in the repository", "check the path, then try again", "hub.no-file"),
 )
-
-__all__ = ["HfHubHTTPError", "Transport", "retry_after", "retryable", "status_of", "translate"]
 
 
 # Limit the time, size, encoding and etag of every response to huggingface_hub in tieconv.
@@ -392,7 +380,11 @@ def _receive(response: Any) -> None:
         response.stream.close()
         response.stream = _Nothing()  # tieconv never repeats the server's error text, so it does not read it
         return
-    _check_file(response)
+    key = file_key(response.request.url.path)
+    for _, hashes in list(_scopes):
+        if key in hashes and (why := contradiction(response, hashes[key])):
+            name = f"{shown(key.split('/', 4)[-1])}: " if len(hashes) > 1 else ""
+            raise AnswerError(f"{name}{why}", "check HF_ENDPOINT and proxies", "hub.etag")
     response.stream = _Timed(response.stream, int(response.request.extensions.get(_LIMIT, LARGEST_ANSWER)))
 
 
@@ -402,16 +394,8 @@ def _heed(response: Any) -> None:
     if wait is None:
         return
     if wait > LONGEST_WAIT:
-        raise postponed(wait)
+        raise AnswerError("the Hub allows no more requests for now", _again_in(wait), "hub.rate-limit")
     _free_at[response.request.url.host] = time.monotonic() + wait
-
-
-def _check_file(response: Any) -> None:
-    key = file_key(response.request.url.path)
-    for _, hashes in list(_scopes):
-        if key in hashes and (why := contradiction(response, hashes[key])):
-            name = f"{shown(key.split('/', 4)[-1])}: " if len(hashes) > 1 else ""
-            raise AnswerError(f"{name}{why}", "check HF_ENDPOINT and proxies", "hub.etag")
 
 
 def contradiction(response: Any, known: str) -> str:

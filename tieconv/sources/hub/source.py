@@ -118,12 +118,9 @@ def open_model(
         with open_files(listing.root) as cached, _complete(repo_path):
             yield listing, cached, commit
         return
-    from tieconv.sources.hub.client import look_up
-    from tieconv.sources.hub.files import HubFiles
-
     client = hub_client.Client()
-    snapshot = look_up(client, source, repo_path)
-    with HubFiles(client, snapshot, tick, proving=proving) as files:
+    snapshot = hub_client.look_up(client, source, repo_path)
+    with hub_cache.HubFiles(client, snapshot, tick, proving=proving) as files:
         yield snapshot.listing, files, snapshot.commit
 
 

@@ -124,7 +124,12 @@ class ObjectClient(ranged.Traffic):
             options["if_match"] = file.etag
         self.count(requests=1)
         response = call(file.label, lambda: self._store.get(file.key, options=options), self._gate)
-        check_response(file, response.range, response.meta, start, end)
+        etag, replaced = response.meta.get("e_tag"), response.meta["size"] != file.size
+        if replaced or (file.etag and etag and etag.strip('"') != file.etag.strip('"')):
+            raise translate(exceptions.PreconditionError(), file.label)
+        if tuple(response.range) != (start, end):
+            problem = f"{file.label}: the server sent another range than tieconv requested"
+            raise UnreadableError(problem, _ENDPOINT, "objects.content-range")
         return response
 
     def open(self, file: RemoteObject, start: int, end: int) -> ObjectStream:
@@ -186,21 +191,6 @@ def _refusal(gate: HostGate, label: str) -> UnreadableError | None:
 
 
 _ENDPOINT = "check the endpoint variables and proxies"
-
-
-def check_response(file: RemoteObject, sent: tuple[int, int], meta: Any, start: int, end: int) -> None:
-    """Refuse a response with another ETag, size or range than the request."""
-    etag = meta.get("e_tag")
-    if meta["size"] != file.size or (file.etag and etag and etag.strip('"') != file.etag.strip('"')):
-        raise UnreadableError(
-            f"{file.label} was replaced while tieconv read it", "run the command again", "objects.changed"
-        )
-    if tuple(sent) != (start, end):
-        raise UnreadableError(
-            f"{file.label}: the server sent another range than tieconv requested",
-            _ENDPOINT,
-            "objects.content-range",
-        )
 
 
 class ObjectStream(ranged.Stream):
@@ -394,6 +384,11 @@ class StoredObject:
     modified: float
 
 
+def stored_object(entry: Any) -> StoredObject:
+    """Return an entry of obstore's listing."""
+    return StoredObject(int(entry["size"]), entry["e_tag"], entry["last_modified"].timestamp())
+
+
 @record
 class ObjectListing:
     """The objects of a model. ``fingerprint`` is a hash of their names, sizes and ETags."""
@@ -460,7 +455,7 @@ def _stored(source: str, path: ObjectPath, pages: Iterable[Iterable[Any]]) -> di
                     "copy the model to a prefix with ordinary names",
                     "objects.key",
                 )
-            files[name] = StoredObject(int(entry["size"]), entry["e_tag"], entry["last_modified"].timestamp())
+            files[name] = stored_object(entry)
             if len(files) > MAX_FILES:
                 raise UnreadableError(
                     f"{shown(source)} holds more than {MAX_FILES:,} files",

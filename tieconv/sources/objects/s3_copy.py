@@ -19,14 +19,7 @@ from tieconv.sources.ranged import interruptible
 from tieconv.text import ANOTHER_OUT
 
 ATTEMPTS = 6
-_DESCRIPTION = (
-    "Metadata",
-    "ContentType",
-    "ContentEncoding",
-    "ContentDisposition",
-    "ContentLanguage",
-    "CacheControl",
-)
+_DESCRIPTION = ("Metadata", "ContentType", "ContentEncoding", "ContentDisposition", "ContentLanguage", "CacheControl")
 """What only a multipart upload does not take over from its source."""
 _STORAGE = ("StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
 """What no copy takes over."""
@@ -73,14 +66,12 @@ class S3Copier:
 
     def start(self, key: str, label: str, attributes: dict[str, Any]) -> str:
         """Begin a multipart upload and return its id."""
-        answer = self._ask(label, "create_multipart_upload", Bucket=self._bucket, Key=key, **attributes)
+        answer = self._ask(label, "create_multipart_upload", Key=key, **attributes)
         return str(answer["UploadId"])
 
     def upload_part(self, key: str, label: str, upload: str, number: int, data: bytes) -> str:
         """Upload a part and return its ETag."""
-        answer = self._ask(
-            label, "upload_part", Bucket=self._bucket, Key=key, UploadId=upload, PartNumber=number, Body=data
-        )
+        answer = self._ask(label, "upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data)
         return str(answer["ETag"])
 
     def copy_part(
@@ -90,57 +81,36 @@ class S3Copier:
 
         Raises `UnreadableError` if the source was replaced, and `CopyUnsupportedError` if the server has no such copy.
         """
-        answer = self._ask(
-            source.label,
-            "upload_part_copy",
-            Bucket=self._bucket,
-            Key=key,
-            UploadId=upload,
-            PartNumber=number,
-            CopySource={"Bucket": bucket, "Key": source.key},
-            CopySourceRange=f"bytes={start}-{end - 1}",
-            **_if("CopySourceIfMatch", source.etag),
-        )
+        copied = {"CopySource": {"Bucket": bucket, "Key": source.key}, **_if("CopySourceIfMatch", source.etag)}
+        part = {"UploadId": upload, "PartNumber": number, "CopySourceRange": f"bytes={start}-{end - 1}"}
+        answer = self._ask(source.label, "upload_part_copy", Key=key, **part, **copied)
         return str(answer["CopyPartResult"]["ETag"])
 
     def complete(self, key: str, label: str, upload: str, etags: list[str]) -> None:
         """End a multipart upload: the object then exists."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        self._ask(
-            label,
-            "complete_multipart_upload",
-            Bucket=self._bucket,
-            Key=key,
-            UploadId=upload,
-            MultipartUpload={"Parts": parts},
-        )
+        whole = {"Parts": parts}
+        self._ask(label, "complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload=whole)
 
     def abort(self, key: str, upload: str) -> None:
         """Discard the parts of a multipart upload."""
-        self._ask(key, "abort_multipart_upload", Bucket=self._bucket, Key=key, UploadId=upload)
+        self._ask(key, "abort_multipart_upload", Key=key, UploadId=upload)
 
     def unfinished(self, prefix: str, label: str) -> list[tuple[str, str]]:
         """Return key and id of the multipart uploads below a prefix."""
-        answer = self._ask(label, "list_multipart_uploads", Bucket=self._bucket, Prefix=prefix)
+        answer = self._ask(label, "list_multipart_uploads", Prefix=prefix)
         return [(entry["Key"], entry["UploadId"]) for entry in answer.get("Uploads", ())]
 
     def copy(self, key: str, bucket: str, source: RemoteObject, attributes: dict[str, Any]) -> None:
         """Let the server copy a whole object. It takes over metadata and tags itself."""
         storage = {name: attributes[name] for name in _STORAGE if name in attributes}
-        self._ask(
-            source.label,
-            "copy_object",
-            Bucket=self._bucket,
-            Key=key,
-            CopySource={"Bucket": bucket, "Key": source.key},
-            **_if("CopySourceIfMatch", source.etag),
-            **storage,
-        )
+        copied = {"CopySource": {"Bucket": bucket, "Key": source.key}, **_if("CopySourceIfMatch", source.etag)}
+        self._ask(source.label, "copy_object", Key=key, **copied, **storage)
 
     def create(self, key: str, label: str, data: bytes, attributes: dict[str, Any]) -> None:
         """Write an object where none is. Raises `DestinationError` if there is one."""
         try:
-            self._ask(label, "put_object", Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*", **attributes)
+            self._ask(label, "put_object", Key=key, Body=data, IfNoneMatch="*", **attributes)
         except UnreadableError:
             raise DestinationError(f"{label} exists", ANOTHER_OUT, "out.exists") from None
 
@@ -149,8 +119,9 @@ class S3Copier:
         return interruptible(lambda: ask(**arguments))
 
     def _ask(self, label: str, operation: str, **arguments: Any) -> Any:
+        """Ask about an object of the copier's bucket, unless ``arguments`` say which bucket."""
         try:
-            return self._client_call(operation, **arguments)
+            return self._client_call(operation, **{"Bucket": self._bucket, **arguments})
         except (ClientError, BotoCoreError) as error:
             raise _failed(error, label) from None  # the cause's text is the server's
 

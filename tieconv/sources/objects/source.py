@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.model_files import Listing
@@ -26,27 +27,21 @@ class CopyUnsupportedError(Exception):
 
 def require() -> None:
     """Raise `MissingPackageError` if obstore is not installed."""
-    try:
-        import obstore  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(
-            "models in object stores need the package obstore, which is not installed",
-            install_command("objects"),
-            "objects.provider",
-        ) from error
+    _require("obstore", "models in object stores need", "objects.provider")
 
 
 def require_copier() -> None:
     """Raise `MissingPackageError` if obstore or boto3 is not installed."""
     require()
+    _require("boto3", "writing to S3 needs", "objects.boto3")
+
+
+def _require(package: str, purpose: str, code: str) -> None:
     try:
-        import boto3  # noqa: F401
+        import_module(package)
     except ImportError as error:
-        raise MissingPackageError(
-            "writing to S3 needs the package boto3, which is not installed",
-            install_command("objects"),
-            "objects.boto3",
-        ) from error
+        problem = f"{purpose} the package {package}, which is not installed"
+        raise MissingPackageError(problem, install_command("objects"), code) from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from obstore import exceptions
 
 from tieconv.errors import DestinationError, UnreadableError, WriteFailedError
 from tieconv.sources.objects import ObjectPath
-from tieconv.sources.objects.client import OBSTORE, ObjectClient, RemoteObject, StoredObject, call
+from tieconv.sources.objects.client import OBSTORE, ObjectClient, RemoteObject, StoredObject, call, stored_object
 from tieconv.sources.ranged import interruptible
 from tieconv.text import ANOTHER_OUT, shown
 
@@ -33,9 +33,7 @@ class ObjectWriter(ObjectClient):
         """Return the objects below the prefix by their names."""
         below = self.path.key("")
         return {
-            str(entry["path"]).removeprefix(below): StoredObject(
-                int(entry["size"]), entry["e_tag"], entry["last_modified"].timestamp()
-            )
+            str(entry["path"]).removeprefix(below): stored_object(entry)
             for page in self.pages(shown(str(self.path)), below)
             for entry in page
         }
