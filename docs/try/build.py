@@ -1,12 +1,13 @@
 """Vendor what the page of docs/try needs, from pinned packages of npm and PyPI: ``python docs/try/build.py OUT``.
 
-Copies the page to OUT. Writes Pyodide, click, huggingface_hub and this checkout's tieconv to OUT/vendor. Needs npm
-and pip.
+Copies the page to OUT. Writes Pyodide, click, huggingface_hub and this checkout's tieconv to OUT/vendor. Needs npm,
+node and pip.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
@@ -39,7 +40,16 @@ HUB = (
     "tqdm==4.70.1 --hash=sha256:c293e525e6fef9c20e8728fd4612df02a0aa31bb5fe91ecd93e123b1b7bffa73",
 )
 """huggingface_hub and what it imports to read a model. Of pyyaml only the Python is used."""
-UNUSED = ("huggingface_hub/cli/", "huggingface_hub/inference/", "huggingface_hub/serialization/")
+UNUSED = (
+    *(f"huggingface_hub/{name}" for name in ("_bucket", "_commit_scheduler", "_sandbox", "_upload_pipeline")),
+    *(f"huggingface_hub/{name}" for name in ("_webhooks_server", "cli/", "fastai_utils", "hub_mixin", "inference/")),
+    *(f"huggingface_hub/{name}" for name in ("repocard.py", "serialization/")),
+    *(f"filelock/{name}" for name in ("_read_write", "_soft_rw/", "_strict", "asyncio")),
+    *("httpx2/_main", "httpx2/websockets/", "packaging/licenses/", "packaging/metadata", "packaging/pylock"),
+)
+"""What no import reaches that reading a model needs."""
+NEVER_RUN = {"analysis", "demo", "integrations", "onnx"}
+"""Packages of tieconv for commands that the page does not offer. `dedup` of a graph needs onnx, and says so."""
 STATIC = ("index.html", "style.css", "page.js", "worker.js", "offline.js")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -53,7 +63,10 @@ def build(out: Path) -> None:
             (vendor / name).write_bytes(data)
         own = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in _sources()}
         own["browser_commands.py"] = (PAGE / "browser_commands.py").read_bytes()
-        _archive(vendor / "tieconv.zip", own | _packages(Path(scratch, "click"), CLICK))
+        own |= _packages(Path(scratch, "click"), CLICK)
+        _archive(vendor / "tieconv.zip", own)
+        compiled = _compiled(vendor)
+        _archive(vendor / "tieconv.zip", {name: own[name] for name in own if f"{name}c" not in compiled} | compiled)
         # In a browser httpx2 does without httpcore2. huggingface_hub imports it only for the logs of jobs.
         hub = {"browser_hub.py": (PAGE / "browser_hub.py").read_bytes(), "httpcore2.py": b""}
         _archive(vendor / "hub.zip", hub | _packages(Path(scratch, "hub"), HUB))
@@ -104,6 +117,17 @@ def _packages(scratch: Path, pins: tuple[str, ...]) -> dict[str, bytes]:
     return entries
 
 
+def _compiled(vendor: Path) -> dict[str, bytes]:
+    """Return the bytecode of the modules that the page's commands import, for the Python of Pyodide, by name.
+
+    A browser does not compile them then: the first answer comes a second sooner.
+    """
+    call = ["node", str(PAGE / "compile.mjs"), str(vendor.resolve()), str(ROOT / "fixtures/models/llama-duplicated")]
+    done = subprocess.run(call, check=True, stdout=subprocess.PIPE)
+    with zipfile.ZipFile(io.BytesIO(done.stdout)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
 def _archive(path: Path, entries: dict[str, bytes]) -> None:
     """Write an archive. The same entries give the same bytes."""
     with zipfile.ZipFile(path, "w") as archive:
@@ -112,8 +136,9 @@ def _archive(path: Path, entries: dict[str, bytes]) -> None:
 
 
 def _sources() -> list[Path]:
-    files = [path for path in (ROOT / "tieconv").rglob("*") if path.is_file()]
-    return [path for path in files if "__pycache__" not in path.parts]
+    package = ROOT / "tieconv"
+    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return [path for path in files if path.relative_to(package).parts[0] not in NEVER_RUN]
 
 
 def _name_build(out: Path) -> None:
