@@ -74,6 +74,7 @@ def test_no_model_at_all_is_a_hint(repository: Path) -> None:
     result = run("check src")
     assert result.exit_code == 2
     assert "src holds no weight file" in result.stdout and "hint: " in result.stdout and "SEC001" not in result.output
+    assert run("inspect models").stderr.endswith("hint: check the models below it: tieconv check models\n")
 
 
 def test_recursive_looks_below_a_model(repository: Path) -> None:

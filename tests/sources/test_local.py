@@ -315,6 +315,14 @@ def test_what_is_no_name_of_the_hub_is_not_sought_there(name: str, tmp_path: Pat
     assert caught.value.hint == "for the model on the Hub write hf://no-such-org/Name-1.5B"
 
 
+def test_a_typing_error_is_answered_with_what_is_there(tmp_path: Path) -> None:
+    """The nearest name beside the missing one, as a shell takes it."""
+    (tmp_path / "llama tied").mkdir()
+    with pytest.raises(UnreadableError) as caught:
+        locate(str(tmp_path / "llama tide"))
+    assert caught.value.hint == f"did you mean '{tmp_path}/llama tied'?"
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no posix_fadvise")
 def test_the_kernel_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large reads of a tensor announce the next bytes of it, at most once for `AHEAD` bytes and not beyond its end."""

@@ -96,7 +96,9 @@ def run_command(arguments: Sequence[str]) -> Answer:
     finally:
         remove_temporary()  # the copy of a model in an object store would stay until the worker ends
     document = output.getvalue()[max(output.getvalue().find("{"), 0) :]
-    if document and not _is_json(document):
+    try:
+        json.loads(document or "null")
+    except ValueError:
         return code, "", failure or ("the command printed no JSON document", _look(arguments))
     if code not in (0, 1) and failure is None:
         failure = f"the command ended with exit code {code}", _look(arguments)
@@ -121,14 +123,6 @@ def _ended(arguments: Sequence[str]) -> tuple[int, tuple[str, str] | None]:
         message, hint, code = ending(error)
         return code, (message, hint)
     return 0, None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _look(arguments: Sequence[str]) -> str:

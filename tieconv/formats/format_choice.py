@@ -16,7 +16,7 @@ from tieconv.formats.other_tools import WINDOW, by_content, by_directory, by_nam
 from tieconv.formats.safetensors import SAFETENSORS
 from tieconv.formats.shards import PEFT
 from tieconv.formats.torch import TORCH, check_slices, is_trainer_state
-from tieconv.text import count, path_word, shown
+from tieconv.text import Hint, call, count, path_word, shown
 
 
 # Recognise a torch distributed checkpoint (DCP). `tieconv.formats.dcp` reads it.
@@ -134,6 +134,7 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:
         files.state(special)  # raises the error of this file
-    return UnreadableError(
-        f"{shown(listing.source)} {problem}", "give a model directory, a weight file or an index", "format.none"
-    )
+    hint = "give a model directory, a weight file or an index"
+    if any(name.endswith("/config.json") for name in listing.entries):
+        hint = Hint("check the models below it: ", call("check", listing.source))
+    return UnreadableError(f"{shown(listing.source)} {problem}", hint, "format.none")

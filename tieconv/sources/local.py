@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tieconv.checkpoint.model_files import LARGEST, FileState, Listing, check_git_file
 from tieconv.checkpoint.weight_file import ByteRange, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError, UnsupportedSystemError
-from tieconv.text import shown
+from tieconv.text import close, path_word, shown
 
 if TYPE_CHECKING:
     from tieconv.sources.digest import Sums
@@ -70,6 +70,10 @@ def hint_for_missing(source: str) -> str:
         return f"for the model on the Hub write hf://{shown(page[1])}"
     if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
+    folder, name = os.path.split(source.rstrip("/"))
+    with suppress(OSError, ValueError):
+        if like := close(name, os.listdir(folder or ".")):
+            return f"did you mean {path_word(os.path.join(folder, like[0]))}?"
     return WANTED
 
 
