@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -204,6 +207,23 @@ def test_progress_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
         stage("loading torch", 0, 1)
         stage("tracing the graph", 1, 6)
     assert drawn.text.index("export: loading torch") < drawn.text.index("export: tracing the graph")
+
+
+def test_a_silent_step_shows_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a step goes on although the step reports nothing. With a total, the time left is shown."""
+    drawn = terminal(monkeypatch)
+    monkeypatch.setattr(progress, "SECOND", 0.3)
+    before = signal.getsignal(signal.SIGALRM)
+    with progress.stage_progress("export") as stage:
+        stage("tracing the graph", 0, 0)
+        time.sleep(1.4)
+        silent = drawn.text
+        for done in range(3):
+            stage("running the graph", done, 10)
+            time.sleep(0.05)
+    assert "0:00:01" in silent and "left" not in silent
+    assert re.search(r"running the graph.*0:00:00.* left", drawn.text[len(silent) :])
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_progress_is_not_drawn_in_a_pipe_or_for_quick_work(capsys: pytest.CaptureFixture[str]) -> None:

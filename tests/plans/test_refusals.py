@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import tieconv
 from tests.checks.fixtures.model import (
@@ -347,15 +346,6 @@ def test_a_head_at_another_place(tmp_path: Path) -> None:
     for function in (tieconv.plan_untie, tieconv.plan_retie):
         assert refusal(function, path).code == "tie.unexplained"
     assert refusal(partial(tieconv.plan_set_tie, "auto"), path).code == "tie.unexplained"
-
-
-def test_mlx_names_are_not_converted_to_torch(tmp_path: Path) -> None:
-    """Only mlx-lm and mlx-vlm read the names of a float model below language_model., and only from safetensors."""
-    tensors = {f"language_model.{name}": value for name, value in llama(head=matrix(seed=1)).items()}
-    path = save(tmp_path / "m", UNTIED, {})
-    save_file(tensors, path / "model.safetensors", {"format": "mlx"})
-    refused = refusal(partial(tieconv.plan_convert, "torch"), path)
-    assert refused.code == "meaning.refused" and "reads safetensors files, not torch" in str(refused)
 
 
 def test_a_lone_file_of_an_unknown_class_says_what_its_program_must_do(tmp_path: Path) -> None:

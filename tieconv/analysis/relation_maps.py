@@ -386,10 +386,10 @@ class Inverse:
     least: float
 
     @classmethod
-    def of(cls, matrix: Array, least: float = 1e-12) -> Inverse:
-        """Invert a matrix. Directions with less than ``least`` of the largest eigenvalue are rounding, and ignored."""
+    def of(cls, matrix: Array) -> Inverse:
+        """Invert a matrix. Directions with less than 10⁻¹² of the largest eigenvalue are rounding, and ignored."""
         values, vectors = np.linalg.eigh(matrix)
-        first = int(np.searchsorted(values, max(values[-1] * least, 0.0), "right"))
+        first = int(np.searchsorted(values, max(values[-1] * 1e-12, 0.0), "right"))
         return cls(values[first:], vectors[:, first:], float(values[0]))
 
     def times(self, cross: Array) -> Array:

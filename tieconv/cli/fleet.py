@@ -21,7 +21,7 @@ from tieconv.cli import options as shared
 from tieconv.cli.check import engine_of, engine_options
 from tieconv.cli.errors import WrongUsage, ending
 from tieconv.cli.rules import complete_rules
-from tieconv.cli.screen import document, echo, paint, rate_progress, say, width
+from tieconv.cli.screen import count_progress, document, echo, paint, say, width
 from tieconv.install import install_command
 from tieconv.text import count, shell_word, shown, size
 
@@ -63,11 +63,11 @@ filter_options = shared.together(
 def fleet_progress(verb: str) -> Iterator[Callable[[FleetProgress], None]]:
     """Yield ``tick``, which shows the progress with its rates."""
     began = time.monotonic()
-    with rate_progress(verb) as bar:
+    with count_progress(verb) as bar:
 
         def tick(progress: FleetProgress) -> None:
-            rates = f"{speed(progress, time.monotonic() - began)}, {count(progress.unread, 'failure')}"
-            bar(rates, progress.finished, progress.total)
+            bar.label = f"{verb}: {speed(progress, time.monotonic() - began)}, {count(progress.unread, 'failure')}"
+            bar(progress.finished, progress.total)
 
         yield tick
 

@@ -15,10 +15,9 @@ from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.api import ExportOutcome, PlannedExport
+    from tieconv.api import ExportOutcome
 
 _STAGES = {
-    "torch": "loading torch",
     "load": "loading the model",
     "trace": "tracing the graph",
     "share": "storing the tied matrix once",
@@ -137,19 +136,18 @@ def export_command(
         return
     if not as_json:
         say(render(before, painter(sys.stderr), width(sys.stderr)))
-    outcome = _execute(planned, output, overwrite=overwrite)
-    echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
-    _close(outcome, model, output)
-
-
-def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportOutcome:
-    with timed("export"), stage_progress("export", "TimeRemainingColumn") as show:
+    with timed("export"), stage_progress("export") as show:
 
         def progress(stage: str, done: int, whole: int) -> None:
-            show(_STAGES.get(stage, stage), done, whole)
+            if stage in _STAGES:
+                show(f"{_STAGES[stage]}, step {done + 1} of {whole}", 0, 0)
+            else:
+                show(stage, done, whole)
 
-        progress("torch", 0, 1)
-        return planned.execute(output, overwrite=overwrite, progress=progress)
+        show("loading torch", 0, 0)
+        outcome = planned.execute(output, overwrite=overwrite, progress=progress)
+    echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
+    _close(outcome, model, output)
 
 
 def _close(outcome: ExportOutcome, model: str, output: str) -> None:
@@ -248,7 +246,7 @@ def parity_command(
         raise click.UsageError("--inputs, --length and --batch need a graph without --quantised")
     sizes: dict[str, Any] = {name: options.pop(name) or 0 for name in ("length", "batch")}
     memory = None if max_memory is None else int(max_memory * 1e9)
-    with stage_progress("parity", "TimeRemainingColumn") as progress:
+    with stage_progress("parity") as progress:
         options |= {"provider": shared.on_device(provider, device), "max_memory": memory, "progress": progress}
         report = parity(onnx, model, **sizes, **options)
     if as_json:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
@@ -251,93 +253,87 @@ def timed(step: str) -> Iterator[None]:
 # Progress bars on a terminal: bytes, rate and time left. rich is imported only after `PATIENCE` seconds.
 
 
-Tick = Callable[[int, int], None]
-"""``tick(done, total)``."""
-
 PATIENCE = 0.5
 """Seconds of work before a bar appears."""
-_REFRESH = 0.1
+_REFRESH, SECOND = 0.1, 1.0
+
+
+def byte_progress(label: str) -> _Bar:
+    """Return the block of a bar of bytes: ``bar(bytes done, total bytes)``."""
+    return _Bar(label, "BarColumn", "DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
+
+
+def count_progress(label: str) -> _Bar:
+    """Return the block of a bar of items: ``bar(items done, total items)``."""
+    return _Bar(label, "BarColumn", "MofNCompleteColumn", "TimeRemainingColumn")
 
 
 @contextmanager
-def byte_progress(label: str) -> Iterator[Tick]:
-    """Yield ``tick(bytes done, total bytes)``."""
-    with _bar(label, "BarColumn", "DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn") as bar:
-        yield bar.update
+def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield ``stage(name, done, total)``, which shows the name of the current step at once, and its time each second.
 
-
-@contextmanager
-def count_progress(label: str) -> Iterator[Tick]:
-    """Yield ``tick(items done, total items)``."""
-    with _bar(label, *_COUNTED) as bar:
-        yield bar.update
-
-
-@contextmanager
-def rate_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield ``tick(rates, items done, total items)``, which shows the rates before the bar."""
-    with _bar(label, *_COUNTED) as bar:
-
-        def tick(rates: str, done: int, total: int) -> None:
-            bar.label = f"{label}: {rates}"
-            bar.update(done, total)
-
-        yield tick
-
-
-@contextmanager
-def stage_progress(label: str, *columns: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield ``stage(name, done, total)``, which shows the name of the current step at once."""
-    with _bar(label, "BarColumn", "TimeElapsedColumn", *columns) as bar:
+    Without a ``total`` (0), the time left is not shown. A signal draws: a thread would be alive in a fork.
+    """
+    with _Bar(label, "BarColumn", "TimeElapsedColumn", "TimeRemainingColumn") as bar:
 
         def stage(name: str, done: int, total: int) -> None:
             bar.label = f"{label}: {name}"
             bar.started, bar.drawn = float("-inf"), 0.0
-            bar.update(done, total)
+            bar(done, total)
 
-        yield stage
-
-
-_COUNTED = ("BarColumn", "MofNCompleteColumn", "TimeRemainingColumn")
-"""Columns of rich, after the label. "left" follows the remaining time."""
+        main = threading.current_thread() is threading.main_thread()
+        if not bar.shows or not main or not hasattr(signal, "setitimer"):
+            yield stage
+            return
+        before = signal.signal(signal.SIGALRM, lambda *_: bar.draw())
+        signal.siginterrupt(signal.SIGALRM, False)
+        signal.setitimer(signal.ITIMER_REAL, SECOND, SECOND)
+        try:
+            yield stage
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 class _Bar:
-    """A bar that appears after `PATIENCE` seconds. It draws nothing unless it ``shows``."""
+    """A bar that appears after `PATIENCE` seconds, until its block ends. It draws nothing unless it ``shows``."""
 
-    def __init__(self, label: str, columns: tuple[str, ...], shows: bool) -> None:
-        self.label, self._columns, self._shows = label, columns, shows
-        self.started, self.drawn = time.monotonic(), 0.0
+    def __init__(self, label: str, *columns: str) -> None:
+        self.label, self._columns, self.shows = label, columns, sys.stderr.isatty() and not is_quiet()
+        self.started, self.drawn, self._drawing = time.monotonic(), 0.0, False
         self._progress: Progress | None = None
 
-    def update(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int) -> None:
         """Draw ``done`` of ``total``, at most ten times a second."""
         now = time.monotonic()
         early = now - self.started < PATIENCE or (now - self.drawn < _REFRESH and done < total)
-        if early or not self._shows:
+        if early or not self.shows:
             return
         self.drawn = now
         if self._progress is None:
             self._progress = _rich_progress(self._columns)
-            self._progress.start()
-            self._progress.add_task(self.label, total=max(total, 1))
-        task = self._progress.task_ids[0]
-        self._progress.update(task, description=self.label, completed=done, total=max(total, 1))
-        self._progress.refresh()
+        tasks = self._progress.tasks
+        if not tasks or tasks[0].total != (total or None):
+            self._progress.add_task(self.label, total=total or None, left="left" if total else "")
+            for task in tasks:
+                self._progress.remove_task(task.id)
+        self._progress.update(self._progress.task_ids[0], description=self.label, completed=done)
+        self.draw()
 
-    def stop(self) -> None:
-        """Remove the bar from the screen."""
+    def draw(self) -> None:
+        """Draw the bar again, unless a draw was interrupted to do so."""
+        if self._progress is not None and not self._drawing:
+            self._drawing = True
+            with suppress(RuntimeError):  # a write to the terminal was interrupted
+                self._progress.refresh()
+            self._drawing = False
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-@contextmanager
-def _bar(label: str, *columns: str) -> Iterator[_Bar]:
-    bar = _Bar(label, columns, sys.stderr.isatty() and not is_quiet())
-    try:
-        yield bar
-    finally:
-        bar.stop()
 
 
 def _rich_progress(names: tuple[str, ...]) -> Progress:
@@ -347,10 +343,12 @@ def _rich_progress(names: tuple[str, ...]) -> Progress:
     columns: list[ProgressColumn] = [progress.TextColumn("{task.description}", markup=False)]
     columns += [getattr(progress, name)() for name in names]
     if "TimeRemainingColumn" in names:
-        columns.append(progress.TextColumn("left", markup=False))
+        columns.append(progress.TextColumn("{task.fields[left]}", markup=False))
     # No refresh thread: a fork or a signal during a draw would leave its lock held.
     console = Console(file=own(err=True))
-    return progress.Progress(*columns, console=console, auto_refresh=False, transient=True)
+    bar = progress.Progress(*columns, console=console, auto_refresh=False, transient=True)
+    bar.start()
+    return bar
 
 
 def fetched_line(fetched: Fetched) -> str:
@@ -358,13 +356,8 @@ def fetched_line(fetched: Fetched) -> str:
     return f"fetched {size(fetched.bytes)} in {count(fetched.requests, 'request')}"
 
 
-@contextmanager
-def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar of the headers that are fetched, for a remote model and on a terminal."""
+def headers_bar(model: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
+    """Return the block of a bar of the headers that are fetched, for a remote model and on a terminal."""
     from tieconv.api import is_remote  # not needed to list the commands
 
-    if not is_remote(model) or not sys.stderr.isatty():
-        yield None
-        return
-    with count_progress("headers") as tick:
-        yield tick
+    return count_progress("headers") if is_remote(model) and sys.stderr.isatty() else nullcontext()

@@ -86,7 +86,8 @@ def _views(before: Inspection, after: Inspection, plan: write_plan.Plan, asked: 
     values = KnownValues(before, plan)
     for release in releases(before):
         was, comes = load(before, release), load(after, release)
-        if was.refused() is not None or (release != TRANSFORMERS_5 and reading_v4(before) is None):
+        known = release == TRANSFORMERS_5 or reading_v4(before) is not None
+        if not known or was.refused() is not None:
             continue
         refusal = comes.refused()
         swapped = () if same_order(before.checkpoint, after.checkpoint, was.in_order) else was.in_order
@@ -112,15 +113,13 @@ def _unasked(
 
 def _refuse_in_mlx(before: Inspection, after: Inspection, hint: Hint) -> None:
     """Refuse a plan for files of MLX if mlx-lm loads the model, but would not load the result."""
-    same = after.checkpoint.format == before.checkpoint.format
-    if not before.checkpoint.mlx or not (same or before.quantisation or before.family.mlx_names):
-        return  # transformers reads floats of MLX in another format if their names are its own
+    if not before.checkpoint.mlx or (after.checkpoint.format != before.checkpoint.format and not before.quantisation):
+        return  # transformers reads floats of MLX in another format
     from tieconv.loaders.registry import consumer  # few models are files of MLX
 
     release, name = MLX_LM
     was, comes = (consumer(name, release).predict(model) for model in (before, after))
-    unread = () if before.family.mlx_names and not same else (*_FAULTS, Outcome.UNKNOWN)  # mlx-vlm may read it
-    if comes.outcome in _FAULTS and was.outcome not in unread:
+    if comes.outcome in _FAULTS and was.outcome not in (*_FAULTS, Outcome.UNKNOWN):
         refuse(f"{name} {release} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
 
 
@@ -359,7 +358,9 @@ class KnownValues:
 
     def before(self, parameter: Parameter) -> Values:
         """Return the values that a parameter has before the plan."""
-        return _absent(parameter) if parameter.stored is None else self._stored(parameter.stored, parameter.factor)
+        if parameter.stored is None:
+            return _absent(parameter)
+        return self._stored(parameter.stored, parameter.factor)
 
     def after(self, parameter: Parameter) -> Values:
         """Return the values that a parameter has after the plan."""
