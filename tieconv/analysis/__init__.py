@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isnan
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -146,7 +145,7 @@ def check_kl_budget(
     worst = effect.worst if effect else None
     if effect is None or worst is None or not worst <= max_kl:  # no budget allows NaN
         why = f"tieconv could not measure the KL if the {table} survives"
-        if worst is not None and not isnan(worst):
+        if worst is not None and not np.isnan(worst):
             why = f"the measured KL is up to {worst:.3g}, above {max_kl:g}, if the {table} survives"
         _refuse(
             findings,
