@@ -94,7 +94,7 @@ def test_rich_is_imported_by_explain_on_a_terminal_alone() -> None:
 def test_a_case_is_a_link_of_the_page_alone() -> None:
     """No text of a rule holds a case's number; docs/rules.md links each case below the rules it belongs to."""
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
-    sections = {part.split()[0]: part for part in re.split(r"^## (?=[A-Z]{3}\d)", page, flags=re.MULTILINE)[1:]}
+    sections = {part.split()[0]: part for part in re.split(r"^### (?=[A-Z]{3}\d)", page, flags=re.MULTILINE)[1:]}
     for rule in RULES:
         assert not re.search(r"\bC\d\d\b", rule.documentation)
         linked = set(re.findall(r"^- \[(C\d\d)\]\(cases\.md#c\d\d\): ", sections[rule.code], flags=re.MULTILINE))

@@ -14,7 +14,6 @@ from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_
 from tieconv.api.check import expand, find_policy, read_lists, run_gate, write_baseline
 from tieconv.checkpoint.value_type import record
 from tieconv.cli import options as shared
-from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
 from tieconv.reporters.ci import check_text, check_view
 from tieconv.reporters.ci.formats import FORMATS, render
@@ -114,6 +113,38 @@ engine_options = shared.together(
 """The options that choose where `check` and `fleet check` read models: processes here, or a cluster of Ray."""
 
 
+rule_options = shared.together(
+    click.option(
+        "--select",
+        multiple=True,
+        metavar="RULES",
+        shell_complete=shared.complete_rules,
+        help="Rules to apply: codes or their first letters, such as TIE001,STO, or ALL.",
+    ),
+    click.option(
+        "--ignore",
+        multiple=True,
+        metavar="RULES",
+        shell_complete=shared.complete_rules,
+        help="Rules to skip. The more specific selector wins.",
+    ),
+    click.option(
+        "--fail-on",
+        type=click.Choice(["error", "warning", "note"]),
+        help="A finding counts when it has this level or higher.  [default: warning]",
+    ),
+    click.option(
+        "--config",
+        type=click.Path(),
+        metavar="FILE",
+        help="Settings file. Default: the nearest tieconv.toml or pyproject.toml.",
+    ),
+    click.option("--no-config", is_flag=True, help="Ignore settings files."),
+    click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE."),
+)
+"""The options that choose which findings of `check` and `fleet report` count."""
+
+
 @contextmanager
 def engine_of(name: str, address: str | None, jobs: int) -> Iterator[tuple[Executor | None, int]]:
     """Give the executor, ``None`` for processes, and the number of tasks at once. Raises `click.UsageError`."""
@@ -199,25 +230,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 
 @click.command("check", short_help="Apply the rules to models, and exit with 1 on a finding. A gate for CI.")
 @click.argument("models", nargs=-1, type=shared.MODEL_PATH, metavar="[MODEL]...")
-@click.option(
-    "--select",
-    multiple=True,
-    metavar="RULES",
-    shell_complete=complete_rules,
-    help="Rules to apply: codes or their first letters, such as TIE001,STO, or ALL.",
-)
-@click.option(
-    "--ignore",
-    multiple=True,
-    metavar="RULES",
-    shell_complete=complete_rules,
-    help="Rules to skip. The more specific selector wins.",
-)
-@click.option(
-    "--fail-on",
-    type=click.Choice(["error", "warning", "note"]),
-    help="Exit with 1 when a finding has this level or higher.  [default: warning]",
-)
+@rule_options
 @shared.base_option
 @shared.loader_option
 @shared.depth_option
@@ -231,14 +244,6 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     metavar="FORMAT=FILE",
     help="Write a further report, such as sarif=check.sarif. Can be repeated.",
 )
-@click.option(
-    "--config",
-    type=click.Path(),
-    metavar="FILE",
-    help="Settings file. Default: the nearest tieconv.toml or pyproject.toml.",
-)
-@click.option("--no-config", is_flag=True, help="Ignore settings files.")
-@click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE.")
 @click.option(
     "--write-baseline",
     type=click.Path(),

@@ -18,11 +18,11 @@ from tieconv.api import remove_temporary
 from tieconv.api.check import expand, find_policy, read_lists
 from tieconv.api.fleet import fleet_check, fleet_report, fleet_run, has_tables
 from tieconv.cli import options as shared
-from tieconv.cli.check import engine_of, engine_options
+from tieconv.cli.check import engine_of, engine_options, rule_options
 from tieconv.cli.errors import WrongUsage, ending
-from tieconv.cli.rules import complete_rules
 from tieconv.cli.screen import count_progress, document, echo, paint, say, width
 from tieconv.install import install_command
+from tieconv.reporters.text import wrapped
 from tieconv.text import count, shell_word, shown, size
 
 if TYPE_CHECKING:
@@ -147,12 +147,20 @@ VERBS = {
 _OPTIONS = "tieconv.options"
 
 
+def _command(verb: str) -> click.Command:
+    from tieconv.cli import main
+
+    command = main.get_command(click.Context(main), verb)
+    assert command is not None
+    return command
+
+
 class _VerbCommand(click.Command):
     """A command with the options of another command, which may also follow ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
-        own, options = self._options(self.get_params(ctx)), self._options(self._command(ctx).params)
+        own, options = self._options(self.get_params(ctx)), self._options(_command(str(self.name)).params)
         parts: tuple[list[str], list[str]] = [], []
         words = iter(args[:at])
         for word in words:
@@ -168,17 +176,10 @@ class _VerbCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
         hidden = self._options(self.get_params(ctx)).keys() | _PLACES | {"--json"}
-        options = dict.fromkeys(self._options(self._command(ctx).params).values())
+        options = dict.fromkeys(self._options(_command(str(self.name)).params).values())
         records = (entry.get_help_record(ctx) for entry in options if hidden.isdisjoint(entry.opts))
         with formatter.section(f"Options of tieconv {self.name}, for every model"):
             formatter.write_dl([record for record in records if record])
-
-    def _command(self, ctx: click.Context) -> click.Command:
-        from tieconv.cli import main
-
-        command = main.get_command(ctx, str(self.name))
-        assert command is not None
-        return command
 
     @staticmethod
     def _options(parameters: list[click.Parameter]) -> dict[str, click.Option]:
@@ -237,8 +238,7 @@ def _check(verb: str, options: tuple[str, ...]) -> None:
     """Raise `click.UsageError` for options that `verb` does not have, or that name what it writes."""
     from tieconv.cli import main
 
-    command = main.get_command(click.get_current_context(), verb)
-    assert command is not None
+    command = _command(verb)
     models = ["GRAPH", "MODEL"] if verb == "parity" else ["MODEL"]
     # Click keeps the help option that it makes here, also for `tieconv VERB --help` later in the process.
     with command.make_context(f"tieconv {verb}", [*options, "--", *models], **main.context_settings) as context:
@@ -252,14 +252,17 @@ def _check(verb: str, options: tuple[str, ...]) -> None:
 
 def _tell(progress: FleetProgress, did: str, ends: list[str], began: float) -> None:
     seconds = time.monotonic() - began
-    counts = ", ".join((did, f"{progress.unchanged:,} unchanged", *ends))
-    say(f"{count(progress.total, 'model')}: {counts}; {seconds:.1f} s, {speed(progress, seconds)}")
+    lead, counts = f"{count(progress.total, 'model')}: ", ", ".join((did, f"{progress.unchanged:,} unchanged", *ends))
+    for line in wrapped(f"{counts}; {seconds:.1f} s, {speed(progress, seconds)}", lead, width(sys.stderr)):
+        say(line)
 
 
 def _name(failures: Sequence[tuple[str, str]], total: int) -> None:
     """Print the first models without a result, each with its message, also with `-q`."""
     for source, message in failures[:_LISTED]:
-        echo(f"  {shown(source)}: {shown(message.removeprefix(f'{shown(source)}: '), 1000)}", err=True)
+        why = shown(message.removeprefix(f"{shown(source)}: "), 1000)
+        for line in wrapped(why, f"  {shown(source)}: ", width(sys.stderr)):
+            echo(line, err=True)
     if total > _LISTED:
         echo(f"  … and {total - _LISTED:,} more", err=True)
 
@@ -319,20 +322,7 @@ def check(
     "--since", type=click.Path(), metavar="RUNS", help="Compare with this earlier run; exit with 1 on new findings."
 )
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Where to write the files.  [default: RUNS]")
-@click.option(
-    "--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Rules that count, such as TIE,STO."
-)
-@click.option(
-    "--ignore", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Rules that do not count."
-)
-@click.option(
-    "--fail-on",
-    type=click.Choice(["error", "warning", "note"]),
-    help="A finding counts when it has this level or higher.  [default: warning]",
-)
-@click.option("--config", type=click.Path(), metavar="FILE", help="Settings file, as for `tieconv check`.")
-@click.option("--no-config", is_flag=True, help="Ignore settings files.")
-@click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE.")
+@rule_options
 @shared.json_option
 @shared.common_options
 def report(runs: str, since: str | None, output: str | None, as_json: bool, **options: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from tieconv.cli.screen import ALWAYS, AUTO, NEVER, set_option
 
@@ -58,6 +59,18 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
 def choice_option(name: str, *choices: str, help: str) -> Callable[[F], F]:
     """Return an option with ``choices``. The first is the default."""
     return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
+
+
+def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the last of the rule codes in ``incomplete``, which commas separate."""
+    from tieconv.api.check import rules
+
+    before, comma, word = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{rule.code}", help=rule.summary)
+        for rule in rules()
+        if rule.code.startswith(word.upper())
+    ]
 
 
 name_options = together(

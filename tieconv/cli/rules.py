@@ -8,10 +8,10 @@ from io import StringIO
 from typing import TYPE_CHECKING, ClassVar
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import get_completion_class
 
 from tieconv.api.check import find_rule, select_rules
-from tieconv.cli.options import common_options, json_option
+from tieconv.cli.options import common_options, complete_rules, json_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
 
 if TYPE_CHECKING:
@@ -110,18 +110,6 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     script = kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source()
     # Click's script cuts a completion at each comma; values and help texts hold commas.
     echo(script.replace('string split ","', 'string split --max 1 ","'))
-
-
-def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Complete the last of the rule codes in ``incomplete``, which commas separate."""
-    from tieconv.api.check import rules
-
-    before, comma, word = incomplete.rpartition(",")
-    return [
-        CompletionItem(f"{before}{comma}{rule.code}", help=rule.summary)
-        for rule in rules()
-        if rule.code.startswith(word.upper())
-    ]
 
 
 @click.command("rules", short_help="List the rules: code, level, name and summary.")
