@@ -50,6 +50,21 @@ class SharedMatrix:
     form: HeadForm | None = None
     avoided: str = ""
 
+    @classmethod
+    def unchanged(
+        cls,
+        graph: str,
+        kinds: tuple[str, ...],
+        initializer: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        stored: int,
+        held: int,
+        left: str,
+    ) -> SharedMatrix:
+        """Return a matrix whose copies stay as they are."""
+        return cls(graph, kinds, initializer, (), (), dtype, shape, stored, stored, held, held, left)
+
     @property
     def done(self) -> bool:
         """Whether the plan changes anything about the matrix."""
@@ -192,21 +207,8 @@ def _operations(plan: GraphPlan) -> list[dict[str, object]]:
 
 
 def _matrix(matrix: SharedMatrix) -> dict[str, object]:
-    return {
-        "graph": matrix.graph,
-        "kinds": list(matrix.kinds),
-        "kept": matrix.initializer,
-        "dropped": list(matrix.dropped),
-        "nodes": list(matrix.nodes),
-        "head_form": None if matrix.form is None else str(matrix.form),
-        "dtype": matrix.dtype,
-        "shape": list(matrix.shape),
-        "stored_before": matrix.stored_before,
-        "stored_after": matrix.stored_after,
-        "held_before": matrix.held_before,
-        "held_after": matrix.held_after,
-        "left": matrix.left,
-    }
+    names = "graph kinds kept=initializer dropped nodes head_form=form dtype shape"
+    return values_of(matrix, f"{names} stored_before stored_after held_before held_after left")
 
 
 @record

@@ -239,13 +239,9 @@ class Inspection(Printed):
         }
 
     def _adapter(self, adapter: Adapter) -> dict[str, object]:
-        return {
-            "kind": adapter.kind,
-            "base_model": adapter.base,
-            "base_tied": self.base.config.effective if self.base and self.base.config.known else None,
-            "target_modules": list(adapter.targets),
-            "modules_to_save": list(adapter.saved),
-        }
+        tied = self.base.config.effective if self.base and self.base.config.known else None
+        modules = values_of(adapter, "target_modules=targets modules_to_save=saved")
+        return {**values_of(adapter, "kind base_model=base"), "base_tied": tied, **modules}
 
 
 def lists_float_head(inspection: Inspection) -> bool:
@@ -290,10 +286,5 @@ class LiveModel:
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``live``."""
         saved = {"writes": list(self.written), "leaves_out": dict(self.left_out), "refuses": self.refusal or None}
-        return {
-            "class": self.class_name,
-            "one_object": [list(names) for names in self.one_object],
-            "one_storage": [list(names) for names in self.one_storage],
-            "unread": dict(self.unread),
-            "save_pretrained": saved if self.saves else None,
-        }
+        names = values_of(self, "class=class_name one_object one_storage")
+        return {**names, "unread": dict(self.unread), "save_pretrained": saved if self.saves else None}

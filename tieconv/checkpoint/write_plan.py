@@ -281,23 +281,9 @@ class LinkFile:
 
 
 Operation = (
-    KeepTensor
-    | DropTensor
-    | CopyTensor
-    | RenameTensor
-    | FillTensor
-    | ScaleTensor
-    | AverageTensor
-    | SetTensor
-    | ResizeTensor
-    | ShareTensor
-    | TrimStorage
-    | SetConfig
-    | DropConfig
-    | SetMetadata
-    | DropFile
-    | LinkFile
-)
+    KeepTensor | DropTensor | CopyTensor | RenameTensor | FillTensor | ScaleTensor | AverageTensor | SetTensor
+    | ResizeTensor | ShareTensor | TrimStorage | SetConfig | DropConfig | SetMetadata | DropFile | LinkFile
+)  # fmt: skip
 
 
 # Files to write, and the source of each of their bytes.

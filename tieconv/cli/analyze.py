@@ -9,7 +9,7 @@ import click
 
 from tieconv.api import guard_report, write_report, write_reports
 from tieconv.api.analysis import analyze, analyze_revisions
-from tieconv.cli.options import common_options, json_option, model_argument, name_options
+from tieconv.cli.options import common_options, json_option, model_argument, name_options, path_option
 from tieconv.cli.screen import count_progress, document, echo, paint, say, show, width
 from tieconv.text import path_word
 
@@ -17,30 +17,10 @@ from tieconv.text import path_word
 @click.command("analyze")
 @model_argument
 # Options of the analysis keep the names of the parameters of `api.analyze`.
-@click.option(
-    "--text",
-    type=click.Path(),
-    metavar="FILE",
-    help="Run the model on this text and measure the outputs (needs torch).",
-)
-@click.option(
-    "--against",
-    type=click.Path(),
-    metavar="UNTIED",
-    help="Compare the tied table with both tables of this untied model.",
-)
-@click.option(
-    "--second",
-    type=click.Path(),
-    metavar="UNTIED2",
-    help="UNTIED trained with another seed. Gives the ceiling of each measure.",
-)
-@click.option(
-    "--counts",
-    type=click.Path(),
-    metavar="FILE",
-    help="Correlate row norms with token frequency. Each line of FILE has a token id and a count.",
-)
+@path_option("--text", help="Run the model on this text and measure the outputs (needs torch).")
+@path_option("--against", metavar="UNTIED", help="Compare the tied table with both tables of this untied model.")
+@path_option("--second", metavar="UNTIED2", help="UNTIED trained with another seed. Gives the ceiling of each measure.")
+@path_option("--counts", help="Correlate row norms with token frequency. Each line of FILE has a token id and a count.")
 @click.option(
     "--exact/--sampled",
     default=None,
@@ -56,22 +36,11 @@ from tieconv.text import path_word
     metavar="LIST",
     help="Measure these revisions of MODEL, or directories below it, over training: step1000,step2000",
 )
-@click.option(
-    "--resume",
-    type=click.Path(),
-    metavar="FILE",
-    help="With --revisions: save the progress to FILE, and continue from it on the next run.",
-)
-@click.option(
-    "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as an HTML page."
-)
-@click.option(
-    "--figures", type=click.Path(), metavar="DIR", help="Also write each plot as an SVG file with its caption into DIR."
-)
-@click.option("--csv", "table", type=click.Path(), metavar="FILE", help="Also write every figure as a CSV table.")
-@click.option(
-    "--parquet", type=click.Path(), metavar="FILE", help="Also write that table as a Parquet file (needs pyarrow)."
-)
+@path_option("--resume", help="With --revisions: save the progress to FILE, and continue from it on the next run.")
+@path_option("--html", "page", help="Also write the report, with plots, as an HTML page.")
+@path_option("--figures", metavar="DIR", help="Also write each plot as an SVG file with its caption into DIR.")
+@path_option("--csv", "table", help="Also write every figure as a CSV table.")
+@path_option("--parquet", help="Also write that table as a Parquet file (needs pyarrow).")
 @name_options
 @json_option
 @common_options
@@ -157,10 +126,9 @@ def _write_figures(directory: str, result: Any, model: str, *, over_time: bool) 
 
 
 @click.command("demo")
-@click.option(
+@path_option(
     "-o",
     "--output",
-    type=click.Path(),
     metavar="OUT",
     default="tieconv-demo",
     show_default=True,

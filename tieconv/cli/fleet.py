@@ -42,9 +42,7 @@ def _parsed_part(context: click.Context, parameter: click.Parameter, value: str)
 
 run_options = shared.together(
     click.argument("sources", nargs=-1, required=True, type=shared.MODEL_PATH, metavar="SOURCE..."),
-    click.option(
-        "-o", "--output", "runs", required=True, type=click.Path(), metavar="RUNS", help="Directory of results."
-    ),
+    shared.path_option("-o", "--output", "runs", required=True, metavar="RUNS", help="Directory of results."),
     shared.jobs_option,
     engine_options,
     click.option(
@@ -318,10 +316,8 @@ def check(
 
 @fleet_command.command("report")
 @click.argument("runs", type=click.Path())
-@click.option(
-    "--since", type=click.Path(), metavar="RUNS", help="Compare with this earlier run; exit with 1 on new findings."
-)
-@click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Where to write the files.  [default: RUNS]")
+@shared.path_option("--since", metavar="RUNS", help="Compare with this earlier run; exit with 1 on new findings.")
+@shared.path_option("-o", "--output", metavar="DIR", help="Where to write the files.  [default: RUNS]")
 @rule_options
 @shared.json_option
 @shared.common_options

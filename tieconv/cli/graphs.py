@@ -47,7 +47,7 @@ budget_option = click.option(
 
 @click.command("export")
 @shared.model_argument
-@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write the directory OUT, which must not exist.")
+@shared.path_option("-o", "--output", metavar="OUT", help="Write the directory OUT, which must not exist.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @shared.choice_option("--precision", "fp32", "fp16", "bf16", help="Type of the graph's weights and arithmetic.")
@@ -194,18 +194,10 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     is_flag=True,
     help="ONNX is a quantised graph: compare it with its own dequantised weights, and judge its loss.",
 )
-@click.option(
-    "--text",
-    type=click.Path(),
-    metavar="FILE",
-    help="With --quantised: measure the perplexity on this text, or on the token ids of a .npy or .json file.",
+@shared.path_option(
+    "--text", help="With --quantised: measure the perplexity on this text, or on the token ids of a .npy or .json file."
 )
-@click.option(
-    "--inputs",
-    type=click.Path(),
-    metavar="FILE",
-    help="Also run the arrays in FILE (npz): integers by the names of the graph's inputs.",
-)
+@shared.path_option("--inputs", help="Also run the arrays in FILE (npz): integers by the names of the graph's inputs.")
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Also run a sequence of N tokens.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Also run a batch of N rows.")
 @budget_option
@@ -221,7 +213,7 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     metavar="GB",
     help="The most memory of the measurement. Default: 4 GB, more for a large model.",
 )
-@click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
+@shared.path_option("--html", help="Also write the report, with plots, to FILE.")
 @shared.json_option
 @shared.common_options
 def parity_command(

@@ -73,11 +73,16 @@ def complete_rules(context: click.Context, parameter: click.Parameter, incomplet
     ]
 
 
+def path_option(*names: str, help: str, metavar: str = "FILE", **more: Any) -> Callable[[F], F]:
+    """Return an option with a path. The command reports a path that cannot be used."""
+    return click.option(*names, type=click.Path(), metavar=metavar, help=help, **more)
+
+
 name_options = together(
     click.option("--embed", metavar="NAME", help="Tensor name of the input embedding, for an unknown architecture."),
     click.option("--head", metavar="NAME", help="Tensor name of the output head, for an unknown architecture."),
 )
-base_option = click.option("--base", type=click.Path(), metavar="DIR", help="The base model of an adapter.")
+base_option = path_option("--base", metavar="DIR", help="The base model of an adapter.")
 json_option = click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")
 depth_option = click.option(
     "--depth",
@@ -115,7 +120,7 @@ def on_device(provider: str, device: int | None) -> str:
 
 write_options = together(
     model_argument,
-    click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
+    path_option("-o", "--output", metavar="OUT", help="Write to OUT, which must not exist."),
     click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace MODEL."),
     click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),

@@ -222,9 +222,7 @@ bias_option = shared.choice_option(
     help="Tie tensors that differ if the output distribution provably changes by at most X nats per token (KL "
     "divergence). Needs --from.",
 )
-@click.option(
-    "--text", type=click.Path(), metavar="FILE", help="With --max-kl: measure on this text instead (needs torch)."
-)
+@shared.path_option("--text", help="With --max-kl: measure on this text instead (needs torch).")
 @click.option(
     "--fold-norm",
     is_flag=True,

@@ -51,8 +51,11 @@ class Evidence:
         return False
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object under ``detail``: each field except those at their default."""
-        return stated_fields(self)
+        """Return the object under ``detail``: each field except those at their default; figures by themselves."""
+        stated = stated_fields(self)
+        figures = stated.pop("figures", {})
+        assert isinstance(figures, dict)
+        return {**figures, **stated}
 
 
 class Canonical(Evidence):

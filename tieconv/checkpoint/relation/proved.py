@@ -105,9 +105,6 @@ class Near(Evidence):
     figures: RowFigures
     transposed: bool = False
 
-    def to_dict(self) -> dict[str, object]:
-        return {**self.figures.to_dict(), **({"transposed": True} if self.transposed else {})}
-
 
 @record
 class Different(Evidence):
@@ -118,10 +115,6 @@ class Different(Evidence):
     figures: RowFigures
     cosine: float | None
     transposed: bool = False
-
-    def to_dict(self) -> dict[str, object]:
-        figures = {**self.figures.to_dict(), "cosine": plain(self.cosine)}
-        return {**figures, **({"transposed": True} if self.transposed else {})}
 
 
 @record
@@ -134,7 +127,7 @@ class Empty(Evidence):
     transposed: bool = False
 
     def to_dict(self) -> dict[str, object]:
-        return {"empty": True, **({"transposed": True} if self.transposed else {})}
+        return {"empty": True, **Evidence.to_dict(self)}
 
 
 @record

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
@@ -44,10 +43,7 @@ class CheckedFinding:
 
     def to_dict(self) -> dict[str, object]:
         """Return an entry of `findings`."""
-        return {
-            **self.finding.to_dict(),
-            **values_of(self, "file fingerprint waiver"),
-        }
+        return {**self.finding.to_dict(), **values_of(self, "file fingerprint waiver")}
 
 
 @record
@@ -179,17 +175,8 @@ class CheckReport(Printed):
                 yield model.source, *entry.finding.row
 
     def _model(self, model: CheckedModel) -> dict[str, object]:
-        return {
-            "source": model.source,
-            "failed": self.fails(model),
-            "failure": model.failure and asdict(model.failure),
-            "findings": [entry.to_dict() for entry in model.findings],
-            "fixes": [fix.to_dict() for fix in model.fixes],
-            "output": model.output,
-            "unread": list(model.unread),
-            "below": list(model.below),
-            "not_compared": model.not_compared,
-        }
+        rest = values_of(model, "failure findings fixes output unread below not_compared")
+        return {"source": model.source, "failed": self.fails(model), **rest}
 
 
 def _join(source: str, directory: str) -> str:

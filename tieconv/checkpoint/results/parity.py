@@ -8,7 +8,7 @@ from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from tieconv.checkpoint.value_type import Printed, quoted, record, values_of
+from tieconv.checkpoint.value_type import Listed, Printed, quoted, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -206,15 +206,11 @@ def _document(report: Parity) -> dict[str, object]:
     }
 
 
-def _top1(figures: Any) -> float:
-    return float(figures.top1)
-
-
 def plain(value: Any) -> Any:
     """Return dataclasses as objects, tuples as arrays, infinities and NaN as null."""
     if is_dataclass(value):
         made: dict[str, Any] = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
-        return made | {"top1": _top1(value)} if "flips" in made else made
+        return made | {"top1": value.top1} if isinstance(value, Figures) else made
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -278,15 +274,11 @@ class Pooled:
 
 
 @record
-class Pools:
+class Pools(Listed):
     """The single passes and the cached steps; ``None`` if the graph has none of them."""
 
     logits: Pooled | None
     steps: Pooled | None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return both pools by their keys of ``metrics``."""
-        return {"logits": self.logits and self.logits.to_dict(), "steps": self.steps and self.steps.to_dict()}
 
 
 @record
@@ -319,14 +311,8 @@ class Metrics:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``metrics``."""
-        return {
-            "reference": self.reference.to_dict(),
-            "floor": self.floor.to_dict(),
-            "seeds": self.seeds,
-            **self.pools.to_dict(),
-            "tf32": self.tf32 and self.tf32.to_dict(),
-            "vocabulary": self.vocabulary,
-        }
+        measured = values_of(self, "reference floor seeds")
+        return {**measured, **self.pools.to_dict(), **values_of(self, "tf32 vocabulary")}
 
 
 # The figures of a quantised graph, each beside those of a known-good quantiser.

@@ -64,44 +64,37 @@ def find_groups(reader: ByteReader, stored: Sequence[Stored]) -> list[Group]:
     """
     by_name = {entry.record.name: entry for entry in stored}
     records = [entry.record for entry in stored]
-    groups: list[dict[str, bool]] = []
-    kinds: list[set[str]] = []
+    joined: list[_Joined] = []
     for link in _links(reader, records):
-        _join(groups, kinds, link)
-    groups_found = [
-        Group(tuple(Member(by_name[name], flipped) for name, flipped in group.items()), tuple(sorted(kind)))
-        for group, kind in zip(groups, kinds, strict=True)
-    ]
-    return [_ordered(group) for group in groups_found]
+        _join(joined, link)
+    groups = []
+    for flipped, kinds in joined:
+        names = sorted(flipped, key=lambda name: int(name.split(":", 1)[0]))  # in the order of the graph
+        members = tuple(Member(by_name[name], flipped[name] != flipped[names[0]]) for name in names)
+        groups.append(Group(members, tuple(sorted(kinds))))
+    return groups
 
 
-def _ordered(group: Group) -> Group:
-    """Return the members in the order of the graph, each relative to the first."""
-    members = sorted(group.members, key=lambda member: int(member.stored.record.name.split(":", 1)[0]))
-    first = members[0].flipped
-    return Group(tuple(Member(member.stored, member.flipped != first) for member in members), group.kinds)
+_Joined = tuple[dict[str, bool], set[str]]
+"""The names of equal tensors with their orientation, and the relations between them."""
 
 
-def _join(groups: list[dict[str, bool]], kinds: list[set[str]], link: _Link) -> None:
-    first = next((group for group in groups if link.left in group), None)
-    second = next((group for group in groups if link.right in group), None)
+def _join(groups: list[_Joined], link: _Link) -> None:
+    first = next((group for group in groups if link.left in group[0]), None)
+    second = next((group for group in groups if link.right in group[0]), None)
     if first is None:
-        first = {link.left: False}
+        first = {link.left: False}, set()
         groups.append(first)
-        kinds.append(set())
-    first_index = next(i for i, group in enumerate(groups) if group is first)
-    kinds[first_index].add(link.kind)
-    if second is first:
-        return
-    turn = first[link.left] != link.flipped
+    names, kinds = first
+    kinds.add(link.kind)
+    turn = names[link.left] != link.flipped
     if second is None:
-        first[link.right] = turn
-        return
-    turn = turn != second[link.right]
-    second_index = next(i for i, group in enumerate(groups) if group is second)
-    first.update({name: flipped != turn for name, flipped in second.items()})
-    kinds[first_index] |= kinds[second_index]
-    del groups[second_index], kinds[second_index]
+        names[link.right] = turn
+    elif second is not first:
+        turn = turn != second[0][link.right]
+        names.update({name: flipped != turn for name, flipped in second[0].items()})
+        kinds |= second[1]
+        groups[:] = [group for group in groups if group is not second]
 
 
 def _links(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:

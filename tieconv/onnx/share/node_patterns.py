@@ -90,14 +90,15 @@ def dtype_of(use: find.Use, default: ir.DataType) -> ir.DataType:
     return default if value is None or value.dtype is None else value.dtype
 
 
-def constant(node: ir.Node, values: Sequence[int], names: Names, hint: str) -> ir.Value:
-    """Return a small int64 initializer in the node's graph."""
+def constant(
+    node: ir.Node, values: int | Sequence[int], names: Names, hint: str, dtype: ir.DataType = ir.DataType.INT64
+) -> ir.Value:
+    """Return a small initializer in the node's graph."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     name = names.free(f"{node.outputs[0].name}/{hint}")
-    tensor = ir.tensor(list(values), dtype=ir.DataType.INT64, name=name)
-    value = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.INT64))
-    value.const_value = tensor
+    tensor = ir.tensor(values, dtype=dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
 

@@ -97,7 +97,7 @@ def _applied(file: GraphFile, table: Table, head: Table, names: Names) -> Shared
     # computed as before: the code minus the zero point, then one product with the scale.
     node = table.node
     assert isinstance(node.graph, ir.Graph)
-    builder = _Builder(node.graph, names, str(node.outputs[0].name))
+    builder = _Builder(node, names)
     ids = node.inputs[1]
     assert ids is not None
     if head.zeros is None:
@@ -165,21 +165,9 @@ def _left(file: GraphFile, table: Table, head: Table, why: str) -> SharedMatrix:
     distinct = {id(part): part for part in (*table.parts, *head.parts)}
     size = sum(nbytes(part) for part in distinct.values())
     assert head.codes.const_value is not None
-    names = f"{table.codes.name}, {head.codes.name}"
-    return SharedMatrix(
-        graph=file.name,
-        kinds=(QUANTISED,),
-        initializer=str(head.codes.name),
-        dropped=(),
-        nodes=(),
-        dtype="UINT8",
-        shape=sides(head.codes.const_value.shape),
-        stored_before=size,
-        stored_after=size,
-        held_before=size,
-        held_after=size,
-        left=f"the quantised embedding and head stay two matrices: {why} ({names})",
-    )
+    reason = f"the quantised embedding and head stay two matrices: {why} ({table.codes.name}, {head.codes.name})"
+    name, shape = str(head.codes.name), sides(head.codes.const_value.shape)
+    return SharedMatrix.unchanged(file.name, (QUANTISED,), name, "UINT8", shape, size, size, reason)
 
 
 # Find the matrices that GatherBlockQuantized and MatMulNBits read: codes, scales and zero points.
@@ -334,11 +322,9 @@ def _bytes(value: ir.Value) -> np.ndarray:
 class _Builder:
     """Nodes in the order of their computation, and the constants that they read."""
 
-    def __init__(self, graph: ir.Graph, names: Names, hint: str) -> None:
+    def __init__(self, replaced: ir.Node, names: Names) -> None:
         self.nodes: list[ir.Node] = []
-        self._graph = graph
-        self._names = names
-        self._hint = hint
+        self._replaced, self._names = replaced, names
 
     def add(self, operator: str, inputs: Sequence[ir.Value | None], **attributes: int | str) -> ir.Value:
         """Append a node and return its output."""
@@ -348,11 +334,7 @@ class _Builder:
 
     def constant(self, values: int | Sequence[int], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
         """Return a small initializer."""
-        name = self._names.free(f"{self._hint}/{values}")
-        tensor = ir.tensor(values, dtype=dtype, name=name)
-        value = ir.Value(name=name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(dtype), const_value=tensor)
-        self._graph.register_initializer(value)
-        return value
+        return constant(self._replaced, values, self._names, str(values), dtype)
 
 
 def _with_zero_points(builder: _Builder, head: Table, zeros: ir.Value, ids: ir.Value) -> None:

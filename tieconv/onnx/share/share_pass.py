@@ -274,20 +274,9 @@ def _left(group: Group, why: str, graph: str = "") -> SharedMatrix:
     first: Stored = group.members[0].stored
     stored, held = _stored_bytes(group.members), _held_bytes(group.members)
     names = [str(member.stored.value.name) for member in group.members]
-    return SharedMatrix(
-        graph=graph,
-        kinds=group.kinds,
-        initializer=names[0],
-        dropped=(),
-        nodes=(),
-        dtype=first.value.dtype.name if first.value.dtype else "",
-        shape=first.record.shape,
-        stored_before=stored,
-        stored_after=stored,
-        held_before=held,
-        held_after=held,
-        left=f"{why} ({', '.join(names)})",
-    )
+    dtype = first.value.dtype.name if first.value.dtype else ""
+    reason = f"{why} ({', '.join(names)})"
+    return SharedMatrix.unchanged(graph, group.kinds, names[0], dtype, first.record.shape, stored, held, reason)
 
 
 # Choose the form of a head: the first that keeps every bit of what a session computes.

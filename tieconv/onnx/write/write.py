@@ -127,7 +127,10 @@ class _Job:
         for name in self.target.companions(self.store):
             writer.companion(name)
         if self._swaps:
-            self._link_everything_else()
+            # All other files of the directory, including ``.git``, except written and removed ones.
+            written = {name for name, _ in tree.walk(self.staging.new)}
+            self.before = tree.states(self.final)
+            tree.link(self.final, self.staging.new, {*written, *self.store.removed})
         return writer
 
     @property
@@ -139,12 +142,6 @@ class _Job:
     def _replaces(self) -> bool:
         """Whether OUT exists and passes its mode to what replaces it."""
         return self.target.target.in_place or (self.target.target.overwrite and self.replaced is not None)
-
-    def _link_everything_else(self) -> None:
-        """Link all other files of the directory, including ``.git``, except written and removed ones."""
-        written = {name for name, _ in tree.walk(self.staging.new)}
-        self.before = tree.states(self.final)
-        tree.link(self.final, self.staging.new, {*written, *self.store.removed})
 
     def _created(self, name: str, syncer: Syncer) -> AbstractContextManager[int]:
         return created(self.staging.new, name, self._like(name), syncer, self.record)
@@ -321,7 +318,11 @@ def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> Non
             for offset, content in file.pieces:
                 at = _difference(written.descriptor(file.name), offset, content, sources.descriptor, tick)
                 if at is not None:
-                    raise _differs(file.name, at)
+                    raise VerificationError(
+                        f"written {shown(file.name)} differs from its source at byte {at:,}",
+                        "nothing was changed; the disk, the memory or tieconv is at fault: report this",
+                        "verify.bytes",
+                    )
 
 
 def _difference(
@@ -351,14 +352,6 @@ def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[st
             "nothing was changed; report this",
             "verify.names",
         )
-
-
-def _differs(name: str, position: int) -> VerificationError:
-    return VerificationError(
-        f"written {shown(name)} differs from its source at byte {position:,}",
-        "nothing was changed; the disk, the memory or tieconv is at fault: report this",
-        "verify.bytes",
-    )
 
 
 # Replace graphs in place: check the conditions, and change names in a safe order.
