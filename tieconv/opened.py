@@ -14,9 +14,9 @@ from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.inspection.ties import bare_name, with_bare_names
+from tieconv.inspection.ties import bare_name, narrow, with_bare_names
 from tieconv.sources import is_hub, is_object, is_remote
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local import FileSet, locate, open_files
 from tieconv.text import shell_word, shown
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
     from tieconv.loaders.interface import Consumer
-    from tieconv.sources.local import FileSet
     from tieconv.sources.objects.client import ObjectFiles
     from tieconv.sources.ranged import RangedFiles, Tick
 
@@ -120,8 +119,6 @@ def tensor_reader(checkpoint: Checkpoint, files: RangedFiles | FileSet) -> ByteR
 
 def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
     """Return the evidence about ties only, from the shards with tied tensors."""
-    from tieconv.inspection.ties import narrow
-
     narrowed = narrow(model[0], model[1], embed, head)
     if narrowed is None:
         return inspected(model, depth, embed, head)

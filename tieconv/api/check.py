@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tieconv.api.evidence import inspect, inspect_in_memory
-from tieconv.gate.settings import ALL, Selection, selectors
+from tieconv.gate.settings import ALL, Selection, Settings, selectors
 from tieconv.gate.settings import find_rule as find_rule
 from tieconv.gate.settings import rules as rules
 from tieconv.live import is_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -112,7 +111,6 @@ def find_policy(
     or the closest parent directory in the repository. Those inside a model do not count.
     """
     from tieconv.gate.policy import find_settings, load_settings, make_policy
-    from tieconv.gate.settings import Settings
 
     settings = load_settings(config) if config else Settings() if no_config else find_settings(models)
     return make_policy(

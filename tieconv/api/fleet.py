@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.check import inspecting
 from tieconv.checkpoint.results.checked import Failure
-from tieconv.checkpoint.results.fleet import CommandResult, CommandRun
+from tieconv.checkpoint.results.fleet import CommandResult, CommandRun, FleetProgress, FleetReport
 from tieconv.sources.user_files import own_directory, write_text
 from tieconv.text import shown
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from tieconv.checkpoint.results.fleet import FleetProgress, FleetReport
     from tieconv.gate.fleet_runs import ListedContent, Task
     from tieconv.gate.policy import Policy
 

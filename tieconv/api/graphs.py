@@ -11,7 +11,7 @@ from tieconv.api.evidence import inspect, refuse_graphs
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.opened import on_disk
-from tieconv.sources.local import locate
+from tieconv.sources.local import locate, open_files
 from tieconv.text import MODEL, OUT, Hint, call, shown
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def _readable(path: str | Path) -> Listing:
     from tieconv.checkpoint.model_files import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
     from tieconv.onnx.child import check_opens
-    from tieconv.sources.local import open_files
 
     listing = locate(str(path))
     with open_files(listing.root) as files:

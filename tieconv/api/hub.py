@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.opened import inspected, opened
+from tieconv.opened import Model, inspected, opened
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieconv.checkpoint.results.push import Push
-    from tieconv.opened import Model
     from tieconv.sources.hub.files import HubFiles
 
 

@@ -12,7 +12,7 @@ from tieconv import plans
 from tieconv.api.evidence import inspect, refuse_graphs
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan import Digest, digest
+from tieconv.checkpoint.write_plan import Digest, NormFold, Plan, digest
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.inspection.view_reader import readable, stream
 from tieconv.opened import fetched_so_far, on_disk, opened, proved, reading, with_tokenizer
@@ -20,7 +20,7 @@ from tieconv.plans import BiasChoice, Survivor
 from tieconv.plans.build import alone, dropping, plan_add_format
 from tieconv.plans.guards import guard_many
 from tieconv.sources import is_remote
-from tieconv.sources.local import open_files
+from tieconv.sources.local import FileSet, open_files
 from tieconv.text import Hint, call, option, parse_size, shown
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Listing
     from tieconv.checkpoint.weight_file import TensorRecord
-    from tieconv.checkpoint.write_plan import NormFold, Plan
     from tieconv.planned import PlannedWrite
-    from tieconv.sources.local import FileSet
     from tieconv.sources.ranged import RangedFiles
 
 Make = Callable[[Inspection], "Plan"]

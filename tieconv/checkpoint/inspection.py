@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.model_files import Adapter, Checkpoint
-from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, Verdict
+from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, DeclaredQuantisation, QuantisedTables, Verdict
 from tieconv.checkpoint.relation import State as State
 from tieconv.checkpoint.relation.proved import NO_NUMPY, TYPES_NEED_NUMPY, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
@@ -20,7 +20,6 @@ from tieconv.version import VERSION
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding, Prediction
-    from tieconv.checkpoint.quantised_matrix import DeclaredQuantisation, QuantisedTables
     from tieconv.checkpoint.weight_file import StorageUse, TensorRecord
 
 

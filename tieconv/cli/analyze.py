@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tieconv.api import guard_report, write_report, write_reports
-from tieconv.api.analysis import analyze, analyze_revisions
+from tieconv.api.analysis import analyze, analyze_revisions, demo_table, run_demo
 from tieconv.cli.options import common_options, json_option, model_argument, name_options, path_option
 from tieconv.cli.screen import count_progress, document, echo, paint, say, show, width
 from tieconv.text import path_word
@@ -153,8 +153,6 @@ def demo_command(output: str, as_json: bool, **options: Any) -> None:
     seed), report.html and report.json. Every other command reads these models. Prints each measure with its floor and
     ceiling.
     """
-    from tieconv.api.analysis import demo_table, run_demo
-
     with count_progress("training") as done:
         result = run_demo(output, done=done, **options)
     echo(str(result) if as_json else demo_table(result))

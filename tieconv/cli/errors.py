@@ -65,28 +65,11 @@ def _usage(failed: click.Context | None, context: click.Context | None) -> str:
 
 
 _SAME = {
-    "info": "inspect",
-    "show": "inspect",
-    "ls": "inspect",
-    "list": "inspect",
-    "describe": "inspect",
-    "print": "inspect",
-    "lint": "check",
-    "verify": "check",
-    "validate": "check",
-    "test": "check",
-    "scan": "check",
-    "tie": "retie",
-    "merge": "retie",
-    "clone": "untie",
-    "deduplicate": "dedup",
-    "compare": "diff",
-    "upload": "push",
-    "fix": "check --fix",
-    "index": "reindex",
-    "strip": "bias strip",
-    "rule": "explain",
-}
+    "info": "inspect", "show": "inspect", "ls": "inspect", "list": "inspect", "describe": "inspect", "print": "inspect",
+    "lint": "check", "verify": "check", "validate": "check", "test": "check", "scan": "check", "fix": "check --fix",
+    "tie": "retie", "merge": "retie", "clone": "untie", "deduplicate": "dedup", "compare": "diff", "upload": "push",
+    "index": "reindex", "strip": "bias strip", "rule": "explain",
+}  # fmt: skip
 """Names of commands in other tools, and the command of tieconv."""
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.model_files import LARGEST
+from tieconv.checkpoint.model_files import LARGEST, Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats.safetensors import SAFETENSORS
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
     from tieconv.formats.directory import Format
 
     FORMATS: tuple[Format, ...]

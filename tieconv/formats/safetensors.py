@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution, check_git_file
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution, Files, check_git_file
 from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import Model, Naming
 from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes
 from tieconv.formats.strict_json import collector_paused, loads, refuse
 from tieconv.text import count, shown
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.model_files import Files
-
 
 SUFFIX = ".safetensors"
 HEADER_LIMIT = 100_000_000

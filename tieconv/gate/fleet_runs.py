@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tieconv.checkpoint.results.checked import CheckedModel, Failure
 from tieconv.checkpoint.results.fleet import CommandResult, FleetProgress
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, values_of
 from tieconv.errors import SettingsError, TieconvError
 from tieconv.execute.tree import walk
 from tieconv.formats.strict_json import LAST_SECOND, line_of, parse_json, parse_line, real, whole
@@ -284,17 +285,11 @@ def _check_parts(directory: str, parts: set[str]) -> None:
 
 def _listed(path: str) -> list[str]:
     data = read_bytes(path, links=False)
-    try:
+    with suppress(ValueError):
         sources = parse_json(data, len(data))
         if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
             return sources
-    except ValueError as error:
-        raise _no_list(path) from error
-    raise _no_list(path)
-
-
-def _no_list(path: str) -> SettingsError:
-    return SettingsError(f"{shown(path)} is not a list of models", "remove it, and run again", "fleet.list")
+    raise SettingsError(f"{shown(path)} is not a list of models", "remove it, and run again", "fleet.list")
 
 
 # The lines of `fleet inspect`, `analyze`, `convert`, `export` and `parity`: what the command printed and wrote.
@@ -305,14 +300,10 @@ _LONGEST_NAME = 80
 
 
 def _entry(result: CommandResult, asked: Mapping[str, object], **listed: object) -> dict[str, object]:
-    failure = result.failure
     return {
-        "source": result.source,
-        "exit_code": result.exit_code,
+        **values_of(result, "source exit_code"),
         "seconds": round(result.seconds, 3),
-        "output": result.output,
-        "output_content": result.content,
-        "error": failure and {"message": failure.message, "hint": failure.hint},
+        **values_of(result, "output output_content=content error=failure"),
         "asked": asked,
         **listed,
         "report": json.loads(result.document) if result.document else None,

@@ -18,7 +18,7 @@ from tieconv.formats.gguf import models_among
 from tieconv.gate.settings import matches
 from tieconv.sources import is_hub, is_object
 from tieconv.sources.hub import is_pattern
-from tieconv.sources.objects.source import is_prefix
+from tieconv.sources.objects.source import directories, fixed_part, is_prefix, open_model
 from tieconv.sources.user_files import read_text
 from tieconv.text import shell_word, shown
 
@@ -243,8 +243,6 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
 
 def _below_prefix(source: str, recursive: bool) -> tuple[Dated, ...]:
     """Return the models below a prefix. As for a directory, a prefix with weights is one model unless ``recursive``."""
-    from tieconv.sources.objects.source import directories, fixed_part
-
     root = fixed_part(source)
     models = directories(root, is_weight)
     if root != source.removesuffix("/"):
@@ -295,8 +293,6 @@ def modified(source: str) -> float:
 
 
 def _modified_object(source: str) -> float:
-    from tieconv.sources.objects.source import open_model
-
     with open_model(source) as (_, files, _):
         return max(stored.modified for stored in files.listed.stored.values())
 

@@ -28,6 +28,7 @@ from tieconv.gate.settings import (
     longest,
     matches,
     parse_settings,
+    rules,
     selectors,
 )
 from tieconv.sources import is_remote
@@ -206,8 +207,6 @@ class Policy:
 
     def _could_run(self, selector: str) -> bool:
         """Return whether a rule that the selector covers runs. If none runs, an unused entry proves nothing."""
-        from tieconv.gate.settings import rules
-
         codes = [rule.code for rule in rules() if longest((selector,), rule.code)]
         return any(self._looked_for(code) for code in codes)
 
@@ -270,19 +269,10 @@ _SETTINGS_LIMIT = 1 << 20
 DEFAULT_LEVEL = Level.WARNING
 
 
-_MODEL_FILES = frozenset(
-    (
-        "config.json",
-        "adapter_config.json",
-        "generation_config.json",
-        "model_index.json",
-        "modules.json",
-        "params.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "trainer_state.json",
-    )
-)
+_MODEL_FILES = frozenset({
+    "config.json", "adapter_config.json", "generation_config.json", "model_index.json", "modules.json", "params.json",
+    "tokenizer.json", "tokenizer_config.json", "trainer_state.json",
+})  # fmt: skip
 """Documents that mark a directory as a model, also if its weights are in subdirectories."""
 _PARTS = re.compile(
     r"(checkpoint|step|epoch|iter|global_step|version)[-_]?\d.*|onnx|gguf|original|openvino", re.IGNORECASE

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from tieconv.architectures.stored_names import variants
+from tieconv.architectures.stored_names import through_wrappers, variants
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, NotCompared, Shadow, State
-from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
-from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
+from tieconv.checkpoint.weight_file import FLOATS, StorageUse, TensorRecord
 from tieconv.inspection.declared import effect, gated, understand, with_shared_storage
 from tieconv.inspection.quantised import declared_quantisation
-from tieconv.inspection.ties import survey, view_head
+from tieconv.inspection.ties import find_shadows, survey, view_head
 from tieconv.inspection.view_reader import is_costly, is_sampled
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.model_files import ByteReader
-    from tieconv.checkpoint.weight_file import StorageUse
 
 
 def inspect_checkpoint(
@@ -98,8 +93,6 @@ def _wrapped_ties(
     family: Family, config: ConfigView, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> tuple[Tie, ...]:
     """Return the groups under names that a training wrapper's prefix hides from every loader."""
-    from tieconv.architectures.stored_names import through_wrappers  # most models have their own names
-
     wrapped = through_wrappers(family, tensors)
     return survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else ()
 
@@ -107,7 +100,6 @@ def _wrapped_ties(
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:
     if not checkpoint.orphans and not checkpoint.twins:
         return ()
-    from tieconv.inspection.ties import find_shadows
 
     if depth is Depth.CANDIDATES and is_sampled(reader):
         depth = Depth.HEADER

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tieconv.architectures import effective, find, gate, unexplained
 from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, own_flag, reading_v4
-from tieconv.architectures.lookup import WHY, is_draft
+from tieconv.architectures.lookup import WHY, is_draft, with_names
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
 from tieconv.checkpoint.model_files import Checkpoint
@@ -147,8 +147,6 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
 
         family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
     if embed or head:
-        from tieconv.architectures.lookup import with_names
-
         family = with_names(family, embed, head)
     elif checkpoint.table:
         from tieconv.architectures.stored_names import in_training  # few models are training checkpoints

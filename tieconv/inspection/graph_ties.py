@@ -16,9 +16,9 @@ from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transp
 from tieconv.checkpoint.tie_group import BiasState, Duplicate, Head, Member, OutputBias, OutputHead, TensorView, Tie
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.declared import view_config
-from tieconv.inspection.equality import equal
+from tieconv.inspection.equality import HINT, bias_summary, equal, has_nan, relate, relate_sampled
 from tieconv.inspection.ties import is_far
-from tieconv.inspection.view_reader import is_sampled
+from tieconv.inspection.view_reader import is_sampled, one_way
 
 Tensors = Mapping[str, TensorRecord]
 
@@ -158,13 +158,10 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
         # What samples prove; nothing for a head that reads the transpose of its matrix.
-        from tieconv.inspection.equality import HINT, relate_sampled  # only for graphs on the Hub
 
         if embedding.turned != head.turned:
             return Unread(transposed=True, reason=f"samples cannot compare a transposed matrix: {HINT}")
         return relate_sampled(reader, left, right)
-    from tieconv.inspection.equality import relate  # a graph that shares its matrix compares nothing
-    from tieconv.inspection.view_reader import one_way
 
     if embedding.turned == head.turned:
         return _with_nan(relate(reader, left, right), left, reader)
@@ -181,7 +178,6 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
     if not isinstance(relation, Identical | Transposed | Cast):
         return relation
-    from tieconv.inspection.equality import has_nan
 
     return replace(relation, nan=True) if has_nan(reader, record) else relation
 
@@ -238,7 +234,6 @@ def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) 
         return None
     if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
         return OutputBias(name, BiasState.UNREAD)
-    from tieconv.inspection.equality import bias_summary
 
     return OutputBias(name, *bias_summary(reader, tensors[name]))
 

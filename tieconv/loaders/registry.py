@@ -96,7 +96,6 @@ def select(spec: str) -> tuple[Consumer, ...]:
     `name<V`, `name>V`, or a name with the printed version (`tensorrt-llm engine`). The result is the union of the
     parts, and `all` selects every loader. Raises `UnknownConsumerError`.
     """
-
     chosen: dict[tuple[str, str], Consumer] = {}
     for part in spec.split(","):
         for consumer in _part(part.strip(), CONSUMERS):

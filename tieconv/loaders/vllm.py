@@ -203,7 +203,10 @@ class Tables:
         second = "per layer" in self.kind and model.inspection.checkpoint.config_values.get(_PER_LAYER) != 0
         if second or not (compare and pair.has_head and pair.has_embedding):
             return model.untied()
-        dtype = vllm_dtype(model.inspection)
+        # vLLM loads float32 as bfloat16, and so float16 for a few model types (config/model.py, _resolve_auto_dtype).
+        dtype = load_dtype(model.inspection)
+        without_f16 = model.inspection.family.model_type in release_tables.names("vllm-0.33", "float16 not supported")
+        dtype = "BF16" if dtype in ("F32", "F64") or (dtype == "F16" and without_f16) else dtype
         equal = _equal(model.inspection, pair.embedding, pair.head, dtype)
         if equal is None:
             return replace(model.untied(), undecided=(pair.embedding, pair.head))
@@ -237,16 +240,6 @@ class Tables:
         rows = evidence.undeclared_rows(inspection, tables)
         if rows is not None:
             yield rows
-
-
-def vllm_dtype(inspection: Inspection) -> str | None:
-    """Return the dtype that ``--dtype auto`` selects, or ``None`` if the config declares none.
-
-    vLLM loads float32 as bfloat16, and so float16 for a few model types (config/model.py, _resolve_auto_dtype).
-    """
-    dtype = load_dtype(inspection)
-    without_f16 = inspection.family.model_type in release_tables.names("vllm-0.33", "float16 not supported")
-    return "BF16" if dtype in ("F32", "F64") or (dtype == "F16" and without_f16) else dtype
 
 
 def _equal(inspection: Inspection, first: str, second: str, dtype: str | None) -> bool | None:

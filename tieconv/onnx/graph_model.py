@@ -340,23 +340,10 @@ def _is_sparse(node: onnx.NodeProto) -> bool:
 # Read the initializers of a graph as tensor records, whether inside or outside the graph file.
 
 DTYPES = {
-    "FLOAT": "F32",
-    "FLOAT16": "F16",
-    "BFLOAT16": "BF16",
-    "DOUBLE": "F64",
-    "INT8": "I8",
-    "UINT8": "U8",
-    "INT16": "I16",
-    "UINT16": "U16",
-    "INT32": "I32",
-    "UINT32": "U32",
-    "INT64": "I64",
-    "UINT64": "U64",
-    "FLOAT8E4M3FN": "F8_E4M3",
-    "FLOAT8E4M3FNUZ": "F8_E4M3FNUZ",
-    "FLOAT8E5M2": "F8_E5M2",
-    "FLOAT8E5M2FNUZ": "F8_E5M2FNUZ",
-}
+    "FLOAT": "F32", "FLOAT16": "F16", "BFLOAT16": "BF16", "DOUBLE": "F64", "INT8": "I8", "UINT8": "U8", "INT16": "I16",
+    "UINT16": "U16", "INT32": "I32", "UINT32": "U32", "INT64": "I64", "UINT64": "U64", "FLOAT8E4M3FN": "F8_E4M3",
+    "FLOAT8E4M3FNUZ": "F8_E4M3FNUZ", "FLOAT8E5M2": "F8_E5M2", "FLOAT8E5M2FNUZ": "F8_E5M2FNUZ",
+}  # fmt: skip
 """ONNX types of weights in whole bytes, by the names that tieconv uses for all formats. BOOL is a mask's."""
 
 _INLINE = "\0inline:"

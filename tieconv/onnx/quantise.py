@@ -405,21 +405,9 @@ def prove_once(directory: Path, graph: str, tied: Sequence[str]) -> SessionProof
     with open_files(directory) as files:
         file = read_graph(str(directory), graph, files)
         stored = {str(entry.value.name): entry.record for entry in GraphBytes(file, files).stored(1)}
-    matrices = [
-        SharedMatrix(
-            graph=graph,
-            kinds=("quantised",),
-            initializer=name,
-            dropped=(),
-            nodes=(),
-            dtype="UINT8",
-            shape=stored[name].shape,
-            stored_before=stored[name].nbytes,
-            stored_after=stored[name].nbytes,
-            held_before=stored[name].nbytes,
-            held_after=stored[name].nbytes,
-        )
-        for name in tied
-        if name in stored
-    ]
+    matrices = []
+    for name in tied:
+        if name in stored:
+            shape, size = stored[name].shape, stored[name].nbytes
+            matrices.append(SharedMatrix.unchanged(graph, ("quantised",), name, "UINT8", shape, size, size, ""))
     return prove(directory, directory / graph, graph, matrices)

@@ -220,7 +220,8 @@ def uses(outer: Scope, labels: dict[int, str]) -> Iterator[MatrixUse]:
     `dedup` inlines the functions of a model in which one of them holds such a tensor. Otherwise the call is the use.
     """
     every = list(scopes(outer))
-    bodies = {id(inside) for scope in every for inner in scope.inner.values() for inside in scopes_called(inner)}
+    called_scopes = (inner[CALL] for scope in every for inner in scope.inner.values() if CALL in inner)
+    bodies = {id(inside) for body in called_scopes for inside in scopes(body)}
     inlined = any(_counts(tensor) for scope in every if id(scope) in bodies for tensor in scope.held.values())
     for scope in every:
         if id(scope) in bodies and not inlined:
@@ -234,12 +235,6 @@ def uses(outer: Scope, labels: dict[int, str]) -> Iterator[MatrixUse]:
                 yield from _use(scope, name, labels, node.standard, index, columns=columns)
         for index, name in enumerate(scope.graph.outputs if id(scope) not in bodies else ()):
             yield from _use(scope, name, labels, OUTPUT, index)
-
-
-def scopes_called(inner: dict[str, Scope]) -> Iterator[Scope]:
-    """Yield the scopes of a function's body that a node calls."""
-    if CALL in inner:
-        yield from scopes(inner[CALL])
 
 
 def _counts(tensor: Tensor) -> bool:
@@ -418,20 +413,16 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
     for name, element, shaped in graph.elements:
         subject = f"the input or output {shown(name) or '(empty)'}"
         if element not in TYPES and element != STRING:
-            yield (
-                CHECKER,
-                f"{subject} has " + (f"the undefined element type {element}" if element else "no element type"),
-            )
+            type_ = f"the undefined element type {element}" if element else "no element type"
+            yield CHECKER, f"{subject} has {type_}"
         elif not shaped:
             yield CHECKER, f"{subject} has no shape"
     if model.ir_version < _FREE_INITIALIZERS:
         inputs = set(graph.inputs)
         for tensor in graph.initializers:
             if tensor.name not in inputs:
-                yield (
-                    CHECKER,
-                    f"the initializer {shown(tensor.name)} is not an input, as IR version {model.ir_version} demands",
-                )
+                demanded = f"is not an input, as IR version {model.ir_version} demands"
+                yield CHECKER, f"the initializer {shown(tensor.name)} {demanded}"
 
 
 def _of_nodes(graph: Graph, scopes: list[set[str]], imports: _Imports) -> Iterator[Fault]:
@@ -460,10 +451,8 @@ def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
     names = STANDARD if not node.domain else {node.domain}  # a node of "ai.onnx" needs an import with this spelling
     opset = next((version for name, version in imports.opsets.items() if name in names), 0)
     if imports.opsets and not opset:
-        yield (
-            CHECKER,
-            f"{label(node, index)} uses the opset of {shown(node.domain) or 'ai.onnx'}, which is not imported",
-        )
+        used = shown(node.domain) or "ai.onnx"
+        yield CHECKER, f"{label(node, index)} uses the opset of {used}, which is not imported"
     if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
         for why in _of_operator(node, domain, opset):
             yield SESSION, f"{label(node, index)} {why}"

@@ -232,20 +232,9 @@ class Machine:
     """The state of a run. ``stack`` holds the values above the last MARK; ``outer`` holds the stacks below it."""
 
     __slots__ = (
-        "allowed",
-        "below",
-        "charged",
-        "data",
-        "memo",
-        "most",
-        "outer",
-        "persistent",
-        "position",
-        "scattered",
-        "shortcuts",
-        "stack",
-        "unsupported",
-    )
+        "allowed", "below", "charged", "data", "memo", "most", "outer", "persistent", "position", "scattered",
+        "shortcuts", "stack", "unsupported",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -69,8 +69,10 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
                 Hint("write smaller files with ", option("max_shard_size")),
                 "plan.many-storages",
             )
+    # The config of a training checkpoint may be in another directory.
+    config = checkpoint.config if checkpoint.table else None
     texts = (
-        *config_text(checkpoint),
+        *((write_plan.OutputText(_CONFIG, config.text),) if config else ()),
         *((_index(checkpoint, weights, to),) if len(weights) > 1 else _one_file_index(checkpoint, weights)),
     )
     plan = _assemble(inspection, to, weights, texts, dropped)
@@ -308,12 +310,6 @@ def assembled(table: ChunkTable, record: TensorRecord) -> write_plan.OutputTenso
     """Return the tensor, put together from its chunks."""
     content = write_plan.Assembled(record, table.chunks[record.name], record.name in table.overlapping)
     return write_plan.OutputTensor(record.name, record.dtype, record.shape, content)
-
-
-def config_text(checkpoint: Checkpoint) -> tuple[write_plan.OutputText, ...]:
-    """Return the config of a training checkpoint, which may be in another directory."""
-    config = checkpoint.config if checkpoint.table else None
-    return (write_plan.OutputText(_CONFIG, config.text),) if config else ()
 
 
 def companions(checkpoint: Checkpoint) -> dict[str, int]:

@@ -81,16 +81,11 @@ def plan_reindex(
     )
     if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
         return plan  # no loader reads shards without an index, or the names in the index of a single file
-    before = _as_indexed(evidence, old)
-    return judged(plan, before, described(before, plan), plan.notes)
-
-
-def _as_indexed(evidence: Inspection, old: Mapping[str, str]) -> Inspection:
-    """Return the model as loaders read it through the old index."""
+    # The model as loaders read it through the old index.
     unnamed = tuple(name for name in evidence.checkpoint.tensors if name not in old)
     cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} missing from the index", unnamed),)
-    checkpoint = replace(evidence.checkpoint, cautions=cautions if unnamed else ())
-    return replace(evidence, checkpoint=checkpoint)
+    before = replace(evidence, checkpoint=replace(evidence.checkpoint, cautions=cautions if unnamed else ()))
+    return judged(plan, before, described(before, plan), plan.notes)
 
 
 def _both(index: str, shards: str, changed: bool) -> str:

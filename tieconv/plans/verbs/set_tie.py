@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from tieconv.architectures.effective_flag import is_foreign
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
-from tieconv.checkpoint.quantised_matrix import quantised_twin
+from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables, quantised_twin
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
@@ -21,10 +21,6 @@ from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
 from tieconv.text import Hint, call, shown
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.quantised_matrix import QuantisedTables
-
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
 
@@ -135,7 +131,6 @@ def _auto(inspection: Inspection) -> bool:
 
 def _quantised_auto(inspection: Inspection, tables: QuantisedTables) -> bool:
     """Return true if no head is stored, or if all its parts equal the embedding's."""
-    from tieconv.checkpoint.quantised_matrix import HEAD, PairState  # most models are not quantised
     from tieconv.plans.quantised_ties import float_table
 
     if tables.of(HEAD) is None and float_table(inspection, inspection.family.output_head) is None:
@@ -162,8 +157,6 @@ def _open(inspection: Inspection, why: str, hint: str = "") -> NoReturn:
 def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
     """Return notes on stored tensors that a loader ignored, or will ignore."""
     if inspection.quantised_tables is not None:
-        from tieconv.checkpoint.quantised_matrix import HEAD  # most models are not quantised
-
         head = inspection.quantised_tables.of(HEAD) if tied else None
         name = shown(head.name) if head else ""
         return (f"the parts of {name} stay stored although the model is tied: tieconv retie drops them",) * bool(head)
@@ -305,7 +298,6 @@ def _no_head(inspection: Inspection) -> list[Loss]:
 
 def _quantised(inspection: Inspection, tables: QuantisedTables, tied: bool) -> list[Loss]:
     """Return what the flag loses if the embedding or the head is stored in parts."""
-    from tieconv.checkpoint.quantised_matrix import HEAD, PairState  # most models are not quantised
     from tieconv.plans.quantised_ties import float_table, head_name, separate_hint, unequal_clause
 
     name = head_name(inspection)
