@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.walk import PACKAGE
+from tests.objects.conftest import variables
+from tests.objects.writable_stub import start_writable
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design.md"
@@ -62,6 +65,27 @@ def test_the_way_of_check(models: Path) -> None:
     walk = walked("check", models / "llama-duplicated")
     assert walk["code"] == 1
     hold("check", walk)
+
+
+def test_the_way_of_fleet_check(models: Path, tmp_path: Path) -> None:
+    """The modules that `tieconv fleet check` enters for one model after the other."""
+    shutil.copytree(models / "llama-duplicated", tmp_path / "models" / "m")
+    walk = walked("fleet", "check", tmp_path / "models", "-o", tmp_path / "runs")
+    assert walk["code"] == 0
+    hold("fleet check", walk)
+
+
+def test_the_way_of_an_object_store(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules that `tieconv retie` enters from a prefix of a bucket to another."""
+    pytest.importorskip("boto3")
+    store, _, stop = start_writable()
+    for name, value in variables(store, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    store.add("m", models / "llama-duplicated")
+    walk = walked("retie", "s3://bucket/m", "-o", "s3://bucket/out")
+    stop()
+    assert walk["code"] == 0
+    hold("retie s3", walk)
 
 
 @pytest.mark.slow

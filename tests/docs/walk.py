@@ -22,7 +22,7 @@ PROJECT = PACKAGE.parent / "pyproject.toml"
 VALUES = ("checkpoint", "errors", "install", "package_data", "text", "version")
 """Values and words, which every room uses: they are on no way."""
 RECORDS = "checkpoint/value_type.py"
-SCREEN = ("cli/check.py", "cli/graphs.py", "cli/write.py")
+SCREEN = ("cli/check.py", "cli/fleet.py", "cli/graphs.py", "cli/write.py")
 """The modules of `cli` that take a part in the work; the others read options and print."""
 SINGLY = ("api", "execute", "gate", "onnx/parity", "plans", "plans/verbs")
 """Folders whose modules stand on a way one by one; any other folder stands for all that is below it."""
