@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NoReturn
 
 from tieconv.architectures import lookup, unexplained
@@ -126,59 +127,45 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
 
 
 def _guard_tying(inspection: Inspection, verb: str) -> None:
+    for reason, code in _tying_reasons(inspection, verb):
+        refuse(reason, again(inspection, "inspect"), code)
+
+
+def _tying_reasons(inspection: Inspection, verb: str) -> Iterator[tuple[str, str]]:
+    """Yield why nothing can be tied or untied, and the code of that reason."""
     family = inspection.family
     label = family.architecture or shown(inspection.checkpoint.source)
     if family.tying is Tying.HEADLESS:
-        refuse(
-            f"{label} has no output embedding by design, so there is nothing to {verb}",
-            again(inspection, "inspect"),
-            "tie.headless",
-        )
+        yield f"{label} has no output embedding by design, so there is nothing to {verb}", "tie.headless"
     if family.tying is Tying.NEVER:
-        refuse(
-            f"{label} never ties its output embedding, whatever the config says, so there is nothing to {verb}",
-            again(inspection, "inspect"),
-            "tie.never",
-        )
+        never = f"{label} never ties its output embedding, whatever the config says"
+        yield f"{never}, so there is nothing to {verb}", "tie.never"
     if family.output_head is not None and family.output_head == family.input_embedding:
-        refuse(
-            f"{label} uses its input embedding as the output head, so there is no second tensor to {verb}",
-            again(inspection, "inspect"),
-            "tie.one-name",
-        )
+        shared_name = f"{label} uses its input embedding as the output head"
+        yield f"{shared_name}, so there is no second tensor to {verb}", "tie.one-name"
     if inspection.word_tie is None and inspection.quantised is None:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} stores neither the input nor the output embedding of {label}",
-            again(inspection, "inspect"),
-            "tie.absent",
-        )
+        source = shown(inspection.checkpoint.source)
+        yield f"{source} stores neither the input nor the output embedding of {label}", "tie.absent"
 
 
 def _guard_quantised(inspection: Inspection) -> None:
     """Refuse a quantised head or embedding: codes and scales cannot be compared with floats."""
+    for reason in _quantised_reasons(inspection):
+        refuse(reason, "work on the unquantised checkpoint and quantise again", "tie.quantised")
+
+
+def _quantised_reasons(inspection: Inspection) -> Iterator[str]:
     tensors = inspection.checkpoint.tensors
     tie = inspection.word_tie
     if inspection.quantised is not None and inspection.checkpoint.format != "gguf" and tie is None:
-        refuse(
-            f"{shown(inspection.quantised.matrices[0].name)} is quantised, so it cannot be compared with floats",
-            "work on the unquantised checkpoint and quantise again",
-            "tie.quantised",
-        )
+        yield f"{shown(inspection.quantised.matrices[0].name)} is quantised, so it cannot be compared with floats"
     for member in tie.members if tie is not None else ():
         twin = quantised_twin(member.name, tensors)
         if twin:
-            refuse(
-                f"{shown(member.name)} is quantised ({shown(twin)} is stored), so it cannot be compared or copied",
-                "work on the unquantised checkpoint and quantise again",
-                "tie.quantised",
-            )
+            yield f"{shown(member.name)} is quantised ({shown(twin)} is stored), so it cannot be compared or copied"
         if member.stored and tensors[member.name].dtype not in FLOATS:
-            dtype = tensors[member.name].dtype
-            refuse(
-                f"{shown(member.name)} has dtype {shown(dtype)}, whose values need scales from another tensor",
-                "work on the unquantised checkpoint and quantise again",
-                "tie.quantised",
-            )
+            dtype = shown(tensors[member.name].dtype)
+            yield f"{shown(member.name)} has dtype {dtype}, whose values need scales from another tensor"
 
 
 def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:

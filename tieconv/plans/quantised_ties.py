@@ -41,7 +41,8 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     guard(inspection, verb, quantised=True)
     tables = inspection.quantised
     assert tables is not None  # the caller has asked for `quantised_tables`
-    _guard_matrices(inspection, tables)
+    for reason, code in _matrix_reasons(inspection, tables):
+        refuse(reason, again(inspection, "inspect"), code)
     _guard_flag(inspection, verb)
     # Refuse a class that ties more than the embedding and the head.
     names = {matrix.name for matrix in tables.matrices}
@@ -126,30 +127,20 @@ def _scheme(matrix: QuantisedMatrix) -> str:
     return f"{shown(matrix.scheme)} with {count(matrix.bits, 'bit') if matrix.bits else 'unknown bits'}{groups}"
 
 
-def _guard_matrices(inspection: Inspection, tables: QuantisedTables) -> None:
-    """Refuse broken and unknown matrices, and tensors beside the parts that tieconv does not know."""
+def _matrix_reasons(inspection: Inspection, tables: QuantisedTables) -> Iterator[tuple[str, str]]:
+    """Yield broken and unknown matrices, and tensors beside the parts that tieconv does not know, each with a code."""
     for matrix in tables.matrices:
-        for fault in matrix.faults[:1]:
-            refuse(
-                f"the quantised {shown(matrix.name)} is broken: {fault.reason}",
-                again(inspection, "inspect"),
-                "quantised.broken",
-            )
+        label = shown(matrix.name)
+        if matrix.faults:
+            yield f"the quantised {label} is broken: {matrix.faults[0].reason}", "quantised.broken"
         if not matrix.scheme or matrix.uncomputed:
-            refuse(
-                f"tieconv does not know how {shown(matrix.name)} is quantised",
-                again(inspection, "inspect"),
-                "tie.quantised",
-            )
+            yield f"tieconv does not know how {label} is quantised", "tie.quantised"
         parts = {part.name for part in matrix.parts}
         module = f"{matrix.name.removesuffix('.weight')}."
         for name in inspection.checkpoint.tensors:
             if name.startswith(module) and name not in parts and name != f"{module}bias":
-                refuse(
-                    f"{shown(name)} is stored beside the parts of {shown(matrix.name)}, and tieconv does not know it",
-                    again(inspection, "inspect"),
-                    "tie.quantised",
-                )
+                beside = f"{shown(name)} is stored beside the parts of {label}"
+                yield f"{beside}, and tieconv does not know it", "tie.quantised"
 
 
 def _guard_flag(inspection: Inspection, verb: str) -> None:
