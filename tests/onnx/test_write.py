@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import helper
 
 import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build, transposed
@@ -19,6 +20,7 @@ from tests.onnx.stored import copies, disk
 from tests.schemas import validate
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
+from tieconv.onnx.graph_model import initializers
 from tieconv.onnx.write import plan as graph_planned
 from tieconv.onnx.write import session_proof as graph_proof
 from tieconv.onnx.write import write as graph_write
@@ -296,15 +298,30 @@ def test_beyond_what_a_graph_can_hold(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
-@pytest.mark.parametrize("form", ["transposed", "branches"])
+@pytest.mark.parametrize("form", ["transposed", "branches", "constants", "in branches"])
 def test_weights_in_the_graph_are_copied_from_file_to_file(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large initializers stay on disk; the written graphs have the bytes of a message in memory."""
-    source = build(form, tmp_path / "in" / "model.onnx", external=False)
+    """Large weights stay on disk; the written graphs have the bytes of a message in memory."""
+    made = {"constants": "transposed", "in branches": "branches"}.get(form, form)
+    source = build(made, tmp_path / "in" / "model.onnx", external=False)
     model = onnx.load(source)
-    for number, tensor in enumerate(model.graph.initializer):
+    weights = model.graph.initializer
+    for number, tensor in enumerate(weights):
         tensor.doc_string = f"weight {number}"
+    if form == "constants":
+        for tensor in weights:
+            model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+        del weights[:]
+    if form == "in branches":
+        branches = [a.g for node in model.graph.node if node.op_type == "If" for a in node.attribute]
+        for tensor in list(weights):
+            users = [g for g in branches if any(tensor.name in node.input for node in g.node)]
+            if users and not any(tensor.name in node.input for node in model.graph.node):
+                for branch in users:
+                    branch.initializer.append(tensor)
+                weights.remove(tensor)
+        assert any(branch.initializer for branch in branches)
     onnx.save(model, source)
     written = []
     for name, least in (("memory", 1 << 30), ("disk", 1024)):
@@ -313,8 +330,8 @@ def test_weights_in_the_graph_are_copied_from_file_to_file(
         once.parent.mkdir()
         twice.parent.mkdir()
         planned = api.plan_graph_dedup(source)
-        weights = planned.files[0].model.graph.initializers.values()
-        assert any(isinstance(weight.const_value, ir.ExternalTensor) for weight in weights) == (name == "disk")
+        large = [value for _, value in initializers(planned.files[0].model) if value.const_value.nbytes > 2000]
+        assert large and {isinstance(value.const_value, ir.ExternalTensor) for value in large} == {name == "disk"}
         assert planned.execute(once).verified and api.plan_graph_untie(once).execute(twice).verified
         written.append((once.read_bytes(), twice.read_bytes()))
     assert written[0] == written[1]

@@ -79,15 +79,12 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     state = files.state(name)
     proto = parse(root, name)
     # Raise `RefusedError` for what onnx-ir would lose when it writes the graph again.
-    graph = name
-    lost = []
-    if proto.training_info:
-        lost.append("training information")
+    lost = ["training information"] if proto.training_info else []
     if _has_sparse(proto.graph) or any(map(_is_sparse, (node for f in proto.functions for node in f.node))):
         lost.append("sparse tensors")
     if lost:
         raise RefusedError(
-            f"{shown(graph)} holds {' and '.join(lost)}, which tieconv cannot write again",
+            f"{shown(name)} holds {' and '.join(lost)}, which tieconv cannot write again",
             "export the model for inference, with dense tensors",
             "onnx.unsupported",
         )
@@ -99,8 +96,7 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
         raise _malformed(name, error) from error
     _lift_constants(model)
     ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.join(root, name)))
-    described = frozenset(info.name for info in proto.graph.value_info)
-    return GraphFile(name, root, model, state.size, state, ranges, described)
+    return GraphFile(name, root, model, state.size, state, ranges, frozenset(i.name for i in proto.graph.value_info))
 
 
 def _inlined(model: ir.Model) -> ir.Model | None:
@@ -195,34 +191,40 @@ def referring(root: str | Path, name: str) -> bytes:
         wire = Wire(partial(files.pread, name), size, name, "ONNX graph")
         if os.path.islink(os.path.join(root, name)):  # onnx-ir and ONNX Runtime follow no link to a tensor's bytes
             return wire.take(0, size)
-        return _with_references(wire)
+        return _with_references(wire, 0, size)
 
 
-def _with_references(wire: Wire) -> bytes:
-    made = bytearray()
-    done = 0
-    for number, kind, start, end in wire.fields(0, wire.size):
-        if (number, kind) == (7, BYTES):
-            parts = bytearray()
-            copied = before = start
-            for inner, inner_kind, at, stop in wire.fields(start, end):
-                tensor = _reference(wire, at, stop) if (inner, inner_kind) == (5, BYTES) else b""
-                if tensor:
-                    parts += wire.take(copied, before) + prefix(5, len(tensor)) + tensor
-                    copied = stop
-                before = stop
-            parts += wire.take(copied, end)
-            made += prefix(7, len(parts)) + parts
-        else:
-            made += wire.take(done, end)
-        done = end
-    return bytes(made)
+_INSIDE = {
+    "model": {7: "graph"},
+    "graph": {1: "node", 5: "tensor"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph"},
+    "Constant": {5: "constant"},
+    "constant": {5: "tensor"},
+}
+"""The fields that hold initializers or the tensor of a Constant node, by their numbers in the schema of ONNX."""
+
+
+def _with_references(wire: Wire, start: int, end: int, message: str = "model", depth: int = 0) -> bytes:
+    """Return a message whose large tensors refer to the file."""
+    made, copied, before = bytearray(), start, start
+    if message == "node":  # its operator and its domain
+        names = {n: wire.take(at, to) for n, kind, at, to in wire.fields(start, end) if kind == BYTES and n in (4, 7)}
+        message = "Constant" if names.get(4) == b"Constant" and not names.get(7) else message
+    for number, kind, at, stop in wire.fields(start, end):
+        inside = _INSIDE[message].get(number) if kind == BYTES and stop - at >= INLINE and depth < MAX_DEPTH else None
+        if inside:
+            of = wire, at, stop
+            part = _reference(*of) if inside == "tensor" else _with_references(*of, inside, depth + 1)
+            if part:
+                made += wire.take(copied, before) + prefix(number, len(part)) + part
+                copied = stop
+        before = stop
+    return bytes(made + wire.take(copied, end))
 
 
 def _reference(wire: Wire, start: int, end: int) -> bytes:
     """Return the tensor with a reference to its bytes in the file; empty for a small or external one."""
-    if end - start < INLINE:
-        return b""
     before, raw = start, []
     for number, kind, at, stop in wire.fields(start, end):
         if number == 9 and kind == BYTES and stop - at >= INLINE:
@@ -270,8 +272,7 @@ def sides(shape: Iterable[object]) -> tuple[int, ...]:
 
 def opset(model: ir.Model) -> int:
     """Return the version of the standard operators that the graph imports, or 0 if it imports none."""
-    imports = model.graph.opset_imports
-    return imports.get("", imports.get("ai.onnx", 0))
+    return model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
 
 
 # Find a graph's external tensors, and check their ranges before any byte is read.
@@ -372,8 +373,7 @@ class GraphBytes:
         if held is None:
             self._files.read_into(span, offset, buffer)
             return
-        start = span.start + offset
-        buffer.cast("B")[:] = held[start : start + len(buffer)]
+        buffer.cast("B")[:] = held[span.start + offset :][: len(buffer)]
 
     def stored(self, least: int) -> list[Stored]:
         """Return the initializers of at least ``least`` elements, of this graph and its subgraphs."""
