@@ -32,10 +32,10 @@ def find(
     for architecture in listed:
         family = load(architecture, config)
         if family is not None:
-            return family
+            biases = tuple(table.newer_release()["biases"].get(architecture, ()))
+            return replace(family, output_biases=biases) if biases and {*biases} <= {*(names or ())} else family
     # The family of the main language-model class of the config's type.
-    sibling_name = table.main_class(model_type)
-    sibling = load(sibling_name, config) if sibling_name else None
+    sibling = load(main, config) if (main := table.main_class(model_type)) else None
     if not listed and sibling is not None:
         return sibling
     if sibling is not None and any(map(is_headless, listed)):
