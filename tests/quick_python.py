@@ -7,6 +7,7 @@ code. A child has the arguments, the variables, the directory and the streams of
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -28,11 +29,18 @@ from tests.children import heed_signals
 from tests.patience import HANGS
 
 ROOT = Path(__file__).parents[1]
-WARM = ("inspect", "check")
+WARM = ("inspect", "check", "untie", "retie", "dedup", "analyze")
 """Commands on a fixture whose imports a child then has."""
-HUB = ("huggingface_hub.hf_api", "huggingface_hub.utils.tqdm", "tieconv.sources.hub.source")
+LIBRARIES = (
+    "huggingface_hub.hf_api", "huggingface_hub.utils.tqdm", "huggingface_hub._snapshot_download", "encodings.idna",
+    "_strptime", "obstore.store", "tieconv.sources.hub.source", "tieconv.sources.hub.files", "tieconv.execute.write",
+    "tieconv.sources.objects.client",
+)  # fmt: skip
+"""What else a child then has."""
 CONSTANTS = "huggingface_hub.constants"
 """The one module of the Hub's client that reads variables for what tieconv calls; a child reads them again."""
+TIMEOUTS = {"HF_HUB_DOWNLOAD_TIMEOUT": "30", "HF_HUB_ETAG_TIMEOUT": "30"}
+"""Variables that huggingface_hub's functions have read for good: in defaults of parameters."""
 
 
 RUNNING: set[int] = set()
@@ -67,7 +75,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**kept, "PYTHONPATH": str(ROOT)},
+                env={**kept, **TIMEOUTS, "PYTHONPATH": str(ROOT)},
                 cwd=ROOT,
                 start_new_session=True,
                 preexec_fn=heed_signals,
@@ -89,13 +97,15 @@ class Server:
 
 def serve() -> None:
     """Answer requests until the input ends."""
-    for name in HUB:
+    for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
     for verb in WARM:
         CliRunner().invoke(
             importlib.import_module("tieconv.cli").main, [verb, str(ROOT / "fixtures" / "models" / "t5")]
         )
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -69,6 +69,9 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
         "HF_HUB_ETAG_TIMEOUT": "30",
         "PYTHONPATH": str(ROOT),
         "NO_PROXY": "127.0.0.1",
+        # The stub is plain HTTP: reading the authorities of the machine takes each command 25 ms.
+        "SSL_CERT_FILE": "",
+        "SSL_CERT_DIR": str(tmp_path),
         "NO_COLOR": "1",
     }
 
