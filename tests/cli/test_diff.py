@@ -124,6 +124,25 @@ def test_a_bias_that_is_zero_is_none(pair) -> None:
     assert different(diff(a, b)) == {"head bias": "only_a"}
 
 
+def test_a_bias_that_is_zero_is_some_where_an_absent_one_has_no_values(pair) -> None:
+    """Both releases give an absent bias of this class no values; a stored zero is a bias, and equal to itself."""
+    a, b = pair("bert-mlm")
+    for folder in (a, b):
+        configure(folder, model_type="nystromformer", architectures=["NystromformerForMaskedLM"])
+        edit(folder, lambda stored: stored.update({"cls.predictions.bias": torch.zeros(160)}))
+        edit(
+            folder,
+            lambda stored: [
+                stored.update({f"nystromformer{name[4:]}": stored.pop(name)})
+                for name in [*stored]
+                if name.startswith("bert.")
+            ],
+        )
+    assert diff(a, b)["same_function"]
+    edit(b, lambda stored: stored.pop("cls.predictions.bias"))
+    assert different(diff(a, b)) == {"head bias": "only_a"}
+
+
 # --- not the same ----------------------------------------------------------------------------------------
 
 

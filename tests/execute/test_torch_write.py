@@ -22,7 +22,7 @@ from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive
-from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, lay_out, pickle_state
+from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, _end, lay_out, pickle_state
 from tieconv.plans.edits import Edits, files_of
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -256,6 +256,9 @@ def test_layout_is_that_of_torch_save(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as file:
         assert file.testzip() is None
         names = file.namelist()
+        for entry in file.infolist():
+            assert (entry.flag_bits, entry.compress_type, entry.volume) == (0x800, 0, 0)
+            assert (entry.internal_attr, entry.external_attr, entry.date_time) == (0, 0, (1980, 0, 0, 0, 0, 0))
         starts = [_data_start(path, entry.header_offset) for entry in file.infolist()]
     storages = [f"archive/data/{key}" for key in range(3)]
     assert names == ["archive/data.pkl", "archive/byteorder", *storages, "archive/version"]
@@ -302,6 +305,19 @@ def test_many_entries_are_zip64() -> None:
     """More than 65,535 of them."""
     archive = lay_out(b"\x80\x02}.", [Placed("", 0, crc=0)] * 70_000)
     assert len(read_archive(_sparse(archive), archive.size)) == 70_003
+
+
+def test_the_end_of_an_archive() -> None:
+    """The fields that the format's specification states (4.3.14 to 4.3.16), at the first numbers that need zip64."""
+    most16, most32 = 0xFFFF, 0xFFFFFFFF
+    plain = (most16 - 1, most32 - 1, most32 - 1)
+    assert struct.unpack("<4sHHHHIIH", _end(*plain)) == (b"PK\5\6", 0, 0, plain[0], *plain, 0)
+    for count, length, start in ((most16, 1, 2), (1, most32, 2), (1, 2, most32)):
+        end = _end(count, length, start)
+        wide = (b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, start)
+        assert struct.unpack("<4sQHHIIQQQQ", end[:56]) == wide
+        assert struct.unpack("<4sIQI", end[56:76]) == (b"PK\6\7", 0, start + length, 1)
+        assert struct.unpack("<4sHHHHIIH", end[76:]) == (b"PK\5\6", 0, 0, count, count, length, start, 0)
 
 
 def _sparse(archive: Archive) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.patience import examples, prompt
 from tieconv.errors import UnreadableError
 from tieconv.formats import strict_json
-from tieconv.formats.strict_json import MAX_DEPTH, loads
+from tieconv.formats.strict_json import MAX_DEPTH, check_budget, loads
 
 LIMIT = 10_000_000
 TOO_LARGE = "9" * 21
@@ -107,6 +107,17 @@ def test_depth(opening: str, closing: str) -> None:
         else:
             assert refused(text) == "json.refused"
         assert refused(text[: len(text) // 2]) in ("json.malformed", "json.refused")
+
+
+def test_levels_are_counted_not_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list beside 64 open levels is no level more; a part of a text has no limit of levels, and exactly the budget."""
+    assert refused("[[]," + "[" * (MAX_DEPTH - 1)) == "json.malformed"
+    check_budget(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "part")
+    part = b"[]" * 66 + b'"":,'  # lists, a member and a comma, of 80, 190 and 60 bytes
+    monkeypatch.setattr(strict_json, "BUDGET", 66 * 80 + 190 + 60)
+    check_budget(part, "part")
+    with pytest.raises(UnreadableError, match="need too much memory"):
+        check_budget(part + b",", "part")
 
 
 def test_brackets_inside_strings_are_no_nesting() -> None:

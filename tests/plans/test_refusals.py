@@ -194,14 +194,15 @@ def test_force_does_not_rescale(survivor: str, tmp_path: Path) -> None:
     assert "would multiply the logits" in refusal(tieconv.plan_retie, path).message
 
 
-def test_a_second_head_shard_gets_a_name_of_its_own(tmp_path: Path) -> None:
-    """`model-head.safetensors` may be taken already."""
-    shards = {"model-00001-of-00002.safetensors": {EMBED: matrix()}, "model-00002-of-00002.safetensors": llama_rest()}
+@pytest.mark.parametrize(("first", "new"), [("model-1", "model-head-2"), ("model-head-2", "model-head-3")])
+def test_a_second_head_shard_gets_a_name_of_its_own(tmp_path: Path, first: str, new: str) -> None:
+    """`model-head.safetensors` may be taken already, and the next name too."""
+    shards = {f"{first}.safetensors": {EMBED: matrix()}, "model-2.safetensors": llama_rest()}
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
     path = save_shards(tmp_path / "m", TIED, shards, weight_map)
     tieconv.plan_untie(path).execute(tmp_path / "untied")
     plan = tieconv.plan_untie(tmp_path / "untied", bias="zero").plan
-    assert [file.name for file in plan.weights] == ["model-head-2.safetensors"]
+    assert [file.name for file in plan.weights] == [f"{new}.safetensors"]
 
 
 def llama_rest() -> dict[str, np.ndarray]:
