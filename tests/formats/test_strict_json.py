@@ -110,7 +110,7 @@ def test_depth(opening: str, closing: str) -> None:
 
 
 def test_levels_are_counted_not_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list beside 64 open levels is no level more; a part of a text has no limit of levels, and exactly the budget."""
+    """A list beside 64 open levels is no level more; a part has no limit of levels, and may take all the budget."""
     assert refused("[[]," + "[" * (MAX_DEPTH - 1)) == "json.malformed"
     check_budget(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "part")
     part = b"[]" * 66 + b'"":,'  # lists, a member and a comma, of 80, 190 and 60 bytes
