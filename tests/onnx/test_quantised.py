@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -18,6 +19,7 @@ from tests.cli.run import run
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
+from tieconv.onnx.parity.quantised_weights import matrices
 from tieconv.reporters import schemas
 
 V, H = 96, 32
@@ -222,3 +224,28 @@ def test_a_dequantised_head_is_named(tmp_path: Path, turned: bool) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
     assert told(tmp_path / "model.onnx") == [("head", "head", "DequantizeLinear")]
     assert api.inspect(tmp_path / "model.onnx").head.input_embedding is not None
+
+
+def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path: Path) -> None:
+    """The values that the graph computes with, and whether it looks them up or multiplies by them."""
+    codes = np.random.default_rng(0).integers(-9, 9, (V, H), np.int8)
+    tensors = {"codes": codes, "ids": np.arange(2), "scale": np.array(0.5, "f4"), "zero": np.array(3, "i1")}
+    nodes = [
+        helper.make_node("Gather", ["codes", "ids"], ["picked"]),
+        helper.make_node("DequantizeLinear", ["picked", "scale", "zero"], ["x"]),
+        helper.make_node("Transpose", ["codes"], ["turned"]),
+        helper.make_node("DequantizeLinear", ["turned", "scale"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+        helper.make_node("DequantizeLinear", ["codes", "scale"], ["rows"]),
+        helper.make_node("Gather", ["rows", "ids"], ["y"]),
+    ]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("logits", "y")]
+    stored = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], outputs, stored))
+    found = list(matrices(ir.from_proto(model)))
+    assert {(made.name, made.shape, made.bits, made.group) for made in found} == {("codes", (V, H), 8, V * H)}
+    assert [(made.looked_up, made.multiplied, made.symmetric) for made in found] == [
+        (True, False, False), (False, True, True), (True, False, True),
+    ]  # fmt: skip
+    for made, zero in zip(found, (3, 0, 0), strict=True):
+        assert np.array_equal(made.values(), (codes - np.float32(zero)) / 2)

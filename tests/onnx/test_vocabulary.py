@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
 from pathlib import Path
 
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 import tieconv
 from fixtures import exporters
+from tests.loops import case
 from tests.onnx import faults
 from tests.onnx.exported import ROWS
 from tests.onnx.planted import tokens
@@ -45,6 +49,43 @@ FAULTS = [
     ("bert", tokens.clipped(ROWS - 2), (ROWS - 1,), ()),
     ("t5", tokens.shifted(9), (9,), ()),
 ]
+
+
+def test_which_nodes_look_up_words() -> None:
+    """A Gather of rows of the table by ids, also of a cast or turned table; not by columns, nor of another table."""
+    find = partial(helper.make_node, "Gather", inputs=["seen", "token"], outputs=["x"])
+    tables = {"words": (6, 4), "turned words": (4, 6), "deep": (6, 4, 1), "places": (9, 4)}
+    for made, found in (
+        (helper.make_node("Identity", ["words"], ["seen"]), True),
+        (helper.make_node("Cast", ["words"], ["seen"], to=TensorProto.FLOAT), True),
+        (helper.make_node("Transpose", ["turned words"], ["seen"]), True),
+        (helper.make_node("Identity", ["turned words"], ["seen"]), False),
+        (helper.make_node("Transpose", ["words"], ["seen"]), False),
+        (helper.make_node("Transpose", ["deep"], ["seen"], perm=[2, 1, 0]), False),
+        (helper.make_node("Neg", ["words"], ["seen"]), False),
+        (helper.make_node("Identity", ["places"], ["seen"]), False),
+    ):
+        nodes = [
+            helper.make_node("Neg", ["places"], ["unused"]),
+            helper.make_node("Identity", ["ids"], ["token"]),
+            made,
+            find(axis=0) if made.op_type == "Cast" else find(),
+            helper.make_node("Neg", ["x"], ["hidden"]),
+            helper.make_node("MatMul", ["hidden", "turned words"], ["logits"]),
+        ]
+        tensors = [
+            helper.make_tensor(name, TensorProto.FLOAT, side, [0.0] * prod(side)) for name, side in tables.items()
+        ]
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "logits")]
+        ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
+        model = helper.make_model(helper.make_graph(nodes, "g", [ids], outputs, tensors))
+        first = lookups.first_nodes(model, ("ids",), (6, 4))
+        with case(made.op_type, *made.input):
+            assert (first and (first.rows, first.results)) == ((("x",), ("x", "hidden")) if found else None)
+        nodes[3].ClearField("attribute")
+        nodes[3].attribute.append(helper.make_attribute("axis", 1))
+        graph = helper.make_graph(nodes, "g", [ids], outputs, tensors)
+        assert lookups.first_nodes(helper.make_model(graph), ("ids",), (6, 4)) is None
 
 
 @pytest.mark.sampled(1)
