@@ -72,7 +72,7 @@ def _one_thread_each() -> None:
 def _garbage_is_young() -> None:
     """tieconv collects garbage after each session; libraries and collected tests are none, and are millions of objects.
 
-    Without this, half of the time of tests/onnx went there, and the more, the more folders ran.
+    Without this, two fifths of the time of tests/onnx alone went there, and more where all folders ran.
     """
     gc.collect()
     gc.freeze()
