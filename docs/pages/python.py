@@ -17,7 +17,8 @@ INTRO = """\
 the [schemas](schemas.md). `print` shows a plan as the command does, and any other result as JSON. The prompt shows one
 line, and a notebook shows a small table. In it, ■ marks a matrix that equals the embedding, and □ one that differs. ↑
 marks a name without a stored tensor. A function raises `TieconvError`
-where the command exits with 2. The error's `hint` names the next call; a traceback shows it too.
+where the command exits with 2. The error's `hint` names the next call; a traceback shows it too. A value that an
+argument does not take is a `ValueError`.
 
 ```python
 import tieconv

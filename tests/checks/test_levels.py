@@ -188,6 +188,24 @@ def test_names_from_a_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     assert finding.remedy is None
 
 
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_shard_that_the_index_does_not_list(tmp_path: Path, agrees: bool) -> None:
+    """Its tensors are missing in transformers 4 and 5: an error, and nothing about it is repaired without a review."""
+    part = "model-{:05d}-of-00003.safetensors".format
+    shards = {part(1): {EMBED: matrix()}, part(2): {"model.layers.0.mlp.down_proj.weight": matrix()}}
+    shards[part(3)] = {"model.norm.weight": matrix(1)}
+    listed = {EMBED: part(1), "model.norm.weight": part(3)}
+    total = matrix().nbytes + matrix(1).nbytes if agrees else 1
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, listed, total_size=total)
+    reported = api.inspect(folder).findings
+    assert [finding.rule for finding in reported] == ["IDX002", *([] if agrees else ["IDX004"])]
+    assert reported[0].level == "error" and reported[0].tensors == ("model.layers.0.mlp.down_proj.weight",)
+    assert "does not list its 1 tensor. transformers starts them" in reported[0].message
+    assert all(not finding.remedy.safe and finding.remedy.command.startswith("tieconv reindex") for finding in reported)
+    (note,) = [note for note in api.plan_reindex(folder).plan.notes if "random numbers" in note]
+    assert note.startswith("transformers 4 and 5 load model.layers.0.mlp.down_proj.weight with random numbers now")
+
+
 def test_many_names_are_counted(tmp_path: Path) -> None:
     """A broken index of thousands of tensors gives one line."""
     names = {f"layer.{number}.weight": matrix(1, 1) for number in range(50)}

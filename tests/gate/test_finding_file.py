@@ -9,6 +9,7 @@ import pytest
 import tieconv as api
 from tests.checks.fixtures import builder
 from tests.checks.fixtures.loaders import ASKED
+from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, matrix, save_shards
 from tieconv.checks.registry import RULES
 from tieconv.gate.examine import file_of
 from tieconv.sources.user_files import place_of
@@ -39,6 +40,17 @@ def test_the_file_is_one_of_the_model(rule, tmp_path: Path) -> None:
         and (Path(inspection.checkpoint.root) / file).is_symlink() | (Path(inspection.checkpoint.root) / file).exists()
     )
     assert file == EXPECTED.get(rule.code, file)
+
+
+@pytest.mark.parametrize(("same", "rule"), [(True, "TIE002"), (False, "TIE001")])
+def test_a_head_in_another_shard_is_in_the_file_of_the_head(tmp_path: Path, same: bool, rule: str) -> None:
+    """What repairs the model changes the shard of the head, not the one of the embedding."""
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    shards = {first: {EMBED: matrix()}, second: {HEAD: matrix() if same else matrix() + 1}}
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, {EMBED: first, HEAD: second})
+    inspection = api.inspect(folder)
+    (finding,) = [finding for finding in inspection.findings if finding.rule == rule]
+    assert file_of(inspection, finding) == second
 
 
 def test_the_place_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,5 +61,6 @@ def test_near_matches_by_code_and_name() -> None:
     with pytest.raises(SettingsError) as caught:
         find_rule("zzzzzzz")
     assert caught.value.hint == "list all rules with: tieconv rules"
+    assert selectors("TIE002", "select") == selectors(["tie002"], "select") == ("TIE002",)
     with pytest.raises(SettingsError, match="for the message of a loader: tieconv inspect MODEL --consumers"):
         find_rule("KeyError: 'lm_head.weight'")

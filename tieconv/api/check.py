@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def check(
     models: str | Path | Module | Iterable[str | Path | Module] = ".",
     *,
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    select: str | Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     fail_on: str | None = None,
     consumers: str | None = None,
     depth: Depth | str | None = None,

@@ -210,7 +210,7 @@ def plan_untie(
 
 
 def plan_set_tie(
-    flag: str,
+    flag: str | bool,
     path: str | Path = ".",
     *,
     force: bool = False,
@@ -226,7 +226,7 @@ def plan_set_tie(
     """
     from tieconv.plans.verbs import set_tie
 
-    make = partial(set_tie.plan_set_tie, flag=set_tie.Flag(flag), force=force)
+    make = partial(set_tie.plan_set_tie, flag=set_tie.Flag(str(flag).lower()), force=force)
     return Source(path, embed, head, drop_other_formats, fetch).plan(make)
 
 

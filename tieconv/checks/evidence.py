@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import cleandoc
 
@@ -14,7 +15,7 @@ from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import fits
+from tieconv.checkpoint.weight_file import WeightFile, fits
 from tieconv.text import in_words, shown
 
 
@@ -173,6 +174,17 @@ def certain(inspection: Inspection, level: Level) -> Level:
 def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
     """Yield the cautions with this code, which the reader of the files recorded."""
     return (caution for caution in inspection.checkpoint.cautions if caution.code == code)
+
+
+def unlisted_parts(inspection: Inspection) -> list[WeightFile]:
+    """Return the numbered shards that the index does not name, though only they hold some tensors."""
+    checkpoint = inspection.checkpoint
+    sets = {match.groups() for file in checkpoint.files if (match := _PART.fullmatch(file.name))}
+    parts = (file for file in checkpoint.orphans if (match := _PART.fullmatch(file.name)) and match.groups() in sets)
+    return [part for part in parts if any(tensor.name not in checkpoint.tensors for tensor in part.tensors)]
+
+
+_PART = re.compile(r"(.+)-\d{5}(-of-\d{5}\.\w+)")
 
 
 def refused_formats(inspection: Inspection) -> dict[str, list[str]]:

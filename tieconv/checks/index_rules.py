@@ -12,7 +12,7 @@ from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layou
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers_files import opened, stops_at_index
-from tieconv.text import shown
+from tieconv.text import count, shown
 
 
 @rule("IDX001", "absent-tensor", Level.ERROR)
@@ -30,7 +30,7 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
     An index that still lists `lm_head.weight`:
 
         error IDX001: The index lists lm_head.weight, but the shard does not hold
-        it. Loaders that use the index fail.
+        it. A loader that looks for it there fails.
 
     ## How to fix
     `tieconv reindex` rebuilds the index from the shard headers. If the tensor should exist, fetch its shard instead. Until
@@ -39,7 +39,7 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
     for caution in evidence.cautions(inspection, "index.absent-tensor"):
         yield absent_tensor.finding(
             f"The index lists {evidence.listed(caution.tensors)}, but the shard does not hold "
-            f"{evidence.verb(caution.tensors, 'it', 'them')}. Loaders that use the index fail.",
+            f"{(them := evidence.verb(caution.tensors, 'it', 'them'))}. A loader that looks for {them} there fails.",
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=False),
         )
@@ -50,7 +50,8 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
     """The shards hold tensors that the index does not list.
 
     ## What it does
-    Reports tensors in the headers of the shards that are missing from the `weight_map` of the index.
+    Reports tensors in the headers of the shards that are missing from the `weight_map` of the index. It is an error if the
+    index lists no tensor of a numbered shard.
 
     ## Why it matters
     Loaders that use the index do not load these tensors, but loaders that read whole shards do. So one directory gives two
@@ -71,6 +72,15 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
             f"{evidence.verb(caution.tensors, 'it', 'them')}. Only loaders that read whole shards load "
             f"{evidence.verb(caution.tensors, 'it', 'them')}.",
             caution.tensors,
+            remedy=remedies.reindex(inspection, safe=False),
+        )
+    for part in evidence.unlisted_parts(inspection):
+        names = [tensor.name for tensor in part.tensors if tensor.name not in inspection.checkpoint.tensors]
+        yield unindexed_tensor.finding(
+            f"{shown(part.name)} is a shard of the model, but the index does not list its {count(len(names), 'tensor')}. "
+            "transformers starts them with random values.",
+            tuple(names),
+            level=Level.ERROR,
             remedy=remedies.reindex(inspection, safe=False),
         )
 
@@ -148,16 +158,19 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
         note IDX005: The model does not use 1 weight file: adapter_model.safetensors
 
     ## How to fix
-    Move the file into a subdirectory. Delete it if it is left from an earlier save.
+    Move the file into a subdirectory. Delete it only if you know that it is left from an earlier save.
     """
     for caution in evidence.cautions(inspection, "index.orphan"):
-        orphans = [file.name for file in inspection.checkpoint.orphans]
-        if orphans == ["adapter_model.safetensors"] and evidence.adapter_beside(inspection):
+        parts = evidence.unlisted_parts(inspection)  # IDX002
+        orphans = [file.name for file in inspection.checkpoint.orphans if file not in parts]
+        if not orphans or (orphans == ["adapter_model.safetensors"] and evidence.adapter_beside(inspection)):
             continue  # loaders use it: PEF006
         files = {file.name for file in inspection.checkpoint.orphans if not _VARIANT.fullmatch(file.name)}
         shadows = (shadow for shadow in inspection.shadows if shadow.differs and shadow.file in files)
         different = tuple(dict.fromkeys(shadow.name for shadow in shadows))
-        message = evidence.capital(caution.message)
+        names = ", ".join(shown(name, 60) for name in orphans[:4])
+        message = f"The model does not use {count(len(orphans), 'weight file')}: {names}" if parts else None
+        message = message or evidence.capital(caution.message)
         if different:
             has = evidence.clause(different, "has", "have")
             message = f"{message}. {has} other values there."

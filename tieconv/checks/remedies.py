@@ -107,8 +107,8 @@ def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy 
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):
         return None
     # The command writes the whole index, so it is as safe as the least safe of its changes.
-    for code in ("index.absent-tensor", "index.extra-tensor"):
-        safe = safe and not any(evidence.cautions(inspection, code))
+    changes = any(caution.code in ("index.absent-tensor", "index.extra-tensor") for caution in checkpoint.cautions)
+    safe = safe and not changes and not evidence.unlisted_parts(inspection)
     return _command("reindex", checkpoint.source, safe=safe, **options)
 
 

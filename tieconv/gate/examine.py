@@ -225,7 +225,7 @@ _OF_THE_ADAPTER = frozenset({"PEF001", "PEF002"})
 
 
 def file_of(inspection: Inspection, finding: Finding) -> str:
-    """Return the file, relative to the model: that of the first stored tensor, the index, or the config.
+    """Return the file, relative to the model: of a tensor, the index, or the config. A head has its own file.
 
     The same fault gives the same file, whatever numbers the message holds.
     """
@@ -245,9 +245,9 @@ def file_of(inspection: Inspection, finding: Finding) -> str:
     if graph is not None:
         return graph
     tensors = checkpoint.tensors
-    stored = next(
-        (weights if checkpoint.table else tensors[name].range.file for name in finding.tensors if name in tensors), None
-    )
+    names = [name for name in finding.tensors if name in tensors]
+    number = -1 if finding.rule in ("TIE001", "TIE002") else 0
+    stored = (weights if checkpoint.table else tensors[names[number]].range.file) if names else None
     if stored is None and not finding.tensors and checkpoint.config and not finding.rule.startswith(("STO", "IDX")):
         return checkpoint.config.name
     return stored or weights

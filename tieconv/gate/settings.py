@@ -60,9 +60,10 @@ def longest(selectors: Iterable[str], code: str) -> str | None:
     return max(covering, key=_weight, default=None)
 
 
-def selectors(words: Iterable[str], where: str) -> tuple[str, ...]:
+def selectors(words: str | Iterable[str], where: str) -> tuple[str, ...]:
     """Return the selectors in ``words``; commas separate several in one word. Raises `SettingsError`."""
-    named = tuple(part.strip().upper() for word in words for part in word.split(","))
+    every = [words] if isinstance(words, str) else words
+    named = tuple(part.strip().upper() for word in every for part in word.split(","))
     codes = [rule.code for rule in rules()] if named else []
     for selector in named:
         if selector != ALL and not (selector and any(code.startswith(selector) for code in codes)):

@@ -351,6 +351,17 @@ def _may_round_to_equal(inspection: Inspection, member: Member, figures: proved.
 
 
 # Reduce an inspection to the stored names that a loader knows.
+def in_unlisted_shards(inspection: Inspection) -> frozenset[str]:
+    """Return the tensors of shards that the index does not name. A loader that opens the named shards misses them."""
+    index = inspection.checkpoint.index
+    if index is None or not any(caution.code == "index.extra-tensor" for caution in inspection.checkpoint.cautions):
+        return frozenset()
+    entries = index.value["weight_map"]
+    listed = set(entries.values()) if isinstance(entries, Mapping) else set()
+    files = (file for file in inspection.checkpoint.files if file.name not in listed)
+    return frozenset(tensor.name for file in files for tensor in file.tensors)
+
+
 def without_tensors(inspection: Inspection, unread: Collection[str]) -> Inspection:
     """Return ``inspection`` without the tensors named in ``unread``."""
     if not unread:

@@ -24,7 +24,7 @@ _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
 def load(inspection: Inspection, version: str) -> Loaded:
     """Return the model in transformers ``version``, `4.48` or `4.57`."""
     family, stored = inspection.family, inspection.checkpoint.tensors
-    # The tensors in shards that the index does not list. transformers 4 does not read them.
+    # transformers 4 reads no tensor that the index does not list, and transformers 5 all of a listed shard.
     cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
     unknown_names = unread(family, stored, version) | frozenset(
         name for caution in cautions for name in caution.tensors

@@ -77,7 +77,7 @@ def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded
 
     ``compares`` says that the release compares two stored tensors of a tied group.
     """
-    unknown_names = unread(inspection.family, inspection.checkpoint.tensors)
+    unknown_names = unread(inspection.family, inspection.checkpoint.tensors) | evidence.in_unlisted_shards(inspection)
     read = evidence.without_tensors(inspection, unknown_names)
     family, parameters = read.family, evidence.before_ties(read, RELEASE)
     untied = not compares and _leaves_untied(read)
