@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from tests.cli.run import run
+from tests.writers import graph_faults
+from tests.writers.program import SOURCE
 
 VERBS = {
     "untie": "untie", "retie": "retie", "dedup": "dedup", "convert to torch": "convert --to torch",
@@ -68,8 +70,9 @@ def judge(model: Path, facts: dict[str, Any], case: dict[str, Any], load: Load, 
     for verb, line in VERBS.items():
         out = work / verb.replace(" ", "-")
         yield _verb(verb, line, model, out / _file_name(model, verb) if model.is_file() else out, original, case, load)
-        shutil.rmtree(out, ignore_errors=True)
-    yield from _breaks(model, document, work, words)
+        if not (case["parity"] and verb == "dedup"):
+            shutil.rmtree(out, ignore_errors=True)
+    yield from _graph_cells(model, document, case, work) if case["parity"] else _breaks(model, document, work, words)
 
 
 def _silent(checked: Any, named: set[str]) -> Cell:
@@ -117,8 +120,9 @@ def _verb(
     last = written.stderr.strip().splitlines() or [""]
     if written.exit_code != 0:
         refused = next((text for text in last if text.startswith("error: ")), "")
-        # A usage error would be a fault of this judge, and "unexpected" begins the report of a bug.
-        clean = written.exit_code == 2 and refused and not re.match("error: (got )?unexpected|error: no such", refused)
+        # A usage error would be a fault of this judge. "unexpected" and "please report" say that tieconv is wrong.
+        fault = re.match("error: (got )?unexpected|error: no such", refused) or "please report" in written.stderr
+        clean = written.exit_code == 2 and refused and not fault
         return Cell(verb, REFUSED if clean else WRONG, _general(refused or repr(written.exception), model))
     changed = "nothing to change" not in written.output
     compared = run("diff", *case["words"], model, out)
@@ -181,6 +185,28 @@ def _breaks(model: Path, document: dict[str, Any], work: Path, words: list[str])
         config = json.loads((broken / "config.json").read_text())
         (broken / "config.json").write_text(json.dumps(_flag(config)))
         yield _reported("a flag of false without a head", "check", run("check", *words, broken))
+
+
+def _graph_cells(model: Path, document: dict[str, Any], case: dict[str, Any], work: Path) -> Iterator[Cell]:
+    """Hold the graph, and what `dedup` made of it, against their checkpoint; then plant faults into both."""
+    deduped = work / "dedup" / model.name if model.is_file() else work / "dedup"
+    graphs = {"": model, " after dedup": deduped} if graph_faults.copies(document) else {"": model}
+    for when, graph in graphs.items():
+        measured = graph_faults.parity(graph, work / SOURCE, case)
+        last = next(
+            (line for line in measured.stderr.splitlines() if line.startswith("error: ")), measured.output[-200:]
+        )
+        clean = measured.exit_code == 2 and last.startswith("error: ") and "unexpected" not in last
+        why = "" if measured.exit_code == 0 else _general(last, model)
+        yield Cell(f"parity{when}", RIGHT if not why else REFUSED if clean else WRONG, why)
+        if why:
+            continue
+        told = json.loads(run("inspect --depth full --json", graph).stdout)
+        for fault, broken in graph_faults.planted(graph, told, work):
+            yield _reported(f"{fault}{when}", "parity", graph_faults.parity(broken, work / SOURCE, case))
+            if graph_faults.copies(told):
+                said = "" if graph_faults.untied(broken) else "inspect does not say Untied"
+                yield Cell(f"inspected: {fault}{when}", WRONG if said else RIGHT, said)
 
 
 def _reported(fault: str, command: str, result: Any) -> Cell:

@@ -15,6 +15,8 @@ from typing import Any
 from tests.oracles.observe import serve as answer_each
 
 PROMPT = (1, 5, 9, 7, 3, 4)
+SOURCE = "source"
+"""The checkpoint of a graph, beside the folder of the graph."""
 EDITABLE = ("safetensors", "torch")
 Facts = dict[str, Any]
 
@@ -28,7 +30,7 @@ class Case:
     reader for it. ``reads`` are the formats of the reader. ``named`` are the rules that rightly report this file,
     or ``refused``.
     ``file`` is the file of the folder that tieconv gets. ``words`` are options that tieconv needs. A plan may say that
-    ``loader`` refuses its result.
+    ``loader`` refuses its result. ``parity`` are the options that hold a graph against its checkpoint, or empty.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Case:
     file: str = ""
     words: tuple[str, ...] = ()
     loader: str = ""
+    parity: str = ""
 
 
 def serve(cases: Iterable[Case]) -> None:
@@ -47,7 +50,7 @@ def serve(cases: Iterable[Case]) -> None:
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         if job["do"] == "list":
-            kept = ("reads", "named", "file", "words", "loader")
+            kept = ("reads", "named", "file", "words", "loader", "parity")
             return {"cases": {n: {k: getattr(c, k) for k in kept} for n, c in table.items()}}
         case, folder = table[job["case"]], Path(job["path"])
         if job["do"] == "write":

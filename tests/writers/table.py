@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.oracles.environments import ENVIRONMENTS as LOADERS
 from tests.oracles.environments import TORCH, Environment
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+SAFETENSORS = "safetensors==0.8.0"
+"""Readers of results need it, also those of programs that do not install it."""
+
+
 def _environment(*packages: str, show: tuple[str, ...], alone: tuple[str, ...] = ()) -> Environment:
-    return Environment("writer", (TORCH, *packages), alone=alone, show=(*show, "torch"))
+    return Environment("writer", (TORCH, SAFETENSORS, *packages), alone=alone, show=(*show, "torch"))
 
 
 ENVIRONMENTS: dict[str, Environment] = {
@@ -19,7 +24,11 @@ ENVIRONMENTS: dict[str, Environment] = {
         "transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2", "huggingface_hub==2.4.0",
         show=("transformers", "safetensors"),
     ),
+    "llama.cpp": LOADERS["llama.cpp"],
     "mlx-lm": _environment("mlx[cpu]", "mlx-lm==0.32.2", "transformers==5.24.0", show=("mlx-lm", "mlx")),
+    "mlx-vlm": _environment(
+        "mlx[cpu]", "mlx-vlm==0.7.10", "transformers==5.24.0", show=("mlx-vlm", "mlx", "transformers")
+    ),
     "quantisers": _environment(
         "transformers==5.23.0", "accelerate==1.15.0", "torchao==0.18.0", "optimum-quanto==0.2.7",
         "hqq==0.2.8.post1", "bitsandbytes==0.50.2", "gguf==0.19.0", "sentencepiece",
@@ -43,7 +52,7 @@ ENVIRONMENTS: dict[str, Environment] = {
     "x-transformers": _environment("x-transformers==2.31.10", show=("x-transformers",)),
     "whisper": _environment("openai-whisper==20250625", show=("openai-whisper",)),
     "fastai": _environment("fastai==2.8.12", show=("fastai",)),
-    "olmo": _environment("ai2-olmo==0.6.0", "datasets==4.7.0", show=("ai2-olmo",)),
+    "olmo": _environment("ai2-olmo==0.6.0", "datasets==4.7.0", "pyarrow==21.0.0", show=("ai2-olmo",)),  # numpy 1
     "trl": _environment("trl==0.24.0", "transformers==4.57.6", "accelerate==1.15.0", show=("trl", "transformers")),
     "deepspeed": _environment("deepspeed==0.19.8", "transformers==5.23.0", show=("deepspeed", "transformers")),
     "adapters": _environment("adapters==1.3.0", show=("adapters", "transformers")),
@@ -59,7 +68,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         "onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "onnx-ir==1.1.0", "transformers==5.23.0",
         show=("onnxruntime-genai", "transformers"),
     ),
-    "opennmt-py": Environment("writer", ("OpenNMT-py==3.5.1", "numpy<2"), show=("OpenNMT-py", "torch")),
+    "opennmt-py": Environment("writer", ("OpenNMT-py==3.5.1", "numpy<2", SAFETENSORS), show=("OpenNMT-py", "torch")),
     "litgpt": _environment("litgpt==0.5.13", show=("litgpt",)),
     "mergekit": _environment("mergekit==0.1.5", "transformers==5.24.0", show=("mergekit", "transformers")),
     "sentence-transformers": _environment(
@@ -89,9 +98,11 @@ WRITERS = {
     },
     "libraries": Writer("transformers-5.23", "save_libraries", ("safetensors", "huggingface_hub", "accelerate")),
     "mlx-lm": Writer("mlx-lm", "convert_mlx"),
+    "mlx-vlm": Writer("mlx-vlm", "convert_mlx_vlm"),
     "quantisers": Writer("quantisers", "quantise_transformers"),
     "training": Writer("lightning", "save_checkpoints"),
     "gguf": Writer("quantisers", "write_gguf", ("gguf", "transformers")),
+    "llama.cpp": Writer("llama.cpp", "convert_llama_cpp"),
     "sentence-transformers": Writer("sentence-transformers", "save_sentence_transformers"),
     "litgpt": Writer("litgpt", "save_litgpt"),
     "mergekit": Writer("mergekit", "merge_mergekit"),
@@ -113,6 +124,9 @@ NOT_INSTALLED: dict[str, str] = {
     "transformers 4.48.3": "the small models of our fixtures need 4.56 or newer",
     "torchtune 0.6.1": "it does not import with torch 2.13: it needs a torchao that does not import there",
     "mambapy 1.2.0, mamba-ssm 2.3.2": "mambapy's language model imports mamba-ssm, which needs CUDA to build",
-    "mlx-vlm, transformers.js' scripts": "not tried; mlx-vlm installs",
+    "SetFit, PyLate, Model2Vec": "not tried: what they write is an encoder without a language model's head",
+    "KerasHub 0.32.0": "not tried: it installs with TensorFlow; its exports would be transformers' layout",
+    "flair 0.15.1": "not tried: it pickles its language model, and no other program reads the file",
+    "transformers.js' scripts": "not tried: they are not in a package; they call the exporters of the table",
 }
 """Programs without a script, and why."""

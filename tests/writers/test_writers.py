@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from safetensors.torch import load_file
 
 from docs.pages import writers as page
+from tests.cli.run import run
+from tests.writers import graph_faults
 from tests.writers import judge as judging
 from tests.writers.measure import FIGURES, figures, new_faults
 from tests.writers.table import ENVIRONMENTS, NOT_INSTALLED, PROGRAMS, WRITERS
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
-CASE: dict[str, Any] = {"reads": ["safetensors"], "named": [], "file": "", "words": []}
+CASE: dict[str, Any] = {"reads": ["safetensors"], "named": [], "file": "", "words": [], "parity": ""}
 FACTS = {"tied": False, "embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}
 
 
@@ -43,6 +47,26 @@ def test_an_untrue_answer_and_different_logits_are_wrong_cells(tmp_path: Path, m
     cells = judged(tmp_path, FACTS | {"tied": True}, lambda model: {"logits": [float(model.name == "dedup")]})
     assert cells["inspect"].outcome == cells["dedup"].outcome == judging.WRONG
     assert "logits differ by 1" in cells["dedup"].why
+
+
+def test_a_refusal_that_asks_for_a_report_is_a_wrong_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "error: the written model is wrong\nhint: tieconv changed nothing; please report this\n"
+    failed = SimpleNamespace(exit_code=2, stderr=said, output=said)
+    monkeypatch.setattr(judging, "VERBS", {"dedup": "dedup"})
+    monkeypatch.setattr(judging, "run", lambda line, *rest: failed if line == "dedup" else run(line, *rest))
+    assert judged(tmp_path, FACTS)["dedup"].outcome == judging.WRONG
+
+
+def test_a_fault_of_a_graph_is_planted_into_each_matrix(tmp_path: Path) -> None:
+    """Parity is faked: it compares the bytes of the graph with those of the healthy one."""
+    onnx = pytest.importorskip("onnx")
+    graph = tmp_path / "model.onnx"
+    table = onnx.numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(4, 3), "table")
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [table])), graph)
+    shared = {"head": {"output_head": {"name": "table"}, "input_embedding": {"name": "table", "shape": [4, 3]}}}
+    ((fault, broken),) = ((fault, path.read_bytes()) for fault, path in graph_faults.planted(graph, shared, tmp_path))
+    assert fault == "a changed row of the shared table" and broken != graph.read_bytes()
+    assert not list(tmp_path.glob("changed-*"))
 
 
 def test_every_writer_has_a_script_an_environment_and_figures_on_the_page() -> None:

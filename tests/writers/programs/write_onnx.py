@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import transformers
 
 from fixtures import zoo
 from tests.oracles.tokenizer import write_tokenizer
-from tests.writers.program import PROMPT, Case, Facts, serve, without_sampling
+from tests.writers.program import PROMPT, SOURCE, Case, Facts, serve, without_sampling
 
 TOOL, GRAPH, ROWS = sys.argv[1], "model.onnx", 128
 KINDS = ("LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM")
@@ -27,17 +26,19 @@ def build(kind: str, tied: bool) -> Any:
     return without_sampling(zoo.build(kind, tie=tied, vocab_size=ROWS, **sizes)).eval()
 
 
-def source(kind: str, tied: bool, folder: str) -> None:
-    build(kind, tied).save_pretrained(folder)
-    write_tokenizer(Path(folder), ROWS)
+def source(kind: str, tied: bool, folder: Path) -> Any:
+    """Write the checkpoint of a graph beside its folder, where the judge looks for it; return the model."""
+    model, beside = build(kind, tied), folder.parent / SOURCE
+    model.save_pretrained(beside)
+    write_tokenizer(beside, ROWS)
+    return model
 
 
 def optimum(kind: str, tied: bool, task: str, folder: Path) -> Facts:
     from optimum.exporters.onnx import main_export
 
-    with tempfile.TemporaryDirectory() as scratch:
-        source(kind, tied, scratch)
-        main_export(scratch, folder, task=task, do_validation=False)
+    source(kind, tied, folder)
+    main_export(str(folder.parent / SOURCE), folder, task=task, do_validation=False)
     return {"tied": tied}
 
 
@@ -46,8 +47,9 @@ class Logits(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Any) -> Any:
-        return self.model(input_ids=input_ids, use_cache=False).logits
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any) -> Any:
+        words = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        return self.model(**words, use_cache=False).logits
 
 
 def export(kind: str, tied: bool, then: str, folder: Path) -> Facts:
@@ -55,10 +57,11 @@ def export(kind: str, tied: bool, then: str, folder: Path) -> Facts:
     import onnx
 
     sides = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
-    path, made = folder / GRAPH, Logits(build(kind, tied))
+    path, ids = folder / GRAPH, torch.tensor([PROMPT, PROMPT])
     torch.onnx.export(
-        made, (torch.tensor([PROMPT]),), str(path), dynamo=True, dynamic_shapes=(sides,), verbose=False,
-        input_names=["input_ids"], output_names=["logits"], external_data=then == "external data",
+        Logits(source(kind, tied, folder)).eval(), (ids, torch.ones_like(ids), torch.arange(len(PROMPT)).expand(2, -1)),
+        str(path), dynamo=True, dynamic_shapes=(sides, sides, sides), verbose=False, output_names=["logits"],
+        input_names=["input_ids", "attention_mask", "position_ids"], external_data=then == "external data",
     )  # fmt: skip
     if then == "onnxslim":
         import onnxslim
@@ -90,9 +93,8 @@ def genai(kind: str, tied: bool, precision: str, folder: Path) -> Facts:
     sys.path += oracles.__path__
     import run_genai
 
-    with tempfile.TemporaryDirectory() as scratch:
-        source(kind, tied, scratch)
-        run_genai.build({"folder": scratch}, folder, precision)
+    source(kind, tied, folder)
+    run_genai.build({"folder": str(folder.parent / SOURCE)}, folder, precision)
     return {"tied": tied}
 
 
@@ -135,7 +137,10 @@ def cases() -> Iterator[Case]:
                 title = f"{kind.partition('For')[0].removesuffix('LMHeadModel')} {'tied' if tied else 'untied'} {step}"
                 file = GRAPH if write is export else ""
                 named = ("ONX001",) if tied and TOOL == "torch-onnx" else ()  # it stores the matrix twice
-                yield Case(title, partial(write, kind, tied, step), read, reads=("any",), file=file, named=named)
+                quantised = TOOL == "onnxruntime" or step == "int4"
+                options = "--quantised" if quantised else "--provider cpu"
+                made = partial(write, kind, tied, step)
+                yield Case(title, made, read, reads=("any",), file=file, named=named, parity=options)
 
 
 if __name__ == "__main__":
