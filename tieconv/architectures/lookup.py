@@ -121,18 +121,13 @@ def _guessed(
         model_type=model_type,
         knowledge=Knowledge.PATTERN if known else Knowledge.NONE,
         tying=Tying.CAN,
-        prefix="",
         input_embedding=embedding,
         output_head=head,
         output_biases=biases,
         bias_is_row=any(len(names[name]) == 2 for name in biases),
         groups=groups,
-        renames=(),
-        levels=(),
         truth="FTF",  # transformers 5: absent means false
         default_v4=True,  # transformers 4: absent means true
-        meaning_v4=FlagMeaning.STORAGE,
-        meaning_v5=FlagMeaning.STORAGE,
         convention=pattern.convention(embedding, head),
     )
 

@@ -88,18 +88,18 @@ class Family:
     model_type: str
     knowledge: Knowledge
     tying: Tying
-    prefix: str
-    input_embedding: str | None
-    output_head: str | None
-    output_biases: tuple[str, ...]
-    bias_is_row: bool  # the bias has shape [1, V] (a buffer), not [V]
-    groups: tuple[TieGroup, ...]
-    renames: tuple[tuple[str, str], ...]
-    levels: tuple[str, ...]
-    truth: str
-    default_v4: bool | None
-    meaning_v4: FlagMeaning
-    meaning_v5: FlagMeaning
+    prefix: str = ""
+    input_embedding: str | None = None
+    output_head: str | None = None
+    output_biases: tuple[str, ...] = ()
+    bias_is_row: bool = False  # the bias has shape [1, V] (a buffer), not [V]
+    groups: tuple[TieGroup, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    levels: tuple[str, ...] = ()
+    truth: str = ""
+    default_v4: bool | None = None
+    meaning_v4: FlagMeaning = FlagMeaning.STORAGE
+    meaning_v5: FlagMeaning = FlagMeaning.STORAGE
     level_v4: str | None = None  # the one level that transformers 4 reads the flag from ("" is the top)
     named: bool = False  # the user named the pair, so tieconv does not guess
     unflippable: str | None = None  # why a change of the flag affects more than the tied names

@@ -30,7 +30,7 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     relations = Relations(a.checkpoint, b.checkpoint, reader)
     pairs = tuple(loaded(a, b))
     equal, tensors = _tensors(pairs, relations)
-    matrices = matrix_differences(a, b, tensors, reader)
+    matrices = tuple(matrix_differences(a, b, tensors, reader))
     config = compare_configs(quantised_config(a), quantised_config(b))
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
     files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))

@@ -137,17 +137,11 @@ _Records = dict[str, TensorRecord]
 
 def matrix_differences(
     a: Inspection, b: Inspection, tensors: tuple[TensorDifference, ...], reader: Pair
-) -> tuple[MatrixDifference, ...]:
-    """Return each quantised matrix of which a part differs, with the proved relation of both sides.
+) -> Iterator[MatrixDifference]:
+    """Yield each quantised matrix of which a part differs, with the proved relation of both sides.
 
     Both models on this machine: every value is compared. Raises what the reader raises.
     """
-    return tuple(_differing_parts(a, b, tensors, reader))
-
-
-def _differing_parts(
-    a: Inspection, b: Inspection, tensors: tuple[TensorDifference, ...], reader: Pair
-) -> Iterator[MatrixDifference]:
     differing = {name for difference in tensors for name in (difference.a, difference.b) if name is not None}
     depth = Depth.HEADER if is_costly(reader.a) or is_costly(reader.b) else Depth.FULL
     sides = [{matrix.name: matrix for matrix in (side.quantised.matrices if side.quantised else ())} for side in (a, b)]

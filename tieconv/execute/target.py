@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -265,7 +265,8 @@ def check_place(plan: Plan, target: Target) -> None:
     """Check whether OUT may be written; runs again once the staging directory is owned."""
     final = destination(plan, target)
     if target.in_place:
-        _check_in_place(plan, target, final)
+        for reason, code in _in_place_faults(plan, target, final):
+            raise RefusedError(reason, NEW_OUT, code)
     else:
         check_apart(plan, target, final)
         check_out(plan, target, final)
@@ -295,33 +296,23 @@ def check_names(plan: Plan) -> None:
             )
 
 
-def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
+def _in_place_faults(plan: Plan, target: Target, final: Path) -> Iterator[tuple[str, str]]:
+    """Yield why the model cannot be written in place, and the code of that reason."""
     root = source_root(plan)
-    hint = NEW_OUT
     if any(caution.code == TRAINING for caution in plan.checkpoint.cautions):
-        raise RefusedError(
-            f"{shown(plan.checkpoint.source)} is a training checkpoint: a write in place would lose its other contents",
-            hint,
-            "out.training",
-        )
+        training = f"{shown(plan.checkpoint.source)} is a training checkpoint"
+        yield f"{training}: a write in place would lose its other contents", "out.training"
     if in_hub_cache(root) or in_hub_store(final):
-        raise RefusedError(
-            f"{shown(root)} is a snapshot in the Hub cache, and other snapshots share its files",
-            hint,
-            "in-place.hub-cache",
-        )
+        cached = f"{shown(root)} is a snapshot in the Hub cache"
+        yield f"{cached}, and other snapshots share its files", "in-place.hub-cache"
     if is_file(plan) and plan.weights and final.suffix not in file_suffixes(plan):
-        raise RefusedError(f"{shown(final.name)} would have a suffix of another format", hint, "in-place.format")
+        yield f"{shown(final.name)} would have a suffix of another format", "in-place.format"
     weights = [file.name for file in plan.checkpoint.files]
     for name in (*weights, *changed_names(plan), *plan.removed):
         if os.path.islink(root / name):
-            raise RefusedError(
-                f"{shown(name)} is a symlink, so --in-place would leave its target unchanged", hint, "in-place.link"
-            )
+            yield f"{shown(name)} is a symlink, so --in-place would leave its target unchanged", "in-place.link"
     if replaces_directory(plan, target) and os.path.ismount(final):
-        raise RefusedError(
-            f"{shown(final)} is a mount point, so tieconv cannot replace it in one step", hint, "in-place.mount"
-        )
+        yield f"{shown(final)} is a mount point, so tieconv cannot replace it in one step", "in-place.mount"
 
 
 def _check_parent(plan: Plan, target: Target, final: Path) -> None:

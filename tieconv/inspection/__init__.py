@@ -103,7 +103,7 @@ def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: s
 
     if depth is Depth.CANDIDATES and is_sampled(reader):
         depth = Depth.HEADER
-    return find_shadows(checkpoint, reader, depth, played)
+    return tuple(find_shadows(checkpoint, reader, depth, played))
 
 
 def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> StorageUse | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tieconv.architectures import effective, find, gate, unexplained
 from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, own_flag, reading_v4
 from tieconv.architectures.lookup import WHY, is_draft, with_names
-from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+from tieconv.checkpoint.family import Family, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
 from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.quantised_matrix import LEAVES
@@ -134,12 +134,12 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         return _gguf(checkpoint)
     if checkpoint.adapter is not None:
         why = "Unknown: the base model decides whether the pair is tied."
-        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
+        return Family("", "", Knowledge.TABLE, Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
     if is_draft(checkpoint.config_values, checkpoint.tensors):
-        drafted = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
+        drafted = view_config(checkpoint.config_values, Family("", "", Knowledge.TABLE, Tying.HEADLESS))
         architecture = drafted.architectures[0] if drafted.architectures else ""
-        family = _without_groups(architecture, Tying.HEADLESS)
-        return replace(family, model_type=drafted.model_type), replace(drafted, why=WHY)
+        family = Family(architecture, drafted.model_type, Knowledge.TABLE, Tying.HEADLESS)
+        return family, replace(drafted, why=WHY)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if family.knowledge is not Knowledge.TABLE and re.search(_PART, "\n".join(shapes), re.MULTILINE):
@@ -169,13 +169,12 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
     names = checkpoint.tensors
+    headless = Family(architecture, architecture, Knowledge.TABLE, Tying.HEADLESS)
     if not names:
-        family = _without_groups(architecture, Tying.HEADLESS)
         why = "No output head: the file has a vocabulary but no tensors."
-        return family, ConfigView(architecture, (), (), False, why, known=False)
+        return headless, ConfigView(architecture, (), (), False, why, known=False)
     if _EMBEDDING not in names:
-        family = _without_groups(architecture, Tying.HEADLESS)
-        return family, ConfigView(architecture, (), (), False, f"Untied: the file has no {_EMBEDDING}.")
+        return headless, ConfigView(architecture, (), (), False, f"Untied: the file has no {_EMBEDDING}.")
     tied = _HEAD not in names
     why = (
         f"Tied: llama.cpp uses {_EMBEDDING} as the head, because {_HEAD} is absent."
@@ -183,33 +182,13 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
         else f"Untied: llama.cpp uses {_HEAD} as the head."
     )
     return replace(
-        _without_groups(architecture, Tying.ALWAYS if tied else Tying.CAN),
+        headless,
+        tying=Tying.ALWAYS if tied else Tying.CAN,
         input_embedding=_EMBEDDING,
         output_head=_HEAD,
         output_biases=(_BIAS,) if (_BIAS in names) else (),
         groups=(TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),),
     ), ConfigView(architecture, (), (), tied, why)
-
-
-def _without_groups(architecture: str, tying: Tying) -> Family:
-    return Family(
-        architecture=architecture,
-        model_type=architecture,
-        knowledge=Knowledge.TABLE,
-        tying=tying,
-        prefix="",
-        input_embedding=None,
-        output_head=None,
-        output_biases=(),
-        bias_is_row=False,
-        groups=(),
-        renames=(),
-        levels=(),
-        truth="",
-        default_v4=None,
-        meaning_v4=FlagMeaning.STORAGE,
-        meaning_v5=FlagMeaning.STORAGE,
-    )
 
 
 _DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})

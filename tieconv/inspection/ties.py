@@ -347,15 +347,11 @@ def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
 
 def find_shadows(
     checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]
-) -> tuple[Shadow, ...]:
-    """Return one `Shadow` for each name that an unused file repeats.
+) -> Iterator[Shadow]:
+    """Yield one `Shadow` for each name that an unused file repeats.
 
     Bytes are compared for ``candidates``, or for every name at full depth. Raises what the reader raises.
     """
-    return tuple(_shadows(checkpoint, reader, depth, candidates))
-
-
-def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]) -> Iterator[Shadow]:
     tensors = checkpoint.tensors
     for file in (*checkpoint.orphans, *checkpoint.twins):
         for record in file.tensors:

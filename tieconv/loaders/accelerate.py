@@ -109,7 +109,6 @@ CONSUMERS = (
         _LOADER,
         "1.15",
         since=(1, 0),
-        before=None,
         cited="accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model, with transformers 5.23.0",
         load=load,
         ran=("1.15.0",),

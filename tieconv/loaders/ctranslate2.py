@@ -47,7 +47,6 @@ CONSUMERS = (
         _LOADER,
         "4.8",
         since=(4, 8),
-        before=None,
         cited="ctranslate2 4.8.5, converters/transformers.py, with transformers 5.23.0",
         load=load,
         ran=("4.8.5",),

@@ -347,9 +347,9 @@ class Consumer:
     name: str
     version: str
     since: Version
-    before: Version | None
     cited: str
     load: Callable[[Inspection], Loaded]
+    before: Version | None = None
     own_rows: bool = False
     ran: tuple[str, ...] = ()
     every: tuple[str, ...] = ()

@@ -110,7 +110,6 @@ CONSUMERS = (
         "llama.cpp",
         "2026",
         since=(0,),
-        before=None,
         cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
         load=load,
         ran=("0.3.36",),

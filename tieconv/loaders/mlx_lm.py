@@ -113,7 +113,6 @@ CONSUMERS = (
         "mlx-lm",
         "0.32",
         since=(0, 32),
-        before=None,
         cited="mlx-lm 0.32.2, mlx_lm/utils.py, load_model and mlx_lm/models/; ml-explore/mlx-lm#1298",
         load=partial(load, release="0.32"),
         ran=("0.32.2",),

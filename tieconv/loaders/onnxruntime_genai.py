@@ -130,7 +130,6 @@ CONSUMERS = (
         "onnxruntime-genai",
         "0.18",
         since=(0, 18),
-        before=None,
         cited="onnxruntime-genai 0.18.0, models/builder.py and builders/base.py; microsoft/onnxruntime-genai#2306",
         load=load,
         ran=("0.18.0",),

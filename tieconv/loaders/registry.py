@@ -56,7 +56,6 @@ CONSUMERS: tuple[Consumer, ...] = (
         "transformers",
         "5.x",
         since=(5, 4),
-        before=None,
         cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
         load=transformers5.load,
         ran=("5.23.0",),

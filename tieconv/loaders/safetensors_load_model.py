@@ -88,7 +88,6 @@ CONSUMERS = (
         "safetensors",
         "0.8",
         since=(0, 4),
-        before=None,
         cited="safetensors 0.8.0, safetensors/torch.py, load_model",
         load=load,
         ran=("0.8.0",),

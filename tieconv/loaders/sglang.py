@@ -165,7 +165,6 @@ CONSUMERS = (
         _DATA,
         "0.5",
         since=(0, 5),
-        before=None,
         cited="sglang 0.5.23, sglang/srt/model_loader/loader.py and sglang/srt/models/, with transformers 5.19.0",
         load=load,
         own_rows=True,

@@ -63,7 +63,6 @@ CONSUMERS = (
         "tensorrt-llm",
         "pytorch",
         since=(1, 0),
-        before=None,
         cited="TensorRT-LLM, _torch/models/modeling_utils.py and checkpoints/hf/weight_mapper.py, should_skip_module",
         load=pytorch,
     ),

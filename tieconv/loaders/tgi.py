@@ -39,7 +39,6 @@ CONSUMERS = (
         "text-generation-inference",
         "3.x",
         since=(3, 0),
-        before=None,
         cited="huggingface/text-generation-inference#2918; its flash_llama_modeling.py and flash_qwen2_modeling.py",
         load=load,
     ),

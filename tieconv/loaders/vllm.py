@@ -120,7 +120,6 @@ CONSUMERS = (
         "vllm",
         ">=0.29",
         since=(0, 29),
-        before=None,
         cited="vllm 0.29.0 and 0.33.0, vllm/config/model.py, maybe_untie_word_embeddings; vllm-project/vllm#51665",
         load=partial(load, release="0.33"),
         own_rows=True,
