@@ -28,8 +28,8 @@ Other programs wrote these checkpoints, as their users do. tieconv was judged on
   `check` reports each.
 - **graphs**: `diff` does not read them. `parity` passes the graph beside its checkpoint, and the result of `dedup` too.
   It fails after a row of the embedding or of the head was changed, in codes too. If the graph stores its tied table
-  twice, `inspect` says *Untied* after a change of one copy. The figures of torch-onnx have these cells. The figures of
-  the other three are older: only Llama was judged so, in 20 files without a wrong cell.
+  twice, `inspect` says *Untied* after a change of one copy. The figures of torch-onnx and onnxruntime have these cells.
+  Those of the other two are older: only Llama was judged so, in 8 files without a wrong cell.
 
 A result is *announced* if the plan says that some loader gets another model, and `diff` says so too. In the program
 itself the logits are then equal, or the plan says that the program refuses the result. *Unknown*: no config has the
