@@ -272,6 +272,7 @@ def test_further_reports_beside_the_log(models: Path, tmp_path: Path) -> None:
     model, formats = models / "llama-diverged", ("sarif", "junit", "json", "markdown")
     result = run(f"check {' '.join(f'--report {name}={tmp_path / name}' for name in formats)}", model)
     assert (result.exit_code, result.stdout) == (1, run("check", model).stdout)
+    assert result.stderr.splitlines()[:4] == [f"wrote {tmp_path / name}" for name in formats]
     for name in formats:
         assert (tmp_path / name).read_text() == run(f"check --format {name}", model).stdout
     for wrong in ("sarfi=x", "json=", "json"):

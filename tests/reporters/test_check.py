@@ -221,7 +221,7 @@ def test_sarif_describes_the_rules_of_its_results(monkeypatch: pytest.MonkeyPatc
     for rule in driver["rules"]:
         address, _, heading = rule["helpUri"].partition("#")
         assert address.endswith(f"/blob/v{tieconv.__version__}/docs/rules.md")
-        assert f"\n## {heading.replace('-', ' ', 1)}\n".lower() in page.lower()
+        assert f"\n### {heading.replace('-', ' ', 1)}\n".lower() in page.lower()
 
 
 def test_rules_that_no_registry_knows_are_rendered() -> None:

@@ -186,6 +186,7 @@ def run(arguments: Arguments) -> int:
     for format_, path in reports:
         text = render(format_, report)
         write_report(path, f"{text}\n" if text else "")
+        say(f"wrote {shown(path)}")
     if any(map(is_collection, arguments.models)) and report.models and arguments.format == "text":
         echo(f"\n{check_text.table(report)}", err=arguments.output_file is not None)
     fixed = check_text.fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)

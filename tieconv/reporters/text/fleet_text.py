@@ -59,7 +59,7 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
     for model in report.worst[:_MOST]:
         source, counting = shown(model.source), report.counting(model)
         rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
-        why = model.failure.message.removeprefix(f"{source}: ") if model.failure else rules
+        why = model.failure.message.removeprefix(f"{source}: ") if model.failure else f"{rules}: {counting[0].message}"
         yield from wrapped(shown(why, 400), f"  {source}: ", width)
         for remedy in [finding.remedy for finding in counting if finding.remedy][:1]:
             yield from next_lines(remedy, "    ", width)
