@@ -200,11 +200,12 @@ def test_classifier_is_no_head(tmp_path: Path) -> None:
     assert found.head.output_head is None and rules(found) == []
 
 
-def test_positions_are_no_embedding(tmp_path: Path) -> None:
-    """Of two tables that an input indexes the one with as many rows as the head has columns is the embedding."""
+@pytest.mark.parametrize("rows", [2 * V, V])
+def test_positions_are_no_embedding(tmp_path: Path, rows: int) -> None:
+    """A table of positions may have as many rows as the head has columns: its index is another input."""
     graph = Graph()
     graph.inputs.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "sequence"]))
-    graph.tensors["wpe"], graph.tensors["wte"] = values(4, (2 * V, H)), values(1, (V, H))
+    graph.tensors["wpe"], graph.tensors["wte"] = values(4, (rows, H)), values(1, (V, H))
     graph.add("Gather", ["wpe", "position_ids"], "positions")
     graph.add("Gather", ["wte", "input_ids"], "tokens")
     graph.add("Add", ["tokens", "positions"], "embedded")

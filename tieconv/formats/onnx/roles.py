@@ -300,6 +300,8 @@ _SAME_IDS = frozenset({
     "Transpose", "Concat", "Mod", "Tile", "Pad", FED,
 })  # fmt: skip
 """Operators that do not change token ids, except for shape, type and bounds."""
+_OTHER_IDS = ("position_ids", "token_type_ids")
+"""Inputs of exported graphs that look up positions and segments, whose tables may have as many rows as tokens."""
 _ARITHMETIC = frozenset({
     "Add", "Sub", "Mul", "Div", "Abs", "Neg", "Sum", "Gather", "GatherElements", "GatherND", "ScatterElements",
     "ScatterND", "Compress", "Trilu", "BitwiseAnd", "BitwiseOr", "Less", "LessOrEqual",
@@ -324,13 +326,13 @@ def index_of(scope: Scope, name: str) -> Index:
 
 
 def _reaches_input(scope: Scope, name: str) -> bool:
-    """Return whether the value is an input of the graph, changed only in shape, type or bounds."""
+    """Return whether the value is an input of token ids, changed only in shape, type or bounds."""
     pending, seen = [(scope, name)], {(id(scope), name)}
     while pending and len(seen) < _STEPS:
         scope, name = pending.pop()
         scope, producer = scope.find(name)
         if producer is None:
-            return bool(name)
+            return bool(name) and name not in _OTHER_IDS
         if isinstance(producer, Tensor) or producer[0].standard not in _SAME_IDS:
             continue
         for source in _data(producer[0]):
