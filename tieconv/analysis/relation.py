@@ -131,7 +131,7 @@ def _differing(embed: Table, head: Table, moments: Moments) -> RowsDiffering:
     return RowsDiffering(differing, moments.rows, moments.cast, head.rows - embed.rows)
 
 
-def _exact(kind: Kinship, moments: Moments, figures: Detail) -> Related:
+def _exact(kind: Kinship, moments: Moments, figures: RelationFigures) -> Related:
     residual = 0.0
     if kind is Kinship.ROWS_DIFFER:
         differences = moments.distances[moments.finite]
@@ -357,6 +357,25 @@ class NotClassified(Detail):
     reason: str
 
 
+RelationFigures = (
+    NoFigures
+    | RowsEqual
+    | OnceRounded
+    | RowsAppended
+    | RowsMoved
+    | RowsDiffering
+    | Shifted
+    | Scaled
+    | ColumnsScaled
+    | RowsScaled
+    | Orthogonal
+    | LinearlyMapped
+    | LowRank
+    | Quantised
+    | NotClassified
+)
+
+
 @record
 class Related:
     """The class of the head and the evidence. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
@@ -374,7 +393,7 @@ class Related:
     fits: tuple[relation_maps.Fit, ...] = ()
     retrieval: Mapping[str, float] = field(default_factory=dict)
     asked: int = 0
-    figures: Detail = NoFigures()
+    figures: RelationFigures = NoFigures()
 
 
 # Find out whether the head is the embedding after a quantisation round trip, which is not drift.

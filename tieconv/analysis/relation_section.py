@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import numpy as np
 
 from tieconv.analysis import relation
@@ -30,7 +32,7 @@ class TwoTables(Detail):
     head: str
     kind: Kinship
     within_rounding: bool
-    figures: Detail
+    figures: relation.RelationFigures
     rows_equal: int | None = None
     columns_equal: int | None = None
     rows_differing_ranges: list[list[int]] | None = None
@@ -162,7 +164,19 @@ def sentence(related: relation.Related) -> str:
             return _coded(figures, related)
         case relation.NotClassified(reason=reason):
             return f"The relation is unknown: {reason}."
-    return _of_class(related)
+        case (
+            relation.NoFigures()
+            | relation.RowsEqual()
+            | relation.OnceRounded()
+            | relation.RowsDiffering()
+            | relation.Shifted()
+            | relation.ColumnsScaled()
+            | relation.Orthogonal()
+            | relation.LinearlyMapped()
+        ):
+            return _of_class(related)
+        case never:
+            assert_never(never)
 
 
 def _of_class(related: relation.Related) -> str:

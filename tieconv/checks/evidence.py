@@ -15,7 +15,7 @@ from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import WeightFile, fits
+from tieconv.checkpoint.weight_file import fits
 from tieconv.text import in_words, shown
 
 
@@ -176,12 +176,15 @@ def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
     return (caution for caution in inspection.checkpoint.cautions if caution.code == code)
 
 
-def unlisted_parts(inspection: Inspection) -> list[WeightFile]:
-    """Return the numbered shards that the index does not name, though only they hold some tensors."""
+def unlisted_parts(inspection: Inspection) -> dict[str, tuple[str, ...]]:
+    """Return the numbered shards that the index does not name, with the tensors that only they hold."""
     checkpoint = inspection.checkpoint
     sets = {match.groups() for file in checkpoint.files if (match := _PART.fullmatch(file.name))}
     parts = (file for file in checkpoint.orphans if (match := _PART.fullmatch(file.name)) and match.groups() in sets)
-    return [part for part in parts if any(tensor.name not in checkpoint.tensors for tensor in part.tensors)]
+    held = {
+        part.name: tuple(sorted({tensor.name for tensor in part.tensors} - checkpoint.tensors.keys())) for part in parts
+    }
+    return {part: names for part, names in held.items() if names}
 
 
 _PART = re.compile(r"(.+)-\d{5}(-of-\d{5}\.\w+)")

@@ -74,12 +74,11 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=False),
         )
-    for part in evidence.unlisted_parts(inspection):
-        names = [tensor.name for tensor in part.tensors if tensor.name not in inspection.checkpoint.tensors]
+    for part, names in evidence.unlisted_parts(inspection).items():
         yield unindexed_tensor.finding(
-            f"{shown(part.name)} is a shard of the model, but the index does not list its {count(len(names), 'tensor')}. "
+            f"{shown(part)} is a shard of the model, but the index does not list its {count(len(names), 'tensor')}. "
             "transformers starts them with random values.",
-            tuple(names),
+            names,
             level=Level.ERROR,
             remedy=remedies.reindex(inspection, safe=False),
         )
@@ -162,8 +161,10 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
     """
     for caution in evidence.cautions(inspection, "index.orphan"):
         parts = evidence.unlisted_parts(inspection)  # IDX002
-        orphans = [file.name for file in inspection.checkpoint.orphans if file not in parts]
-        if not orphans or (orphans == ["adapter_model.safetensors"] and evidence.adapter_beside(inspection)):
+        orphans = [file.name for file in inspection.checkpoint.orphans if file.name not in parts]
+        if (parts and not orphans) or (
+            orphans == ["adapter_model.safetensors"] and evidence.adapter_beside(inspection)
+        ):
             continue  # loaders use it: PEF006
         files = {file.name for file in inspection.checkpoint.orphans if not _VARIANT.fullmatch(file.name)}
         shadows = (shadow for shadow in inspection.shadows if shadow.differs and shadow.file in files)
