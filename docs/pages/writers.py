@@ -162,9 +162,9 @@ def _absent() -> Iterator[str]:
     yield "## Programs that were not run\n"
     yield "| program | why |\n|---|---|"
     yield from (f"| {name} | {why} |" for name, why in NOT_INSTALLED.items())
-    yield "\nThree models are left out, because the program cannot use its own file. llama.cpp's converter writes a tied"
-    yield "StableLM without `output.weight`, which libllama asks for, and drops the head of an untied Gemma 2. mlx-vlm does"
-    yield "not load a tied Idefics3.\n"
+    yield "\nThree models are left out, because the program cannot use its own file. llama.cpp's converter writes a"
+    yield "tied StableLM without `output.weight`, which libllama asks for. It drops the head of an untied Gemma 2."
+    yield "mlx-vlm does not load a tied Idefics3.\n"
 
 
 def _code(line: str) -> str:
