@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tieconv.onnx.parity import validate
+from tieconv.onnx.parity import passes
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import LogitStore, TorchRuns, Work, identity_of, run_torch
 from tieconv.reference import load
@@ -35,9 +35,9 @@ def torch_once() -> Iterator[None]:
         model, made = models[key]
         return TorchRuns(identity_of(subject, made.identity.unused, model), made.numbers)
 
-    genuine = validate.run_torch
-    validate.run_torch = once
+    genuine = passes.run_torch
+    passes.run_torch = once
     try:
         yield
     finally:
-        validate.run_torch = genuine
+        passes.run_torch = genuine
