@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Parity, ProviderUse, Verdict
+from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Parity, ProviderUse, Verdict
 from tieconv.reporters.html.parity_page import gate_bar, plot, render
+from tieconv.reporters.text.parity_text import render_parity
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 8.0, 412.0, 30.0, 170.0, 420
 
@@ -135,3 +136,12 @@ def test_a_failed_page_says_what_was_not_measured() -> None:
     assert "<h2>Not measured</h2>\n<p>Not compared: the weights and the logits.</p>" in page
     measured = Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates, cases=(case(1e-6, 1e-6),))
     assert "Not compared: the weights.</p>" in render(measured)
+
+
+@pytest.mark.parametrize(("found", "asks"), [(40, True), (60, False)])
+def test_a_graph_of_another_model_is_asked_about(found: int, asks: bool) -> None:
+    """Where most weights are not in the graph, the first suspect is the model beside it."""
+    gates = (Gate("weights", 1.0, 0.0, False, "a matrix is not in the graph"),)
+    identity = Identity(2, 1, 100, found, {}, (), (), (), 1)
+    text = render_parity(Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates, identity=identity))
+    assert text.endswith("Was it exported from this model?") == asks

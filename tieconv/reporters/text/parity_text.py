@@ -154,6 +154,11 @@ def _verdict(report: parity.Parity, paint: Paint, width: int | None) -> Iterator
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(sentences, "", width))
     if report.reason and report.verdict is parity.Verdict.FAILED:
         yield from wrapped(f"likely cause: {shown(report.reason, 400)}", "", width)
+    identity = report.identity
+    failed = report.verdict is parity.Verdict.FAILED and report.quantised is None
+    if failed and identity is not None and 2 * identity.bytes_found < identity.bytes:
+        sentence = "The graph holds less than half of the checkpoint's weights. Was it exported from this model?"
+        yield from wrapped(sentence, "", width)
 
 
 def quantised_facts(figures: parity.Quantised) -> Iterator[tuple[str, str]]:
