@@ -139,7 +139,7 @@ DECIDED = {
     "tieconv cannot resize this layout": "the same for packed codes",
     "exactly": "the class scales its logits by the flag, and the dtype would round the head",
     "the tied tensors are a guess": "no config has the class; the hint takes the names",
-    "has no output embedding by design": "there is no head",
+    "has no output embedding by design": "the model has no head",
     "is not all zero": "without the bias the logits change",
     "which is all zero": "the two biases of the class differ",
     "contradicts the tie flag": "two releases of transformers already compute different logits",

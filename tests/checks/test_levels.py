@@ -200,7 +200,7 @@ def test_a_shard_that_the_index_does_not_list(tmp_path: Path, agrees: bool) -> N
     reported = api.inspect(folder).findings
     assert [finding.rule for finding in reported] == ["IDX002", *([] if agrees else ["IDX004"])]
     assert reported[0].level == "error" and reported[0].tensors == ("model.layers.0.mlp.down_proj.weight",)
-    assert "does not list its 1 tensor. transformers starts them" in reported[0].message
+    assert "the index does not list its 1 tensor. transformers does not read the file." in reported[0].message
     assert all(not finding.remedy.safe and finding.remedy.command.startswith("tieconv reindex") for finding in reported)
     (note,) = [note for note in api.plan_reindex(folder).plan.notes if "random numbers" in note]
     assert note.startswith("transformers 4 and 5 load model.layers.0.mlp.down_proj.weight with random numbers now")

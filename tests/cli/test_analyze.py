@@ -52,6 +52,13 @@ def test_text_is_plain(models: Path, name: str) -> None:
         assert f"\n{title}\n  " in text
 
 
+def test_another_spelling_of_exact(models: Path) -> None:
+    """`--neighbours` chooses as `--exact` and `--sampled` do."""
+    model = models / "llama-untied"
+    for word, flag in (("exact", "--exact"), ("sampled", "--sampled")):
+        assert ok(f"analyze --json --neighbours {word}", model).stdout == ok(f"analyze --json {flag}", model).stdout
+
+
 @pytest.mark.parametrize(
     ("name", "relation", "verdict"),
     [

@@ -61,6 +61,15 @@ def test_what_the_index_left_out_is_told(folder: Path, tmp_path: Path, name: str
     assert ok("diff", tmp_path / "out", tmp_path / "out").exit_code == 0
 
 
+def test_an_entry_that_names_no_shard(folder: Path) -> None:
+    """Beside a shard that the index does not list: an entry that is no text lists nothing, and breaks nothing."""
+    entries = json.loads(ORIGINAL)["weight_map"]
+    unlisted = {name: None for name, shard in entries.items() if shard == SHARDS[1]}
+    index(folder, **unlisted, odd=[SHARDS[0]])
+    plan = ok("reindex", folder).stdout
+    assert f"{len(unlisted)} entries added" in plan and "transformers 4 and 5 load" in plan
+
+
 def test_a_head_bias_that_the_index_left_out(model, tmp_path: Path) -> None:
     """Compared under a name of its own, and missed by transformers 4 all the same."""
     ok("convert --to safetensors --max-shard-size 20KB", model("bert-mlm"), "-o", tmp_path / "shards")

@@ -216,6 +216,20 @@ def test_positions_are_no_embedding(tmp_path: Path, rows: int) -> None:
     assert found.head.input_embedding and found.head.input_embedding.name == "wte"
 
 
+def test_positions_are_no_embedding_of_a_decoder_without_ids(tmp_path: Path) -> None:
+    """The embedding is in another graph: the only table that is looked up here is one of positions."""
+    graph = Graph()
+    for name, kind, shape in (("position_ids", TensorProto.INT64, []), ("inputs_embeds", TensorProto.FLOAT, [H])):
+        graph.inputs.append(helper.make_tensor_value_info(name, kind, ["batch", "sequence", *shape]))
+    graph.tensors["wpe"], graph.tensors["head"] = values(4, (V, H)), turned(values(1, (V, H)))
+    graph.add("Add", ["inputs_embeds", graph.add("Gather", ["wpe", "position_ids"], "positions")], "embedded")
+    graph.add("MatMul", [graph.body(), "head"], "logits")
+    graph.output("logits")
+    found = api.inspect(graph.save(tmp_path / "model.onnx"))
+    assert found.head.input_embedding is None
+    assert found.head.output_head and found.head.output_head.name == "head"
+
+
 def _computed(kind: str, graph: Graph) -> str:
     """Token ids that nodes compute from the input."""
     graph.tensors |= {"offset": np.array(1), "many": np.array(V), "order": np.array([0])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tieconv.api.evidence import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
@@ -31,6 +31,7 @@ def analyze(
     counts: str | Path | None = None,
     maps: bool = False,
     exact: bool | None = None,
+    neighbours: Literal["auto", "exact", "sampled"] = "auto",
     similarity: bool | None = None,
     embed: str | None = None,
     head: str | None = None,
@@ -41,8 +42,8 @@ def analyze(
     an untied model of another seed, which gives the upper limits for that. ``counts`` is a file with a token id and a
     count on each line. The result then says how the row norms follow the frequency of tokens. ``maps`` adds the
     positions of the tokens in each table. ``exact`` measures all tokens, by default for up to 16,384. Otherwise figures
-    of long tables are of samples, with intervals. ``similarity`` compares the two tables of an untied model with each
-    other. By default it does so for tables of ordinary size.
+    of long tables are of samples, with intervals. ``neighbours`` is another spelling of it. ``similarity`` compares the
+    two tables of an untied model with each other. By default it does so for tables of ordinary size.
 
     Memory is bounded for any vocabulary, and only numpy is needed. With a file of ``text``, transformers runs the model
     on the text. Raises `UnreadableError` if the model has no embedding of floats, or if the model or its tokenizer
@@ -53,6 +54,7 @@ def analyze(
 
     words = None if text is None else read_text(str(text))
     refuse_graphs(path)
+    exact = {"auto": exact, "exact": True, "sampled": False}[neighbours]
     listing = locate(str(on_disk(path, True)))
     against, second = (None if model_path is None else on_disk(model_path, True) for model_path in (against, second))
     with open_files(listing.root) as files:
@@ -82,6 +84,7 @@ def analyze_revisions(
     against: str | Path | None = None,
     resume: str | Path | None = None,
     exact: bool | None = None,
+    neighbours: Literal["auto", "exact", "sampled"] = "auto",
     embed: str | None = None,
     head: str | None = None,
     done: Callable[[int, int], None] = lambda done, total: None,
@@ -100,6 +103,7 @@ def analyze_revisions(
     from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
     from tieconv.analysis.evolution import revisions as named
 
+    exact = {"auto": exact, "exact": True, "sampled": False}[neighbours]
     with ExitStack() as stack:
         untied, reference = None, ""
         if against is not None:

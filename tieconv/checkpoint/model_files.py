@@ -34,6 +34,17 @@ class Document:
     value: Mapping[str, object]
 
 
+def weight_map(index: Document | None) -> dict[str, str]:
+    """Return the entries of an index that map a name to a name."""
+    entries = index.value.get("weight_map") if index else None
+    if not isinstance(entries, Mapping):
+        return {}
+    return {name: shard for name, shard in entries.items() if isinstance(name, str) and isinstance(shard, str)}
+
+
+NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
+"""The name of a shard. Those with one prefix, total and suffix are a set."""
+
 OPENED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """The files that transformers looks for in a model's directory, in its order."""
 

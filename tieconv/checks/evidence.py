@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import cleandoc
 
@@ -11,7 +10,7 @@ from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import Caution
+from tieconv.checkpoint.model_files import NUMBERED, Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
@@ -177,17 +176,17 @@ def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
 
 
 def unlisted_parts(inspection: Inspection) -> dict[str, tuple[str, ...]]:
-    """Return the numbered shards that the index does not name, with the tensors that only they hold."""
+    """Return the files with names of shards that the index does not list, and the tensors that only they hold."""
     checkpoint = inspection.checkpoint
-    sets = {match.groups() for file in checkpoint.files if (match := _PART.fullmatch(file.name))}
-    parts = (file for file in checkpoint.orphans if (match := _PART.fullmatch(file.name)) and match.groups() in sets)
-    held = {
-        part.name: tuple(sorted({tensor.name for tensor in part.tensors} - checkpoint.tensors.keys())) for part in parts
-    }
-    return {part: names for part, names in held.items() if names}
+    sets = {_set_of(file.name) for file in checkpoint.files} - {None}
+    parts = (file for file in checkpoint.orphans if _set_of(file.name) in sets)
+    alone = {file.name: {tensor.name for tensor in file.tensors} - checkpoint.tensors.keys() for file in parts}
+    return {name: tuple(sorted(tensors)) for name, tensors in alone.items() if tensors}
 
 
-_PART = re.compile(r"(.+)-\d{5}(-of-\d{5}\.\w+)")
+def _set_of(name: str) -> tuple[str, ...] | None:
+    match = NUMBERED.fullmatch(name)
+    return match and match.group("prefix", "total", "suffix")
 
 
 def refused_formats(inspection: Inspection) -> dict[str, list[str]]:

@@ -51,7 +51,7 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports tensors in the headers of the shards that are missing from the `weight_map` of the index. It is an error if the
-    index lists no tensor of a numbered shard.
+    index lists no tensor of a file that is named like its shards.
 
     ## Why it matters
     Loaders that use the index do not load these tensors, but loaders that read whole shards do. So one directory gives two
@@ -76,8 +76,8 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
         )
     for part, names in evidence.unlisted_parts(inspection).items():
         yield unindexed_tensor.finding(
-            f"{shown(part)} is a shard of the model, but the index does not list its {count(len(names), 'tensor')}. "
-            "transformers starts them with random values.",
+            f"{shown(part)} is named like a shard of the model, but the index does not list its "
+            f"{count(len(names), 'tensor')}. transformers does not read the file.",
             names,
             level=Level.ERROR,
             remedy=remedies.reindex(inspection, safe=False),
@@ -160,18 +160,15 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
     Move the file into a subdirectory. Delete it only if you know that it is left from an earlier save.
     """
     for caution in evidence.cautions(inspection, "index.orphan"):
-        parts = evidence.unlisted_parts(inspection)  # IDX002
-        orphans = [file.name for file in inspection.checkpoint.orphans if file.name not in parts]
-        if (parts and not orphans) or (
-            orphans == ["adapter_model.safetensors"] and evidence.adapter_beside(inspection)
-        ):
+        orphans = {file.name for file in inspection.checkpoint.orphans}
+        if orphans and orphans == evidence.unlisted_parts(inspection).keys():
+            continue  # IDX002
+        if orphans == {"adapter_model.safetensors"} and evidence.adapter_beside(inspection):
             continue  # loaders use it: PEF006
         files = {file.name for file in inspection.checkpoint.orphans if not _VARIANT.fullmatch(file.name)}
         shadows = (shadow for shadow in inspection.shadows if shadow.differs and shadow.file in files)
         different = tuple(dict.fromkeys(shadow.name for shadow in shadows))
-        names = ", ".join(shown(name, 60) for name in orphans[:4])
-        message = f"The model does not use {count(len(orphans), 'weight file')}: {names}" if parts else None
-        message = message or evidence.capital(caution.message)
+        message = evidence.capital(caution.message)
         if different:
             has = evidence.clause(different, "has", "have")
             message = f"{message}. {has} other values there."

@@ -9,7 +9,7 @@ import click
 
 from tieconv.api import guard_report, write_report, write_reports
 from tieconv.api.analysis import analyze, analyze_revisions, demo_table, run_demo
-from tieconv.cli.options import common_options, json_option, model_argument, name_options, path_option
+from tieconv.cli.options import choice_option, common_options, json_option, model_argument, name_options, path_option
 from tieconv.cli.screen import count_progress, document, echo, paint, say, show, width
 from tieconv.text import path_word
 
@@ -26,6 +26,7 @@ from tieconv.text import path_word
     default=None,
     help="Measure all tokens, or samples with intervals. Default: all, for up to 16,384 tokens.",
 )
+@choice_option("--neighbours", "auto", "exact", "sampled", help="Another spelling of --exact and --sampled.")
 @click.option(
     "--similarity/--no-similarity",
     default=None,

@@ -114,33 +114,16 @@ engine_options = shared.together(
 
 
 rule_options = shared.together(
-    click.option(
-        "--select",
-        multiple=True,
-        metavar="RULES",
-        shell_complete=shared.complete_rules,
-        help="Rules to apply: codes or their first letters, such as TIE001,STO, or ALL.",
-    ),
-    click.option(
-        "--ignore",
-        multiple=True,
-        metavar="RULES",
-        shell_complete=shared.complete_rules,
-        help="Rules to skip. The more specific selector wins.",
-    ),
+    shared.rules_option("--select", "Rules to apply: codes or their first letters, such as TIE001,STO, or ALL."),
+    shared.rules_option("--ignore", "Rules to skip. The more specific selector wins."),
     click.option(
         "--fail-on",
         type=click.Choice(["error", "warning", "note"]),
         help="A finding counts when it has this level or higher.  [default: warning]",
     ),
-    click.option(
-        "--config",
-        type=click.Path(),
-        metavar="FILE",
-        help="Settings file. Default: the nearest tieconv.toml or pyproject.toml.",
-    ),
+    shared.path_option("--config", help="Settings file. Default: the nearest tieconv.toml or pyproject.toml."),
     click.option("--no-config", is_flag=True, help="Ignore settings files."),
-    click.option("--baseline", type=click.Path(), metavar="FILE", help="Ignore the findings that are listed in FILE."),
+    shared.path_option("--baseline", help="Ignore the findings that are listed in FILE."),
 )
 """The options that choose which findings of `check` and `fleet report` count."""
 
@@ -237,7 +220,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 @shared.depth_option
 @click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
 @click.option("as_json", "--json", is_flag=True, help="Same as --format json.")
-@click.option("--output-file", type=click.Path(), metavar="FILE", help="Write the result to FILE instead of stdout.")
+@shared.path_option("--output-file", help="Write the result to FILE instead of stdout.")
 @click.option(
     "reports",
     "--report",
@@ -245,19 +228,10 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     metavar="FORMAT=FILE",
     help="Write a further report, such as sarif=check.sarif. Can be repeated.",
 )
-@click.option(
-    "--write-baseline",
-    type=click.Path(),
-    metavar="FILE",
-    help="Write the findings to FILE as a baseline, and exit with 0.",
-)
+@shared.path_option("--write-baseline", help="Write the findings to FILE as a baseline, and exit with 0.")
 @click.option("--fix", is_flag=True, help="Apply the safe remedies; print their plans without -o or --in-place.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="OUT",
-    help="With --fix: write the model to OUT, or several models to OUT/NAME.",
+@shared.path_option(
+    "-o", "--output", metavar="OUT", help="With --fix: write the model to OUT, or several models to OUT/NAME."
 )
 @click.option("--in-place", is_flag=True, help="With --fix: replace the models.")
 @click.option("-r", "--recursive", is_flag=True, help="Also check the models in subdirectories of each MODEL.")
@@ -277,12 +251,7 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
 @click.option(
     "--newer-than", metavar="AGE", help="Check only models that changed since AGE, such as 12h, 7d or 2026-11-01."
 )
-@click.option(
-    "--resume",
-    type=click.Path(),
-    metavar="FILE",
-    help="Save the progress to FILE, and continue from it on the next run.",
-)
+@shared.path_option("--resume", help="Save the progress to FILE, and continue from it on the next run.")
 @shared.name_options
 @shared.common_options
 @click.pass_context

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from tieconv.cli.screen import ALWAYS, AUTO, NEVER, set_option
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +65,8 @@ def choice_option(name: str, *choices: str, help: str) -> Callable[[F], F]:
 
 def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete the last of the rule codes in ``incomplete``, which commas separate."""
+    from click.shell_completion import CompletionItem  # only a completion needs it
+
     from tieconv.api.check import rules
 
     before, comma, word = incomplete.rpartition(",")
@@ -71,6 +75,11 @@ def complete_rules(context: click.Context, parameter: click.Parameter, incomplet
         for rule in rules()
         if rule.code.startswith(word.upper())
     ]
+
+
+def rules_option(name: str, help: str) -> Callable[[F], F]:
+    """Return an option with codes of rules, which can be repeated."""
+    return click.option(name, multiple=True, metavar="RULES", shell_complete=complete_rules, help=help)
 
 
 def path_option(*names: str, help: str, metavar: str = "FILE", **more: Any) -> Callable[[F], F]:

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from tieconv.api.check import find_rule, select_rules
-from tieconv.cli.options import common_options, complete_rules, json_option
+from tieconv.cli.options import common_options, complete_rules, json_option, rules_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 
 @click.command("rules", short_help="List the rules: code, level, name and summary.")
 @click.argument("words", nargs=-1, metavar="[RULES]...", shell_complete=complete_rules)
-@click.option("--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Same as RULES.")
+@rules_option("--select", "Same as RULES.")
 @json_option
 @common_options
 def rules_command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from tieconv.checkpoint.model_files import (
     BLOCKING,
+    NUMBERED,
     OPENED,
     SEVERAL,
     TRAINING,
@@ -21,6 +22,7 @@ from tieconv.checkpoint.model_files import (
     FileState,
     Layout,
     Listing,
+    weight_map,
 )
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import WeightFile
@@ -46,7 +48,6 @@ _INDEXED: tuple[Model, ...] = (SAFETENSORS, TORCH)
 """Formats with shards and an index, in the order in which loaders look for them."""
 _DIFFUSERS = "diffusion_pytorch_model"
 """Prefix of diffusers shards. diffusers names the index after the shards; other loaders expect a fixed name."""
-_NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
 
 
 @record
@@ -59,7 +60,7 @@ class _Set:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        suffix = _NUMBERED.fullmatch(next(iter(self.shards.values())))
+        suffix = NUMBERED.fullmatch(next(iter(self.shards.values())))
         end = suffix["suffix"] if suffix else ""
         numbers = (number for number in range(1, self.total + 1) if number not in self.shards)
         return tuple(f"{self.prefix}-{number:05d}-of-{self.total:05d}{end}" for number in numbers)
@@ -145,7 +146,7 @@ def index_name(checkpoint: Checkpoint) -> str:
     indices = [name for name in checkpoint.states if naming.is_index(name)]
     if indices:
         return indices[0]
-    matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
+    matches = (NUMBERED.fullmatch(file.name) for file in checkpoint.files)
     match = next((match for match in matches if match), None)
     if match is None or not match["prefix"].startswith(_DIFFUSERS):
         return naming.index
@@ -190,14 +191,6 @@ def _read_index(files: Files, name: str) -> tuple[Document | None, tuple[Caution
     return Document(name, data.decode("utf-8"), value), ()
 
 
-def weight_map(document: Document | None) -> dict[str, str]:
-    """Return the entries of an index that map a name to a name."""
-    entries = document.value.get("weight_map") if document else None
-    if not isinstance(entries, Mapping):
-        return {}
-    return {name: shard for name, shard in entries.items() if isinstance(name, str) and isinstance(shard, str)}
-
-
 def _members(naming: Naming, listing: Listing, document: Document | None) -> tuple[list[str], list[str]]:
     """Return the shards of the model, and the shards of an older, incomplete set that they must replace."""
     stored = [entry for entry in listing.top if naming.is_weights(entry)]
@@ -226,7 +219,7 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
 def _numbered_sets(stored: Iterable[str]) -> list[_Set]:
     sets: dict[tuple[str, int, str], dict[int, str]] = {}
     for name in stored:
-        if match := _NUMBERED.fullmatch(name):
+        if match := NUMBERED.fullmatch(name):
             key = (match["prefix"], int(match["total"]), match["suffix"])
             sets.setdefault(key, {})[int(match["number"])] = name
     return [_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()]

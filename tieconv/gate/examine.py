@@ -225,9 +225,10 @@ _OF_THE_ADAPTER = frozenset({"PEF001", "PEF002"})
 
 
 def file_of(inspection: Inspection, finding: Finding) -> str:
-    """Return the file, relative to the model: of a tensor, the index, or the config. A head has its own file.
+    """Return the file, relative to the model: of a tensor, the index, or the config.
 
-    The same fault gives the same file, whatever numbers the message holds.
+    Of two tensors that are compared, the last counts: it differs, or is the copy. The same fault gives the same file,
+    whatever numbers the message holds.
     """
     checkpoint = inspection.checkpoint
     weights = checkpoint.files[0].name if checkpoint.files else ""

@@ -10,7 +10,7 @@ from typing import assert_never
 from tieconv.architectures import effective_flag, locate, spelled, unexplained
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import BLOCKING, OPENED, TWO_FORMATS, Layout
+from tieconv.checkpoint.model_files import BLOCKING, OPENED, TWO_FORMATS, Layout, weight_map
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
 from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, Tie
@@ -353,11 +353,10 @@ def _may_round_to_equal(inspection: Inspection, member: Member, figures: proved.
 # Reduce an inspection to the stored names that a loader knows.
 def in_unlisted_shards(inspection: Inspection) -> frozenset[str]:
     """Return the tensors of shards that the index does not name. A loader that opens the named shards misses them."""
-    index = inspection.checkpoint.index
-    if index is None or not any(caution.code == "index.extra-tensor" for caution in inspection.checkpoint.cautions):
+    index, cautions = inspection.checkpoint.index, inspection.checkpoint.cautions
+    if index is None or not any(caution.code == "index.extra-tensor" for caution in cautions):
         return frozenset()
-    entries = index.value["weight_map"]
-    listed = set(entries.values()) if isinstance(entries, Mapping) else set()
+    listed = set(weight_map(index).values())
     files = (file for file in inspection.checkpoint.files if file.name not in listed)
     return frozenset(tensor.name for file in files for tensor in file.tensors)
 

@@ -142,7 +142,7 @@ def _tying_reasons(inspection: Inspection, verb: str) -> Iterator[tuple[str, str
         yield f"{never}, so there is nothing to {verb}", "tie.never"
     if family.output_head is not None and family.output_head == family.input_embedding:
         shared_name = f"{label} uses its input embedding as the output head"
-        yield f"{shared_name}, so there is no second tensor to {verb}", "tie.one-name"
+        yield f"{shared_name}, so the model has no second tensor to {verb}", "tie.one-name"
     if inspection.word_tie is None and inspection.quantised is None:
         source = shown(inspection.checkpoint.source)
         yield f"{source} stores neither the input nor the output embedding of {label}", "tie.absent"

@@ -24,6 +24,11 @@ class Waiver:
     by: str
     reason: str
 
+    @property
+    def sentence(self) -> str:
+        """Who waived the finding, and why."""
+        return f"{self.by}: {self.reason}".removesuffix(": ")
+
 
 @record
 class CheckedFinding:

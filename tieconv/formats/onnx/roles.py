@@ -112,8 +112,8 @@ def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:
                 by_rows = integer(node, "gather_axis", 0) == 0 and integer(node, "quantize_axis", 1) in (1, -1)
                 parts = [*node.inputs[:1], *node.inputs[2:4]] if by_rows else []
                 ids, role = node.inputs[1], _blocks(scope, node, node.inputs[:1], parts)
-            if role is not None:
-                yield role, index_of(scope, ids)
+            if role is not None and (index := index_of(scope, ids)) is not None:
+                yield role, index
 
 
 def _matrix(scope: Scope, name: str, *, turned: bool = False) -> Role | None:
@@ -318,38 +318,39 @@ class Index(Enum):
     INDEPENDENT = auto()
 
 
-def index_of(scope: Scope, name: str) -> Index:
-    """Classify the value ``name`` as the index of a lookup."""
-    if _reaches_input(scope, name):
-        return Index.IDS
+def index_of(scope: Scope, name: str) -> Index | None:
+    """Classify the value ``name`` as the index of a lookup. Inputs of positions or segments give ``None``."""
+    reached = _input_behind(scope, name)
+    if reached:
+        return None if reached in _OTHER_IDS else Index.IDS
     return Index.COMPUTED if _is_computed(scope, name) else Index.INDEPENDENT
 
 
-def _reaches_input(scope: Scope, name: str) -> bool:
-    """Return whether the value is an input of token ids, changed only in shape, type or bounds."""
+def _input_behind(scope: Scope, name: str) -> str:
+    """Return the graph's input that is the value, changed only in shape, type or bounds. Empty: none is."""
     pending, seen = [(scope, name)], {(id(scope), name)}
     while pending and len(seen) < _STEPS:
         scope, name = pending.pop()
         scope, producer = scope.find(name)
         if producer is None:
-            return bool(name) and name not in _OTHER_IDS
+            return name
         if isinstance(producer, Tensor) or producer[0].standard not in _SAME_IDS:
             continue
         for source in _data(producer[0]):
             if (id(scope), source) not in seen:
                 seen.add((id(scope), source))
                 pending.append((scope, source))
-    return False
+    return ""
 
 
 def _is_computed(scope: Scope, name: str) -> bool:
-    """Return whether the value is computed from inputs and constants alone, with at least one input."""
+    """Return whether the value is computed from inputs and constants alone, with at least one input of token ids."""
     pending, seen, inputs = [(scope, name)], {(id(scope), name)}, False
     while pending:
         scope, name = pending.pop()
         scope, producer = scope.find(name)
         if producer is None:
-            inputs = inputs or bool(name)
+            inputs = inputs or (bool(name) and name not in _OTHER_IDS)
             continue
         if isinstance(producer, Tensor) or producer[0].standard == "Constant":
             continue

@@ -8,14 +8,14 @@ from dataclasses import field, replace
 from tieconv.architectures.stored_names import unwrapping, wrappers_of
 from tieconv.checkpoint import value_type
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Caution, Checkpoint
+from tieconv.checkpoint.model_files import Caution, Checkpoint, weight_map
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, OutputText, Plan, Promises
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import strict_json as spelled_json
 from tieconv.formats.directory import DIGITS, LIMIT
 from tieconv.formats.limits import INDEX_SUFFIX
-from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
+from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside
 from tieconv.formats.strict_json import Number, loads
 from tieconv.plans import build as named_format
 from tieconv.plans.build import build

@@ -66,8 +66,7 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
             elif counting:
                 ET.SubElement(case, "system-out").text = _listed(counting)
             else:
-                waivers = [entry.waiver for entry in entries if entry.waiver]
-                reasons = dict.fromkeys(f"waived by {each.by}: {each.reason}".removesuffix(": ") for each in waivers)
+                reasons = dict.fromkeys(f"waived by {entry.waiver.sentence}" for entry in entries if entry.waiver)
                 ET.SubElement(case, "skipped", message=view.line("; ".join(reasons)))
             cases.append(case)
     yield from sorted(cases, key=lambda case: case.find("failure") is None)

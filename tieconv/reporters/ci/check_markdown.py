@@ -105,8 +105,7 @@ def _finding(entry: CheckedFinding) -> str:
     level = _MARKS[finding.level]
     if entry.waiver:
         level = f"waived {finding.level}"
-        reason = f": {_prose(view.line(entry.waiver.reason))}" if entry.waiver.reason else ""
-        text += f"<br>waived by {_prose(view.line(entry.waiver.by))}{reason}"
+        text += f"<br>waived by {_prose(view.line(entry.waiver.sentence))}"
     return _cells(level, _name(view.line(finding.rule)), _name(view.line(entry.file)), text)
 
 

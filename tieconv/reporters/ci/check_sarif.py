@@ -99,8 +99,10 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
         text = f"{text.removesuffix('.')}. Next: {remedy.advice}"
     names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
-    waivers = [f"{entry.waiver.by}: {entry.waiver.reason}".removesuffix(": ")] if entry.waiver else []
-    waived = [{"kind": "external", "status": "accepted", "justification": _message(view.line(why))} for why in waivers]
+    waived = []
+    if entry.waiver:
+        why = _message(view.line(entry.waiver.sentence))
+        waived.append({"kind": "external", "status": "accepted", "justification": why})
     # GitHub requires a line, also for a file without lines.
     physical = {"artifactLocation": _artifact(view.path_of(model.source, entry.file)), "region": {"startLine": 1}}
     return {

@@ -136,10 +136,8 @@ def _command(advice: str) -> str:
 
 def _model(report: FleetReport, model: CheckedModel) -> str:
     if model.failure is not None:
-        rules, messages = (
-            f'<span class="error">{UNREAD}</span>',
-            "<br>".join(escape(text, 1000) for text in (model.failure.message, model.failure.hint) if text),
-        )
+        rules, texts = f'<span class="error">{UNREAD}</span>', (model.failure.message, model.failure.hint)
+        messages = "<br>".join(escape(text, 1000) for text in texts if text)
     else:
         counting = report.counting(model)
         rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)

@@ -61,7 +61,7 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
         rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
         why = model.failure.message.removeprefix(f"{source}: ") if model.failure else f"{rules}: {counting[0].message}"
         yield from wrapped(shown(why, 400), f"  {source}: ", width)
-        for remedy in [finding.remedy for finding in counting if finding.remedy][:1]:
+        if remedy := next((finding.remedy for finding in counting if finding.remedy), None):
             yield from next_lines(remedy, "    ", width)
         yield from wrapped(shown(model.failure.hint, 400), "    hint: ", width) if model.failure else ()
     if len(report.worst) > _MOST:

@@ -157,7 +157,8 @@ def _verdict(report: parity.Parity, paint: Paint, width: int | None) -> Iterator
     identity = report.identity
     failed = report.verdict is parity.Verdict.FAILED and report.quantised is None
     if failed and identity is not None and 2 * identity.bytes_found < identity.bytes:
-        sentence = "The graph holds less than half of the checkpoint's weights. Was it exported from this model?"
+        share = "Less than half of the checkpoint's weights are in the graph bit for bit"
+        sentence = f"{share}. Was it exported from this model?"
         yield from wrapped(sentence, "", width)
 
 
