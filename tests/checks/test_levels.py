@@ -206,6 +206,22 @@ def test_a_shard_that_the_index_does_not_list(tmp_path: Path, agrees: bool) -> N
     assert note.startswith("transformers 4 and 5 load model.layers.0.mlp.down_proj.weight with random numbers now")
 
 
+def test_shards_that_are_torn_or_several(tmp_path: Path) -> None:
+    """One finding for all. A file that tieconv cannot read is named, and no command is offered that would refuse."""
+    part = "model-{:05d}-of-00004.safetensors".format
+    shards = {part(1): {EMBED: matrix()}, part(2): {"a": matrix()}, part(3): {"b": matrix()}, part(4): {"c": matrix()}}
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, {EMBED: part(1)}, matrix().nbytes)
+    (finding,) = api.inspect(folder).findings
+    assert (finding.rule, finding.tensors) == ("IDX002", ("a", "b", "c"))
+    assert finding.message.endswith("does not list their 3 tensors. transformers does not read the files.")
+    assert finding.remedy is not None and not finding.remedy.safe
+    for number in (2, 3, 4):
+        (folder / part(number)).write_bytes(b"torn")
+    (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX002"]
+    assert f"tieconv cannot read {part(2)}, {part(3)} and {part(4)}." in finding.message
+    assert finding.level == "error" and finding.remedy is None
+
+
 def test_many_names_are_counted(tmp_path: Path) -> None:
     """A broken index of thousands of tensors gives one line."""
     names = {f"layer.{number}.weight": matrix(1, 1) for number in range(50)}

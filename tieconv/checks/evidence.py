@@ -176,12 +176,19 @@ def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
 
 
 def unlisted_parts(inspection: Inspection) -> dict[str, tuple[str, ...]]:
-    """Return the files with names of shards that the index does not list, and the tensors that only they hold."""
+    """Return the files with names of shards that the index does not list, and the tensors that only they hold.
+
+    A file that tieconv cannot read has none. Files that repeat tensors of the model are left out.
+    """
     checkpoint = inspection.checkpoint
     sets = {_set_of(file.name) for file in checkpoint.files} - {None}
-    parts = (file for file in checkpoint.orphans if _set_of(file.name) in sets)
-    alone = {file.name: {tensor.name for tensor in file.tensors} - checkpoint.tensors.keys() for file in parts}
-    return {name: tuple(sorted(tensors)) for name, tensors in alone.items() if tensors}
+    held = {file.name: {tensor.name for tensor in file.tensors} for file in checkpoint.orphans}
+    alone = {
+        name: tuple(sorted(held.get(name, set()) - checkpoint.tensors.keys()))
+        for name in checkpoint.companions
+        if _set_of(name) in sets
+    }
+    return {name: tensors for name, tensors in alone.items() if tensors or name not in held}
 
 
 def _set_of(name: str) -> tuple[str, ...] | None:

@@ -74,10 +74,14 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=False),
         )
-    for part, names in evidence.unlisted_parts(inspection).items():
+    if parts := evidence.unlisted_parts(inspection):
+        names = tuple(name for tensors in parts.values() for name in tensors)
+        torn = [part for part, tensors in parts.items() if not tensors]
+        unread = f" tieconv cannot read {evidence.listed(torn)}." if torn else ""
         yield unindexed_tensor.finding(
-            f"{shown(part)} is named like a shard of the model, but the index does not list its "
-            f"{count(len(names), 'tensor')}. transformers does not read the file.",
+            f"{evidence.clause([*parts], 'is named like a shard', 'are named like shards')} of the model, but the index "
+            f"does not list {evidence.verb([*parts], 'its', 'their')} {count(len(names), 'tensor') if names else 'tensors'}. "
+            f"transformers does not read the {evidence.verb([*parts], 'file', 'files')}.{unread}",
             names,
             level=Level.ERROR,
             remedy=remedies.reindex(inspection, safe=False),
@@ -161,7 +165,8 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
     """
     for caution in evidence.cautions(inspection, "index.orphan"):
         orphans = {file.name for file in inspection.checkpoint.orphans}
-        if orphans and orphans == evidence.unlisted_parts(inspection).keys():
+        parts = evidence.unlisted_parts(inspection)
+        if parts and orphans <= parts.keys():
             continue  # IDX002
         if orphans == {"adapter_model.safetensors"} and evidence.adapter_beside(inspection):
             continue  # loaders use it: PEF006

@@ -99,16 +99,16 @@ def resize(inspection: Inspection, *, safe: bool, **options: object) -> Remedy |
 
 
 def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
-    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing, or two shards hold one tensor."""
+    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing or torn, or two shards hold one tensor."""
     checkpoint = inspection.checkpoint
-    repeated = any(evidence.cautions(inspection, "index.repeated"))
-    if checkpoint.format not in _INDEXED or checkpoint.special or repeated:
+    repeated, parts = any(evidence.cautions(inspection, "index.repeated")), evidence.unlisted_parts(inspection)
+    if checkpoint.format not in _INDEXED or checkpoint.special or repeated or not all(parts.values()):
         return None
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):
         return None
     # The command writes the whole index, so it is as safe as the least safe of its changes.
     changes = any(caution.code in ("index.absent-tensor", "index.extra-tensor") for caution in checkpoint.cautions)
-    safe = safe and not changes and not evidence.unlisted_parts(inspection)
+    safe = safe and not changes and not parts
     return _command("reindex", checkpoint.source, safe=safe, **options)
 
 
