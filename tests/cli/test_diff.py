@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tieconv
-from tests.cli.run import ok, run
+from tests.cli.run import ok, refused, run
 from tests.cli.stored import bits_equal, config, configure, edit, tensors
 from tests.reload.judge import load
 from tests.schemas import validate
@@ -328,6 +328,20 @@ def test_what_cannot_be_read(model, tmp_path: Path, which: int) -> None:
     assert run("diff", *paths).exit_code == 2
     paths[which] = tmp_path / "nowhere"
     assert run("diff", *paths).exit_code == 2
+
+
+def test_the_most_tensors(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 2 above the limit, which counts the storages of torch files too; the message counts what the model has."""
+    folder = model("llama-tied")
+    torch_model = folder.with_name("torch")
+    ok("convert --to torch", folder, "-o", torch_model)
+    names = len(tensors(folder))
+    for path, most, has in ((folder, names - 1, ""), (torch_model, 2 * names - 1, f" and {names} storages")):
+        monkeypatch.setattr("tieconv.api.evidence.MAX_COMPARED", most)
+        error = refused("diff", path, path)
+        assert error.endswith(f"has {names} tensors{has}, and diff compares models of at most {most}"), error
+        monkeypatch.setattr("tieconv.api.evidence.MAX_COMPARED", most + 1)
+        ok("diff", path, path)
 
 
 def test_python_api(model) -> None:

@@ -118,12 +118,8 @@ def grammar(words: int, seed: int = 0) -> Grammar:
     # ``words`` different words, short ones first as in most languages.
     names: dict[str, None] = {}
     while len(names) < words:
-        syllables = 1 + min(3, len(names) // 30)
+        syllables = 1 if len(names) < len(_SYLLABLES) // 2 else 2 + (len(names) > 400)
         names["".join(chance.choice(_SYLLABLES, syllables))] = None
-        if syllables == 1 and len(names) >= len(_SYLLABLES) // 2:
-            break
-    while len(names) < words:
-        names["".join(chance.choice(_SYLLABLES, 2 + (len(names) > 400)))] = None
     return Grammar(tuple(names), after, successors, draws)
 
 
