@@ -118,6 +118,17 @@ def test_no_bound_is_violated_at_full_length() -> None:
     assert max(case.log_p / case.bound.log_p for case in found if case.bound.log_p > 1e-6) > 0.9
 
 
+@pytest.mark.parametrize(("shift", "scale", "cap"), [(0.0, 1.0, 0.0), (0.0, 3.0, 0.0), (2.0, 1.0, 0.0), (2.0, 1.0, 1e4)])
+def test_the_bound_of_the_divergence_is_met(shift: float, scale: float, cap: float) -> None:
+    """Two equal rows that move apart: no smaller bound holds."""
+    embed, head = np.array([[0.01, 0, 0, 0], [-0.01, 0, 0, 0]]), np.zeros((2, 4))
+    final = Final(np.ones(4), np.array([shift, 0, 0, 0]), scale, cap, "", "")
+    found = bound(Change(table(embed, "F64"), table(head, "F64"), final))
+    kl, _ = _worst(head, embed, final, np.random.default_rng(0))
+    assert 0.99 < kl / found.kl < 1
+    assert found.estimate == pytest.approx((scale * 0.01) ** 2 / 2)
+
+
 def test_the_gauge_costs_nothing() -> None:
     """One vector added to every row is bounded by rounding, though cosine and distance are far off."""
     rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ from tests.patience import patient
 from tieconv.architectures import class_table as table
 from tieconv.architectures import effective, find, locate
 from tieconv.architectures import guess as pattern
+from tieconv.architectures.effective_flag import levels_read
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 
 
@@ -224,6 +225,25 @@ def test_version_4_reads_the_text_config() -> None:
     """Transformers 4 asks the nested text config where one exists, whatever the top level says."""
     assert find({"architectures": ["LlavaForConditionalGeneration"]}).level_v4 == "text_config"
     assert find({"architectures": ["LlamaForCausalLM"]}).level_v4 == ""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "levels"),
+    [
+        ("LlamaForCausalLM", {""}),
+        ("Qwen2ForCausalLM", {""}),
+        ("AriaForConditionalGeneration", {"", "text_config"}),
+        ("FastVlmForConditionalGeneration", {"", "text_config"}),
+        ("Blip2ForConditionalGeneration", {"text_config"}),
+        ("VibeVoiceForConditionalGeneration", {"text_config"}),
+        ("CohereCompassForConditionalGeneration", {""}),
+        ("ColQwen2ForRetrieval", {""}),
+        ("MusicgenForConditionalGeneration", set()),
+    ],
+)
+def test_levels_that_a_version_reads(architecture: str, levels: set[str]) -> None:
+    """Transformers 4 reads one level; version 5 reads those whose flag changes its answer."""
+    assert set(levels_read(find({"architectures": [architecture]}))) == levels
 
 
 @pytest.mark.parametrize(
