@@ -192,6 +192,22 @@ def test_quantised_copies_are_compared(tmp_path: Path, name: str) -> None:
         assert found.findings == () and "differ" in str(tie.members[1].relation.to_dict()["reason"])
 
 
+@pytest.mark.parametrize(
+    ("axes", "pairs"), [({}, 1), ({"quantize_axis": -1}, 1), ({"quantize_axis": 0}, 0), ({"gather_axis": 1}, 0)]
+)
+def test_attributes_may_be_absent(tmp_path: Path, axes: dict[str, int], pairs: int) -> None:
+    """Without attributes a lookup reads rows of 4-bit codes, quantised along each row. Along columns it is no pair."""
+    path = two_matrices(tmp_path / "model.onnx", {})
+    model = onnx.load(path)
+    lookup = model.graph.node[0]
+    size = [attribute for attribute in lookup.attribute if attribute.name == "block_size"]
+    del lookup.attribute[:]
+    lookup.attribute.extend([*size, *(helper.make_attribute(name, value) for name, value in axes.items())])
+    onnx.save(model, path)
+    assert len(api.inspect(path).ties) == pairs
+    assert not pairs or len(api.plan_graph_dedup(path).plan.matrices) == 1
+
+
 def test_a_dynamically_quantised_head_is_named(tmp_path: Path) -> None:
     """ONNX Runtime's own `quantize_dynamic`: the head is a MatMulInteger."""
     from onnxruntime.quantization import quantize_dynamic

@@ -7,7 +7,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, Caution
 from tieconv.checkpoint.value_type import record
@@ -298,20 +298,16 @@ class Archive:
 def lay_out(pickled: bytes, storages: Sequence[Placed]) -> Archive:
     """Return the archive of a pickle and its storages, with the offsets of all records."""
     before = [_literal("data.pkl", pickled), _literal("byteorder", b"little")]
-    named = [_replaced(storage, name=f"data/{key}") for key, storage in enumerate(storages)]
+    named = [replace(storage, name=f"data/{key}") for key, storage in enumerate(storages)]
     position = 0
     placed = []
     for entry in (*before, *named, _literal("version", b"3\n")):
         fixed = position + _LOCAL_SIZE + len(_name(entry)) + _wide_size(entry)
         start = _aligned(fixed + _FIELD, entry)
-        placed.append(_replaced(entry, header=position, start=start))
+        placed.append(replace(entry, header=position, start=start))
         position = start + entry.size
     listed = sum(len(_directory_entry(entry, 0)) for entry in placed)
     return Archive(tuple(placed), position, position + listed + len(_end(len(placed), listed, position)))
-
-
-def _replaced(entry: Placed, *, name: str | None = None, header: int = 0, start: int = 0) -> Placed:
-    return Placed(name or entry.name, entry.size, header, start, entry.crc, entry.congruent, entry.data)
 
 
 def _literal(name: str, data: bytes) -> Placed:
