@@ -112,11 +112,43 @@ WHOLE: dict[str, tuple[dict[str, object], Parts]] = {
     ),
     "quanto": ({}, {"weight._data": stored("I8", ROWS, COLUMNS), "weight._scale": stored("F32", ROWS, 1)}),
     "HQQ": ({}, {"W_q": stored("U8", ROWS // 2, COLUMNS), "scale": stored("F16", ROWS, 1)}),
+    "ModelOpt NVFP4": (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        {
+            "weight": stored("U8", ROWS, COLUMNS // 2),
+            "weight_scale": stored("F8_E4M3", ROWS, COLUMNS // 16),
+            "weight_scale_2": stored("F32"),
+        },
+    ),
+    "ModelOpt FP8": (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
+        {"weight": stored("F8_E4M3", ROWS, COLUMNS), "weight_scale": stored("F32")},
+    ),
 }
+CODED: dict[str, tuple[int | None, tuple[int, int] | None, bool | None]] = {
+    "compressed-tensors pack-quantized": (4, (1, 32), False),
+    "compressed-tensors nvfp4-pack": (4, (1, 16), True),
+    "compressed-tensors mxfp4-pack": (4, (1, 32), True),
+    "compressed-tensors int-quantized": (8, (1, 32), True),
+    "GPTQ v1": (4, (1, 32), False),
+    "AWQ": (4, (1, 32), False),
+    "bitsandbytes 4 bit": (4, (1, 64), True),
+    "bitsandbytes 8 bit": (8, (1, COLUMNS), True),
+    "FP8 with weight_scale_inv": (8, (32, 32), True),
+    "MLX affine": (4, (1, 32), False),
+    "MLX mxfp4": (4, (1, 32), True),
+    "torchao": (8, (1, COLUMNS), True),
+    "quanto": (8, (1, COLUMNS), True),
+    "HQQ": (None, None, None),
+    "ModelOpt NVFP4": (4, (1, 16), True),
+    "ModelOpt FP8": (8, (ROWS, COLUMNS), True),
+}
+"""Bits, block and symmetry of each whole matrix."""
 CODES = {"weight_packed", "weight", "qweight", "_weight_qdata", "weight._data", "W_q"}
 NEEDED = {
     "weight_scale": FaultKind.NO_SCALES,
     "weight_global_scale": FaultKind.NO_SCALES,
+    "weight_scale_2": FaultKind.NO_SCALES,
     "scales": FaultKind.NO_SCALES,
     "scale": FaultKind.NO_SCALES,
     "weight.absmax": FaultKind.NO_SCALES,
@@ -132,7 +164,11 @@ NEEDED = {
 }
 OPTIONAL = {"weight_shape", "g_idx"}
 EVERY_PART = [(scheme, leaf) for scheme, (_, parts) in WHOLE.items() for leaf in parts if leaf != "W_q"]
-SHAPED = [(scheme, leaf) for scheme, leaf in EVERY_PART if scheme != "HQQ" and "quant_state" not in leaf]
+SHAPED = [
+    (scheme, leaf)
+    for scheme, leaf in EVERY_PART
+    if scheme != "HQQ" and "quant_state" not in leaf and WHOLE[scheme][1][leaf][1].ndim
+]
 
 
 def described(folder: Path, entries: dict[str, object], parts: Parts) -> QuantisedMatrix:
@@ -144,6 +180,7 @@ def described(folder: Path, entries: dict[str, object], parts: Parts) -> Quantis
 def test_whole(scheme: str, tmp_path: Path) -> None:
     result = described(tmp_path, *WHOLE[scheme])
     assert (result.scheme, result.faults) == (scheme, ())
+    assert (result.bits, result.block, result.symmetric) == CODED[scheme]
     assert result.shape == ((ROWS, COLUMNS) if scheme != "HQQ" else None)
     assert {part.name.removeprefix("lm_head.") for part in result.parts} == WHOLE[scheme][1].keys()
 
