@@ -11,15 +11,16 @@ import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import tieconv
 from tests.patience import HANGS
 from tieconv.api.check import find_policy
-from tieconv.errors import RefusedError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.gate import workers
-from tieconv.gate.examine import check_models
+from tieconv.gate.examine import check_models, examine
 from tieconv.gate.workers import Workers, each
 
 PATHS = [f"model-{number}" for number in range(12)]
@@ -182,6 +183,27 @@ def _inspect(path: str) -> object:
     from tieconv import inspect
 
     return inspect(path)
+
+
+FAILURES = (
+    (UnreadableError("torn", "fetch it again", "a.code", source="m"), ("m: torn", "fetch it again")),
+    (MemoryError(), ("m: out of memory", "close other programs")),
+    (PermissionError(13, "Permission denied", "m/a.bin"), ("m/a.bin: permission denied", "check the path, its perm")),
+    (OSError(5, "Input/output error"), ("m: input/output error", "check the path")),
+    (OSError("No disk"), ("m: no disk", "check the path")),
+    (KeyError("x"), ("m: unexpected KeyError: 'x'", "this is a bug in tieconv")),
+)
+
+
+@pytest.mark.parametrize(("error", "failure"), FAILURES)
+def test_an_error_costs_one_model(error: Exception, failure: tuple[str, str]) -> None:
+    """Its sentence names the file, if the system does, else the model. What concerns all models is raised."""
+    outcome = examine(mock.Mock(side_effect=error), "m").failure
+    assert outcome is not None
+    assert (outcome.message, outcome.hint[: len(failure[1])]) == failure
+    for whole in (RefusedError("no"), UnreadableError("no such loader", "", "consumers.unknown")):
+        with pytest.raises(type(whole)):
+            examine(mock.Mock(side_effect=whole), "m")
 
 
 def test_a_killed_process_is_a_model_that_was_not_read(models: Path) -> None:
