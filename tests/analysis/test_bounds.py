@@ -118,7 +118,9 @@ def test_no_bound_is_violated_at_full_length() -> None:
     assert max(case.log_p / case.bound.log_p for case in found if case.bound.log_p > 1e-6) > 0.9
 
 
-@pytest.mark.parametrize(("shift", "scale", "cap"), [(0.0, 1.0, 0.0), (0.0, 3.0, 0.0), (2.0, 1.0, 0.0), (2.0, 1.0, 1e4)])
+@pytest.mark.parametrize(
+    ("shift", "scale", "cap"), [(0.0, 1.0, 0.0), (0.0, 3.0, 0.0), (2.0, 1.0, 0.0), (2.0, 1.0, 1e4)]
+)
 def test_the_bound_of_the_divergence_is_met(shift: float, scale: float, cap: float) -> None:
     """Two equal rows that move apart: no smaller bound holds."""
     embed, head = np.array([[0.01, 0, 0, 0], [-0.01, 0, 0, 0]]), np.zeros((2, 4))

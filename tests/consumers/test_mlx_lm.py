@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "Helium does not use another head": (HELIUM, OWN, "discarded", "replaces lm_head.weight"),
     "a head bias that must be stored": (PHI, OWN, "error", "does not contain lm_head.bias"),
     "a head bias": (PHI, {**OWN, "lm_head.bias": vector()}, "untied", "two parameters"),
-    "a class without a head": ({**TIED, "architectures": ["LlamaModel"]}, llama(), "unknown", "no output head by design"),
+    "a class without a head": ({**TIED, "architectures": ["LlamaModel"]}, llama(), "unknown", "no output head"),
     "no such model type": (BERT, llama(), "error", "has no model of type bert"),
     "no model type": ({k: v for k, v in TIED.items() if k != "model_type"}, llama(), "error", "has no model_type"),
     "a key that is not there": ({**TIED, "rms_norm_eps": ...}, llama(), "error", "the config has no rms_norm_eps"),
