@@ -25,7 +25,7 @@ auto mapping builds from the config of another family. Such a class may store ot
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -77,6 +77,22 @@ def composites() -> Mapping[str, Any]:
     header = _record("composites", "")
     assert header is not None
     return header
+
+
+def layer_lists(family: Family) -> Iterable[tuple[str, str, bool]]:
+    """Return the lists of layers of a class: start, key of their number, likeness.
+
+    Layers are alike if the default config gives all of them the same tensors. Empty if nothing was measured
+    (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
+    """
+    own = record(5, family.architecture) or {}
+    name = (
+        family.architecture if own.get("type") == family.model_type else f"{family.architecture}[={family.model_type}]"
+    )
+    if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
+        return ()
+    lists = _record("layers", name) or {}
+    return tuple((start, key, alike) for start, (key, alike) in lists.items())
 
 
 @cache

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.architectures.class_table import exceptions
+from tieconv.architectures.class_table import exceptions, layer_lists
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import weight_map
 from tieconv.checkpoint.quantised_matrix import HEAD, parametrised_parts
 
 
@@ -134,6 +136,47 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
     if stored_head is not None and inspection.head.input_embedding is None and tables is None:
         return _table(inspection, "inputs", stored_head)
     return ()
+
+
+_MOST_LAYERS = 10_000
+_LEAST_TENSORS = 4
+"""No layer of a class in the table has fewer. A file with fewer is an example of names, not a model."""
+
+
+def missing_layers(inspection: Inspection) -> Iterator[tuple[str, int, list[str], list[str]]]:
+    """Yield each list of layers that the files store in part: the config's key, its value, and what is missing.
+
+    That is the layers without a tensor. If all are stored, it is what a single layer lacks, in a class whose layers are
+    alike. A list is not compared if no layer of it is stored: the file may use other names.
+    """
+    checkpoint, family = inspection.checkpoint, inspection.family
+    index = weight_map(checkpoint.index) if checkpoint.unread else {}
+    quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
+    for start, key, alike in layer_lists(family):
+        total: object = checkpoint.config_values
+        for step in key.split("."):
+            total = total.get(step) if isinstance(total, Mapping) else None
+        if not isinstance(total, int) or not 0 < total <= _MOST_LAYERS:
+            continue
+        for begin in (start, start.removeprefix(f"{family.prefix}.")):
+            layers: dict[str, set[str]] = {}
+            for name in (*checkpoint.tensors, *index):
+                if name.startswith(begin):
+                    number, _, leaf = name[len(begin) :].partition(".")
+                    layers.setdefault(number, set()).add(leaf)
+            numbers = [str(number) for number in range(total)]
+            absent = [begin + number for number in numbers if number not in layers]
+            if len(absent) == total or max(map(len, layers.values())) < _LEAST_TENSORS:
+                continue
+            kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
+            if absent:
+                yield key, total, absent, []
+            elif alike and not quantised and len(kinds) == 2 and total > 2:
+                small, large = sorted(kinds, key=len)
+                if small < large and kinds[small] == 1:
+                    number = next(number for number in numbers if layers[number] == small)
+                    yield key, total, [], [f"{begin}{number}.{leaf}" for leaf in sorted(large - small)]
+            break
 
 
 _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tieconv.architectures import unexplained
+from tieconv.architectures.stored_names import missing_layers
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
@@ -48,6 +49,7 @@ def is_plain(inspection: Inspection) -> bool:
         and (bias is None or bias.state is BiasState.ABSENT)
         and all(map(_is_stored_once, inspection.ties))
         and not unexplained(inspection)
+        and not any(missing_layers(inspection))
     )
 
 

@@ -1,9 +1,10 @@
-"""Rules about stored bytes: duplicates, placeholders, slack and overlaps."""
+"""Rules about what the files store: duplicates, placeholders, slack, overlaps and missing layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures.stored_names import missing_layers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING
@@ -215,3 +216,45 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
         second = f"{prefix} ({count(len(averages), 'tensor')}) is an average of weights (EMA)"
         ours = "" if embedding is None else f" The tie is that of {tied}."
         yield not_only_weights.finding(f"The file holds two models: {second}.{ours}", averages[: evidence.LISTED])
+
+
+@rule("STO006", "missing-layer", Level.ERROR)
+def missing_layer(inspection: Inspection) -> Iterator[Finding]:
+    """The files lack a layer that the config counts, or a tensor of one layer.
+
+    ## What it does
+    Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
+    If each layer of the class has the same tensors, it also reports a tensor that a single layer lacks. It does not know
+    the tensors outside the layers, and compares no values.
+
+    The class must be in the table, and the stored layers must have its names. It does not
+    compare layers of fewer than four tensors. In a quantised model it only looks for whole layers.
+
+    ## Why it matters
+    transformers fills missing tensors with random values and only prints a load report. mlx-lm fails to load the model.
+    One cause is a save that lost a rank. Others are layers removed under an old config, and a merge of too few files.
+
+    ## Example
+    A Llama whose config says 4 layers:
+
+        error STO006: model.layers.2 is not stored, but the config says 4 layers
+        (num_hidden_layers). transformers fills it with random values.
+
+    ## How to fix
+    Only you know whether the config or the file is wrong. Save the model again from the run or checkpoint that has the
+    layer. If the layers were removed on purpose, set the number in the config, and number the layers without a gap.
+    """
+    # Yield one finding for each list of layers. IDX002 reports layers that only a file outside the index holds.
+    if evidence.unlisted_parts(inspection):
+        return
+    for key, total, absent, parts in missing_layers(inspection):
+        names = absent or parts
+        reason = (
+            f"the config says {count(total, 'layer')} ({key})" if absent else f"the other {total - 1} layers have it"
+        )
+        outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with random values"
+        if inspection.checkpoint.mlx:
+            outcome = "mlx-lm fails to load the model"
+        yield missing_layer.finding(
+            f"{evidence.clause(names, 'is', 'are')} not stored, but {reason}. {outcome}.", names[: evidence.LISTED]
+        )

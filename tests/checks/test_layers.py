@@ -1,0 +1,240 @@
+"""STO006: the layers in the tensor names against the number of layers in the config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tieconv as api
+from tests.checks.fixtures.files import FIRST, FOUR, SECOND, layers
+from tests.checks.fixtures.model import (
+    NESTED_EMBED,
+    REMOTE,
+    T5,
+    Config,
+    Tensors,
+    flagged,
+    gptq,
+    llama,
+    matrix,
+    save,
+    save_shards,
+)
+from tieconv.architectures import class_table
+from tieconv.architectures.stored_names import missing_layers
+from tieconv.checkpoint.family import Family
+
+UP, DOWN = "model.layers.2.mlp.up_proj.weight", "model.layers.2.mlp.down_proj.weight"
+GPT2: Config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 8, "n_layer": 3}
+MOE: Config = {**FOUR, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+VISION: Config = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 3, "vocab_size": 8},
+    "vision_config": {"depth": 2},
+    "tie_word_embeddings": True,
+}
+PARTS = {NESTED_EMBED.replace("language_model.model", "model.language_model"): matrix()}
+
+
+def without(tensors: Tensors, *names: str) -> dict[str, Any]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(names)}
+
+
+WHOLE = {**llama(), **layers(range(4))}
+CASES: dict[str, tuple[Config | None, Tensors, str]] = {
+    "whole": (FOUR, WHOLE, ""),
+    "the last two": (
+        FOUR,
+        without(WHOLE, "model.layers.2.", "model.layers.3."),
+        "model.layers.2 and model.layers.3 are not stored, but the config says 4 layers (num_hidden_layers). "
+        "transformers fills them with random values.",
+    ),
+    "the first, without the prefix of the base model": (
+        GPT2,
+        {"wte.weight": matrix(), **layers([1, 2], "h.")},
+        "h.0 is not stored, but the config says 3 layers (n_layer). transformers fills it with random values.",
+    ),
+    "more than the config counts": (FOUR, {**WHOLE, **layers([4, 61])}, ""),
+    "one tensor of one layer": (
+        FOUR,
+        without(WHOLE, UP),
+        f"{UP} is not stored, but the other 3 layers have it. transformers fills it with random values.",
+    ),
+    "two tensors of one layer": (
+        FOUR,
+        without(WHOLE, UP, DOWN),
+        f"{DOWN} and {UP} are not stored, but the other 3 layers have it. transformers fills them with random values.",
+    ),
+    "two layers differ from the rest": (FOUR, without(WHOLE, UP, UP.replace("2", "1")), ""),
+    "a layer with another tensor instead": (FOUR, {**without(WHOLE, UP), UP + "_scale": matrix()}, ""),
+    "a layer with one more tensor": (FOUR, {**WHOLE, "model.layers.1.rotary.inv_freq": matrix()}, ""),
+    "two layers in all": (
+        {**FOUR, "num_hidden_layers": 2},
+        {**llama(), **without(layers([0, 1]), UP[:13] + "1.mlp.up")},
+        "",
+    ),
+    "a class whose layers differ": (MOE, without(WHOLE, UP), ""),
+    "a whole layer of a class whose layers differ": (
+        MOE,
+        without(WHOLE, "model.layers.2."),
+        "model.layers.2 is not stored, but the config says 4 layers (num_hidden_layers). "
+        "transformers fills it with random values.",
+    ),
+    "one tensor of a quantised model": (
+        {**FOUR, "quantization_config": {"quant_method": "fp8"}},
+        without(WHOLE, UP),
+        "",
+    ),
+    "a whole layer of a quantised model": (
+        flagged(FOUR, False),
+        {**without(WHOLE, "model.layers.0."), **gptq()},
+        "model.layers.0 is not stored, but the config says 4 layers (num_hidden_layers). "
+        "transformers fills it with random values.",
+    ),
+    "mlx": (
+        {**FOUR, "quantization": {"bits": 4, "group_size": 32}},
+        without(WHOLE, "model.layers.0."),
+        "model.layers.0 is not stored, but the config says 4 layers (num_hidden_layers). "
+        "mlx-lm fails to load the model.",
+    ),
+    "no layer at all": (FOUR, llama(), ""),
+    "layers under names of another class": (FOUR, {**llama(), **layers([0], "transformer.h.")}, ""),
+    "an example of names": (FOUR, {**llama(), UP: matrix()}, ""),
+    "no config": (None, without(WHOLE, "model.layers.2."), ""),
+    "a config without the key": (without(FOUR, "num_hidden_layers"), without(WHOLE, "model.layers.2."), ""),
+    "a key that is no number": ({**FOUR, "num_hidden_layers": True}, without(WHOLE, "model.layers.1."), ""),
+    "an absurd number": ({**FOUR, "num_hidden_layers": 10**18}, WHOLE, ""),
+    "a class of its own code": ({**REMOTE, "num_hidden_layers": 4}, without(WHOLE, "model.layers.2."), ""),
+    "odd numbers in names": (
+        FOUR,
+        {**WHOLE, "model.layers.².x": matrix(), f"model.layers.{'9' * 5000}.x": matrix()},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers(name: str, tmp_path: Path) -> None:
+    config, tensors, message = CASES[name]
+    (model,) = api.check(save(tmp_path / "model", config, tensors)).models
+    assert [entry.finding.message for entry in model.findings if entry.finding.rule == "STO006"] == [message] * bool(
+        message
+    )
+
+
+def test_each_list_is_compared_with_its_own_key(tmp_path: Path) -> None:
+    """A composite has a list of text layers and one of image layers; T5 has an encoder and a decoder."""
+    text, image = layers([0, 2], "model.language_model.layers."), layers([1], "model.visual.blocks.")
+    findings = api.inspect(save(tmp_path / "model", VISION, {**PARTS, **text, **image})).findings
+    assert [finding.tensors for finding in findings if finding.rule == "STO006"] == [
+        ("model.language_model.layers.1",),
+        ("model.visual.blocks.0",),
+    ]
+    assert "(text_config.num_hidden_layers)" in findings[0].message and "1 layer (" not in findings[0].message
+    blocks = {**layers([0, 1], "encoder.block."), **layers([0], "decoder.block.")}
+    config = {**T5, "num_layers": 2, "num_decoder_layers": 2}
+    findings = api.inspect(save(tmp_path / "t5", config, {"shared.weight": matrix(), **blocks})).findings
+    assert [finding.tensors for finding in findings if finding.rule == "STO006"] == [("decoder.block.1",)]
+
+
+def test_files_that_are_not_the_whole_model(tmp_path: Path) -> None:
+    """One shard that the user names has no config, and IDX002 reports a shard outside the index."""
+    shards = {FIRST: {**llama(), **layers([0, 1])}, SECOND: layers([2, 3])}
+    listed = {name: file for file, tensors in shards.items() for name in tensors}
+    whole = save_shards(tmp_path / "whole", FOUR, shards, listed)
+    assert not {"STO006"} & {finding.rule for finding in api.inspect(whole).findings}
+    assert not {"STO006"} & {finding.rule for finding in api.inspect(whole / FIRST).findings}
+    partly = {name: file for name, file in listed.items() if file == FIRST}
+    unlisted = save_shards(tmp_path / "unlisted", FOUR, shards, partly)
+    assert [finding.rule for finding in api.inspect(unlisted).findings] == ["IDX002", "IDX004"]
+
+
+def test_the_table_names_classes_and_starts() -> None:
+    """Each record is of a class in the class table, and has a list."""
+    table = json.loads((Path(class_table.__file__).parent / "data" / "layers.json").read_text())
+    names = {*class_table.names(), *json.loads((Path(class_table.__file__).parent / "data" / "newer.json").read_text())}
+    assert len(table) > 390 and table.keys() <= names
+    assert all(table.values())
+
+
+def test_saved_models(tmp_path: Path) -> None:
+    """What a class saves has no finding; without the second layer of a list it has one."""
+    pytest.importorskip("torch")
+    assert [
+        *_problems("LlamaForCausalLM", tmp_path / "llama"),
+        *_problems("T5ForConditionalGeneration", tmp_path / "t5"),
+    ] == []
+
+
+@pytest.mark.matrix
+def test_every_class(tmp_path: Path) -> None:
+    """As `test_saved_models`, for all classes of the table."""
+    pytest.importorskip("torch")
+    problems = []
+    for name in class_table.names():
+        if class_table.layer_lists(class_table.load(name)):  # type: ignore[arg-type]
+            problems += _problems(name, tmp_path / name)
+    assert problems == []
+
+
+@pytest.mark.matrix
+def test_default_configs() -> None:
+    """In the names and the default config of each class no layer is missing, and without its second layer one is."""
+    pytest.importorskip("torch")
+    from fixtures import families, zoo
+
+    compared = 0
+    for name in class_table.names():
+        try:
+            config = zoo.config_class(name)()
+            names = list(zoo.instantiate(name, config, "meta").state_dict())
+        except Exception:  # some defaults need a file or another config
+            continue
+        family, raw = class_table.load(name), families.as_saved(config)
+        assert family is not None
+        assert [*missing_layers(_evidence(family, raw, names))] == [], name
+        for start, _, _ in class_table.layer_lists(family):
+            rest = [key for key in names if not key.startswith(f"{start}1.")]
+            if len(rest) < len(names):  # the list has this name in memory too
+                assert any(f"{start}1" in absent for *_, absent, _ in missing_layers(_evidence(family, raw, rest))), (
+                    name
+                )
+                compared += 1
+    assert compared > 450
+
+
+def _evidence(family: Family, config: Config, names: list[str]) -> Any:
+    values = {key: value for key, value in config.items() if not key.startswith("quant")}
+    checkpoint = SimpleNamespace(index=None, unread=(), config_values=values, tensors=dict.fromkeys(names))
+    return SimpleNamespace(checkpoint=checkpoint, family=family, quantised=None)
+
+
+def _problems(name: str, folder: Path) -> list[str]:
+    """Save the class, and remove each layer, and each tensor of a layer in the middle, in turn."""
+    from safetensors.torch import load_file, save_file
+
+    from fixtures import zoo
+
+    zoo.build(name).save_pretrained(folder)
+    (weights,) = folder.glob("*.safetensors")
+    tensors = load_file(weights)
+    problems = [f"{name} as saved: {message}" for message in _messages(folder)]
+    family = class_table.load(name)
+    assert family is not None
+    for start, _, _ in class_table.layer_lists(family):
+        rest = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{start}1.")}
+        save_file(rest, weights, {"format": "pt"})
+        if not any(f"{start}1 is not stored" in message for message in _messages(folder)):
+            problems.append(f"{name} without {start}1: {_messages(folder)}")
+    shutil.rmtree(folder)
+    return problems
+
+
+def _messages(folder: Path) -> list[str]:
+    return [finding.message for finding in api.inspect(folder).findings if finding.rule == "STO006"]
