@@ -46,6 +46,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
     HERE / "states.md": states.page,
     HERE / "cases.md": cases.page,
+    ROOT / "tieconv" / "gate" / "data" / "cases.json": cases.data,
     HERE / "cli.md": cli.page,
     HERE / "architectures.md": architectures.page,
     HERE / "matrix.md": matrix.page,

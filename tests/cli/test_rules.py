@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.cases import CASES
 from tests.cli.run import ok, refused, run
+from tieconv.api.check import find_cases
 from tieconv.checks.registry import RULES
 from tieconv.cli import rules as markdown
 
@@ -108,3 +109,31 @@ def test_an_unknown_rule_is_answered_with_what_is_near() -> None:
     result = run("explain TIE0001")
     assert result.exit_code == 2 and "did you mean TIE001 (different-values)" in result.stderr
     assert "\x1b" not in run("explain", "\x1b[31mx").stderr
+
+
+def test_a_message_leads_to_its_cases() -> None:
+    """Each catalogued message, with other prefixes of its names, and pasted among other lines."""
+    for name, case in CASES.items():
+        for message in case.messages:
+            assert name in find_cases(message.text), message.text
+            pasted = f"WARNING:\n  {message.text.replace('model.embed', 'model.language_model.embed')} !\n"
+            assert name in find_cases(pasted.replace(" ", "  ")), pasted
+    for word in ("C04", "c04"):
+        assert [*find_cases(word)] == ["C04"]
+    shown = ok("explain", "KeyError: 'lm_head.weight'").stdout
+    assert "C04 vLLM or MLX refuses the head's name." in shown
+    assert "reported by CON003 and TIE002; read docs/guides/vllm-keyerror.md" in shown
+    assert shown.endswith("Run: tieconv inspect MODEL --consumers\n")
+    assert "read docs/cases.md#c53" in ok("explain", "will NOT tie them").stdout, "a part of a message"
+
+
+def test_words_that_are_in_no_message() -> None:
+    """A short word, a rule and an unknown message are not taken for one."""
+    for words in ("TIE002", "missing", "C99", "lm_head", "CUDA out of memory", ""):
+        assert find_cases(words) == {}, words
+    assert run("explain", "CUDA out of memory").exit_code == 2
+
+
+def test_every_guide_of_a_case_exists() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert all((docs / case.guide.partition("#")[0]).is_file() for case in CASES.values() if case.guide)

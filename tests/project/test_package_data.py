@@ -14,6 +14,7 @@ READERS = (
     "architectures.class_table",
     "architectures.guess",
     "formats.other_tools",
+    "gate.settings",
     "inspection.config_values",
     "loaders.release_tables",
     "reporters.html.__init__",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 from click.shell_completion import get_completion_class
 
-from tieconv.api.check import find_rule, select_rules
+from tieconv.api.check import find_cases, find_rule, select_rules
 from tieconv.cli.options import common_options, complete_rules, json_option, rules_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
+from tieconv.text import in_words
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -145,14 +146,22 @@ _WIDEST = 100
 """Columns beyond which a line of prose is hard to read."""
 
 
-@click.command("explain", short_help="Explain a rule: what it reports, why it matters, and how to fix it.")
+@click.command("explain", short_help="Explain a rule, or the message of another program.")
 @click.argument("rule", shell_complete=complete_rules)
 @common_options
 def explain_command(rule: str) -> None:
     """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
 
-    A terminal shows the text rendered; a pipe gets its Markdown.
+    RULE may also be the message of another program, in quotes. Then the known causes are listed, with the rules that
+    find them and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
     """
+    if cases := find_cases(rule):
+        for name, case in cases.items():
+            echo(f"{paint(name, 'heading')} {case['symptom']}")
+            found_by = f"reported by {in_words(case['rules'], 9)}; " if case["rules"] else ""
+            echo(f"    {found_by}read docs/{case['guide'] or f'cases.md#{name.lower()}'}")
+        echo("\nRun: tieconv inspect MODEL --consumers")
+        return
     known_rule = find_rule(rule)
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
     text = known_rule.documentation.strip()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.formats.strict_json import parse_toml
+from tieconv.package_data import data_text
 from tieconv.text import close, shown
 
 if TYPE_CHECKING:
@@ -88,6 +90,30 @@ def find_rule(word: str) -> Rule:
         if word.upper() == rule.code or word.lower() == rule.name:
             return rule
     raise unknown(word)
+
+
+def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
+    """Return the cases of docs/cases.md whose message is in ``message``, or that contain it; or the case of this name.
+
+    Only the last two parts of a tensor's name count, because models put different ones before them.
+    """
+    asked = _comparable(message)
+    every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
+    return {
+        name: case
+        for name, case in every.items()
+        if name.lower() == asked
+        or any(text in asked or (len(asked) >= _PART and asked in text) for text in map(_comparable, case["messages"]))
+    }
+
+
+_PART = 12
+"""Characters of a part of a message that show which one it is."""
+
+
+def _comparable(message: str) -> str:
+    last_two = re.sub(r"[\w.]+\.(\w+\.(?:weight|bias))\b", r"\1", message.lower())
+    return " ".join(re.sub("[`'\"]", "", last_two).split())
 
 
 def unknown(word: str, where: str = "") -> SettingsError:
