@@ -26,7 +26,7 @@ from tieconv.inspection import equality
 ROOT = Path(__file__).parents[2]
 BARE = """
 import json, os, sys
-for name in ("numpy", "fcntl", "resource", "termios", "pwd", "grp"):
+for name in ("numpy", "fcntl", "resource", "termios", "pwd", "grp", "_multiprocessing"):
     sys.modules[name] = None
 for name in (
     "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_CLOEXEC", "O_PATH", "O_TMPFILE", "getuid", "geteuid", "statvfs",
@@ -69,6 +69,7 @@ def test_the_base_needs_neither_numpy_nor_posix(tmp_path: Path, monkeypatch: pyt
         f"inspect {larger}",
         f"check --no-config {larger}",
         f"diff --json {MODELS[0]} {MODELS[2]}",
+        f"check --no-config --jobs 2 {' '.join(MODELS)}",
         "explain TIE001",
         "rules",
         f"convert --to torch {MODELS[0]}",

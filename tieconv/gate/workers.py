@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib import import_module
+from importlib import import_module, util
 from threading import Thread
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
@@ -36,8 +36,9 @@ class Workers:
     apart: bool = False
 
     def stay_here(self, tasks: int) -> bool:
-        """Return whether this process does the work."""
-        return self.executor is None and not self.apart and min(self.jobs, tasks) <= 1
+        """Return whether this process does the work. In a browser Python starts no other one."""
+        alone = util.find_spec("_multiprocessing") is None or (not self.apart and min(self.jobs, tasks) <= 1)
+        return self.executor is None and alone
 
 
 def each(work: Callable[[K], T], tasks: Sequence[K], workers: Workers, lost: Callable[[K], T]) -> Iterator[T]:
@@ -77,9 +78,8 @@ def _outcomes(
     """Yield the number of each task, and a function that returns its result or raises its error."""
     if not tasks or workers.stay_here(len(tasks)):
         yield from ((number, partial(work, task)) for number, task in enumerate(tasks))
-        return
-
-    yield from _pooled(work, tasks, workers, lost)
+    else:
+        yield from _pooled(work, tasks, workers, lost)
 
 
 # Work on batches of tasks in a pool, and work again on what a dead worker lost. A run without it imports no pool.
