@@ -55,6 +55,7 @@ def test_alias_and_transposed_view_need_no_reading(depth: str, tmp_path: Path) -
     for member in (alias, turned):
         assert member.ties[0].bytes_wasted == 0
         assert (member.bytes_stored, member.bytes_unique) == (128, 128)
+        assert member.checkpoint.parameters == 32 and "2 tensors, 32 parameters, 128 B" in render(member)
     assert alias.ties[0].consistent is True
     assert turned.ties[0].consistent is False
 

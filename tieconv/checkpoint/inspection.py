@@ -229,7 +229,7 @@ class Inspection(Printed):
             **values_of(checkpoint, "source format layout"),
             "files": [{"name": file.name, "bytes": file.size} for file in checkpoint.files],
             "tensors": len(checkpoint.tensors),
-            "parameters": sum(tensor.elements for tensor in checkpoint.tensors.values()),
+            "parameters": checkpoint.parameters,
             **values_of(self, "bytes_stored bytes_unique"),
             **({"not_compared": asdict(self.not_compared)} if self.not_compared else {}),
             **({"revision": checkpoint.revision} if checkpoint.revision else {}),

@@ -182,6 +182,11 @@ class Checkpoint(_Tensors):
             return by_name
 
     @property
+    def parameters(self) -> int:
+        """The elements of all tensors. Names of the same bytes, as in a torch file of a tied model, count once."""
+        return sum({tensor.range: tensor.elements for tensor in self.tensors.values()}.values())
+
+    @property
     def entry(self) -> str | None:
         """The file that loaders open: the index of shards, or the only weight file; ``None`` for shards without one."""
         if self.layout is Layout.SHARDED:

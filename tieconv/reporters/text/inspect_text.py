@@ -42,10 +42,8 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     title = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
     first = "\n".join(wrapped(title, "", width))
     tensors = checkpoint.tensors
-    parameters = sum(tensor.elements for tensor in tensors.values())
-    amount = (
-        f"{count(len(tensors), 'tensor')}, {count(parameters, 'parameter')}, {size(inspection.bytes_stored)} stored"
-    )
+    numbers = f"{count(len(tensors), 'tensor')}, {count(checkpoint.parameters, 'parameter')}"
+    amount = f"{numbers}, {size(inspection.bytes_stored)} stored"
     if checkpoint.unread:
         left = count(len(checkpoint.unread), "shard")
         return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
