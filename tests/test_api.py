@@ -3,11 +3,16 @@
 import ast
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 import tieconv
+import tieconv.cli
 from tieconv import api
 
 
@@ -47,14 +52,31 @@ def test_a_subject_is_loaded_alone(models: Path) -> None:
 
 
 def test_what_costs_or_destroys_is_asked_for() -> None:
-    """No function downloads, replaces files or changes outputs by default."""
-    costly = {"fetch", "force", "overwrite", "drop_other_formats", "hardlink", "run_model_code"}
+    """No function downloads, replaces files, changes outputs or starts processes by default."""
     functions = [getattr(tieconv, name) for name in tieconv.__all__]
     defaults = {
         (function.__name__, name): parameter.default
         for function in filter(inspect.isfunction, functions)
         for name, parameter in inspect.signature(function).parameters.items()
-        if name in costly
+        if isinstance(parameter.default, int)
     }
-    assert {name for _, name in defaults} >= {"fetch", "force", "drop_other_formats"}
-    assert set(defaults.values()) == {False}
+    assert {name for _, name in defaults} >= {"fetch", "force", "drop_other_formats", "overwrite", "fold_norm"}
+    assert {key: default for key, default in defaults.items() if default} == {
+        ("check", "jobs"): 1, ("plan_export", "parity"): True, ("plan_push", "pull_request"): True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "safe", "left"),
+    [(["", "a"], False, ["a"]), ([os.getcwd(), "a"], False, ["a"]), (["a", ""], False, ["a", ""]),
+     (["", "a"], True, ["", "a"]), ([], False, [])],
+)  # fmt: skip
+def test_the_current_directory_is_no_package(
+    path: list[str], safe: bool, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may have a json.py, which `python -m tieconv` must not run."""
+    code = compile(Path(tieconv.__file__).with_name("__main__.py").read_text(), "__main__.py", "exec")
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
+    exec(code, {"__name__": "imported"})
+    assert sys.path == left

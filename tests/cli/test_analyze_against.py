@@ -117,7 +117,9 @@ def test_page_never_replaces_a_file_of_the_model(trio: tuple[Path, Path, Path]) 
     """FILE may not be the model's own, and a directory that is not there is an error."""
     tied = trio[0]
     assert "is a file of the model" in refused("analyze", tied, "--html", tied / "config.json")
-    assert "x.html cannot be written: no such file or directory" in refused("analyze", tied, "--html", tied / "none" / "x.html")
+    assert "x.html cannot be written: no such file or directory" in refused(
+        "analyze", tied, "--html", tied / "none" / "x.html"
+    )
 
 
 def test_tied_model_has_one_map(models: Path, tmp_path: Path) -> None:

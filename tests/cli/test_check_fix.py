@@ -140,6 +140,8 @@ def test_several_models_go_below_out(model: Copy, tmp_path: Path) -> None:
     assert sorted(os.listdir(out)) == ["llama-diverged", "llama-duplicated"]
     assert config(out / "llama-diverged")["tie_word_embeddings"] is False
     assert run("check", out / "llama-diverged", out / "llama-duplicated").exit_code == 0
+    ok("check --fix", *paths[1:], "-o", tmp_path / "two")
+    assert os.listdir(tmp_path / "two") == ["llama-diverged"]
 
 
 def test_two_models_of_one_name_are_refused(model: Copy, models: Path, tmp_path: Path) -> None:

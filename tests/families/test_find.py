@@ -149,6 +149,15 @@ def test_exclusion_words_are_whole_segments() -> None:
         assert pattern.guess({name: (99, 64)})[0] == name
 
 
+def test_the_guess_prefers_what_fits() -> None:
+    """Rows as many as the vocabulary has, then the shortest path; an encoder's table comes last."""
+    tables = {"model.part.embed_tokens.weight": (99, 64), "model.embed_tokens.weight": (50, 64)}
+    assert pattern.guess(tables, 99)[0] == "model.part.embed_tokens.weight"
+    assert pattern.guess(tables, 50)[0] == pattern.guess(tables)[0] == "model.embed_tokens.weight"
+    towers = {"encoder.embed_tokens.weight": (99, 64), "model.decoder.embed_tokens.weight": (99, 64)}
+    assert pattern.guess(towers, 99)[0] == "model.decoder.embed_tokens.weight"
+
+
 PLAIN_DEFAULT_FALSE = "LlamaForCausalLM"
 PLAIN_DEFAULT_TRUE = "GPT2LMHeadModel"
 TOP_ONLY = "Gemma3ForConditionalGeneration"

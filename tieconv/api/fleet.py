@@ -34,8 +34,8 @@ def fleet_check(
     *,
     depth: str | None = None,
     consumers: str | None = None,
-    part: tuple[int, int] = (1, 1),
-    jobs: int = 1,
+    part: tuple[int, int],
+    jobs: int,
     tick: Callable[[FleetProgress], object] = lambda _: None,
     executor: Executor | None = None,
 ) -> FleetProgress:
@@ -63,10 +63,10 @@ def fleet_run(
     models: Sequence[str],
     runs: str,
     *,
-    part: tuple[int, int] = (1, 1),
-    jobs: int = 1,
-    tick: Callable[[FleetProgress], object] = lambda _: None,
-    executor: Executor | None = None,
+    part: tuple[int, int],
+    jobs: int,
+    tick: Callable[[FleetProgress], object],
+    executor: Executor | None,
 ) -> CommandRun:
     """Run a command on each model, and add its result to the directory ``runs``. Skips unchanged models with an answer.
 
