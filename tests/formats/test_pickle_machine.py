@@ -18,7 +18,16 @@ from tests.formats.test_torch_read import state_dicts
 from tests.patience import examples, prompt
 from tieconv.formats.torch import globals_, pickle_machine, pickle_stack
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
-from tieconv.formats.torch.pickle_stack import Machine, Pairs, PickleProblem, allowance
+from tieconv.formats.torch.pickle_stack import (
+    Dtype,
+    Global,
+    Machine,
+    Pairs,
+    PickleProblem,
+    StorageRef,
+    StoredTensor,
+    allowance,
+)
 
 
 def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:
@@ -54,6 +63,52 @@ def many(count: int = 60) -> dict[str, torch.Tensor]:
         state[f"layer.{number}"] = kinds[number % 4].clone()
         state[f"view.{number}"] = state[f"layer.{number}"][:1] if number % 4 != 1 else table[number : 2 * number]
     return state
+
+
+FLOAT, CLASS = Dtype("F32", 4), Global("torch.FloatStorage", value=Dtype("F32", 4))
+STORAGE = StorageRef("0", FLOAT, 6)
+VIEW = (STORAGE, 0, (2, 3), (3, 1))
+MALFORMED: dict[str, tuple[Any, Any]] = {
+    "torch.persistent": (storage_reference, [
+        None, ["storage", CLASS, "0", "cpu", 6], ("storage", CLASS, "0", "cpu"), ("module", CLASS, "0", "cpu", 6),
+        ("storage", CLASS, "0", "cpu", 6, None, None),
+        ("storage", CLASS, "0", None, 6), ("storage", CLASS, "0", "cpu", -1), ("storage", CLASS, "0", "cpu", True),
+    ]),
+    "torch.storage-class": (storage_reference, [
+        ("storage", kind, "0", "cpu", 6)
+        for kind in ("torch.FloatStorage", Global("torch.FloatStorage"), CLASS._replace(name="torch.float"))
+    ]),
+    "torch.storage-key": (storage_reference, [
+        ("storage", CLASS, key, "cpu", 6) for key in (0, "", "a/b", "\u0663", "0" * 65)
+    ]),
+    "torch.view-storage": (storage_reference, [("storage", CLASS, "0", "cpu", 6, ("1", 0, 6))]),
+    "torch.tensor": (globals_.tensor, [(None, *VIEW[1:]), (*VIEW, 1)]),
+    "torch.offset": (globals_.tensor, [(STORAGE, -1, *VIEW[2:]), (STORAGE, False, *VIEW[2:])]),
+    "torch.shape": (globals_.tensor, [
+        (STORAGE, 0, shape, (3, 1)) for shape in ([2, 3], (2, -3), (2, 3.0), (1,) * 65)
+    ]),
+    "torch.stride": (globals_.tensor, [(STORAGE, 0, (2, 3), (1,))]),
+    "torch.lazy-bits": (globals_.tensor_v2, [(*VIEW, False, Pairs(), Pairs([("conj", True)]))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", MALFORMED)
+def test_what_torch_does_not_write_is_refused(code: str) -> None:
+    """Persistent ids and arguments of tensors, each with one fault; the largest that are right are read."""
+    read, wrong = MALFORMED[code]
+    for value in wrong:
+        with pytest.raises(PickleProblem) as caught:
+            read(value)
+        assert caught.value.code == code, value
+
+
+def test_what_torch_writes_is_read() -> None:
+    """Beside the faults of `MALFORMED`: with and without the part of old views, any key, as many sides as allowed."""
+    for key, end in (("0", ()), ("a1" * 32, (None,))):
+        assert storage_reference(("storage", CLASS, key, "cpu", 6, *end)) == StorageRef(key, FLOAT, 6)
+    for shape in ((), (2, 3), (1,) * 64):
+        made = globals_.tensor_v2((STORAGE, 0, shape, shape, False, Pairs(), Pairs()))
+        assert made == StoredTensor(STORAGE, FLOAT, 0, shape, shape)
 
 
 DATA = pickle_of(many())
