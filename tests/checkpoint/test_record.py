@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Printed, record
 
 
 @record
@@ -103,3 +103,18 @@ def test_class_variables_are_not_values() -> None:
     assert Sized(1, 2, "a") == Sized(1, 2, "a") and Sized(1, 2).unit == "bytes"
     assert repr(Sized(1, 2)) == "Sized(low=1, high=2, name='')"
     assert [field.name for field in dataclasses.fields(Sized)] == ["low", "high", "name"]
+
+
+@record
+class Answer(Printed):
+    """What a command prints."""
+
+    name: str
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name}
+
+
+def test_json_is_ascii() -> None:
+    """A terminal of any encoding shows it, and two spaces a level make it readable."""
+    assert str(Answer("\u00e9")) == Answer("\u00e9").to_json() == '{\n  "name": "\\u00e9"\n}'

@@ -6,11 +6,12 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tieconv
 from tests.checks.fixtures.loaders import STABLELM
-from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, with_row
+from tests.checks.fixtures.model import BERT, LLAMA, bert, flagged, llama, matrix, save, vector, with_row
 from tests.cli.run import ok, refused, run
 from tests.schemas import validate
 from tieconv.loaders import predict
@@ -180,3 +181,16 @@ def test_a_refused_model_without_a_head_is_reported(tmp_path: Path) -> None:
     finding = next(entry for entry in tieconv.inspect(model, consumers="transformers 5.x").findings)
     assert (finding.rule, "has no model of type acme" in finding.message) == ("CON003", True)
     assert run("check --for transformers", model).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("inner", "command"), [({}, "tieconv bias unify"), ({"inner": vector(seed=2)}, "no command that helps.")]
+)
+def test_a_bias_that_a_loader_does_not_use(inner: dict[str, np.ndarray], command: str, tmp_path: Path) -> None:
+    """A command is told only if the loader then uses the bias: of two different ones none can be dropped."""
+    tensors = bert(head=matrix(seed=1), outer=vector(), **inner)
+    model = save(tmp_path / "model", flagged(BERT, False), tensors)
+    findings = tieconv.inspect(model, consumers="transformers>=5.4").findings
+    (finding,) = [entry for entry in findings if entry.rule == "CON004"]
+    sentence = finding.remedy.command if finding.remedy else finding.message
+    assert sentence.startswith(command) or sentence.endswith(command)
