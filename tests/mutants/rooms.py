@@ -46,11 +46,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     "integrations": ("tests/live",),
     "loaders": ("tests/consumers",),
     "demo": ("tests/demo",),
-    "execute": EXECUTE,
+    "execute": (*EXECUTE, "tests/objects/test_remote_writes.py"),
     "architectures": ("tests/families", "tests/checks", "tests/consumers"),
-    "formats": ("tests/formats", "tests/sources", "tests/cli"),
+    "formats": ("tests/formats", "tests/sources", "tests/cli", "tests/execute/test_torch_write.py"),
     "gate": ("tests/gate", "tests/cli"),
-    "inspection": ("tests/inspection", "tests/checks", "tests/cli/test_inspect.py", "tests/hub/test_inspect.py"),
+    "inspection": (
+        "tests/inspection",
+        "tests/checks",
+        "tests/cli/test_inspect.py",
+        "tests/hub/test_inspect.py",
+        "tests/analysis/test_tokenizer_files.py",
+    ),
     "onnx": ("tests/onnx",),
     "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
     "reference": ("tests/onnx", "tests/analysis"),
@@ -64,6 +70,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/objects",
         "tests/consumers",
         "tests/project/test_install.py",
+        "tests/python/test_hints.py",
     ),
 }
 

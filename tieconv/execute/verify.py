@@ -434,8 +434,6 @@ def _check_tie(promise: write_plan.TiePromise, tie: Tie | None) -> None:
             f"the written config declares tied = {tie.declared} for the group of {shown(promise.canonical)}"
         )
     stored = {member.name for member in tie.members if member.stored}
-    if tie.canonical_stored:
-        stored.add(tie.canonical)
     for name in promise.stored:
         if name not in stored:
             _broken_promise(f"the written model lacks the promised tensor {shown(name)}")
