@@ -122,6 +122,8 @@ def test_a_bias_that_is_zero_is_none(pair) -> None:
     assert diff(a, b)["same_function"]
     edit(a, lambda stored: stored.update({"cls.predictions.bias": torch.ones(160)}))
     assert different(diff(a, b)) == {"head bias": "only_a"}
+    edit(b, lambda stored: stored.update({"cls.predictions.bias": torch.zeros(160)}))
+    assert different(diff(a, b)) == {"head bias": "only_a"}
 
 
 def test_a_bias_that_is_zero_is_some_where_an_absent_one_has_no_values(pair) -> None:

@@ -61,7 +61,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
     "reference": ("tests/onnx", "tests/analysis"),
     "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx"),
-    "sources": ("tests/sources", "tests/hub", "tests/formats"),
+    "sources": ("tests/sources", "tests/hub", "tests/objects", "tests/formats"),
     BASE: (
         "tests/cli",
         "tests/test_api.py",

@@ -154,7 +154,7 @@ def test_data_outside_the_directory_is_refused(tmp_path: Path, matrix: torch.Ten
 def test_stacked_experts(tmp_path: Path, transposed: bool) -> None:
     """Each expert's matrices are found in a stack, gate above up, and one bit in one of them is seen."""
     generator = torch.Generator().manual_seed(0)
-    gates, ups = (torch.randn(3, 24, 16, generator=generator) for _ in range(2))
+    gates, ups = (torch.randn(3, 20, 16, generator=generator) for _ in range(2))
     stack = torch.cat([gates, ups], 1)
     stack = stack.transpose(1, 2).contiguous() if transposed else stack
     tensors = {f"{name}.{e}": part[e] for name, part in (("gate", gates), ("up", ups)) for e in range(3)}

@@ -321,7 +321,7 @@ def _view(inspection: Inspection, key: ParameterNames, loaded: Loaded, *releases
     for name in biases:
         sources.drop(key.of(name))
     read = _bias(inspection, loaded, biases)
-    if read is not None and not _starts_so(inspection, loaded, read):
+    if read is not None and not _starts_so(inspection, read):
         sources[HEAD_BIAS] = Source(tensors[read])
     return View(
         loaded.loader.partition(".")[0],
@@ -356,7 +356,7 @@ def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | No
     return biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
 
 
-def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
+def _starts_so(inspection: Inspection, name: str) -> bool:
     """Return whether a stored bias is all zero, and the class starts an absent one at zero."""
     bias = inspection.head.output_bias
     zero = bias is not None and bias.name == name and bias.state is BiasState.ZERO
