@@ -24,11 +24,15 @@ SPELLED = {"strict", "frozen", "slots", "kw_only"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed expression of ``file``: ``before`` at ``line`` in the function ``within`` becomes ``after``."""
+    """One changed expression of ``file``: ``before`` at ``line`` in the function ``within`` becomes ``after``.
+
+    ``text`` is the line.
+    """
 
     file: str
     within: str
     line: int
+    text: str
     before: str
     after: str
     start: int
@@ -53,7 +57,8 @@ def mutants(file: str, source: bytes) -> list[Mutant]:
         assert node.end_lineno is not None and node.end_col_offset is not None
         start = offsets[node.lineno - 1] + node.col_offset
         end = offsets[node.end_lineno - 1] + node.end_col_offset
-        every.append(Mutant(file, within, node.lineno, source[start:end].decode(), after, start, end))
+        text = source[offsets[node.lineno - 1] : offsets[node.lineno]].decode().strip()
+        every.append(Mutant(file, within, node.lineno, text, source[start:end].decode(), after, start, end))
     return sorted(every, key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
 

@@ -60,7 +60,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onnx": ("tests/onnx",),
     "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
     "reference": ("tests/onnx", "tests/analysis"),
-    "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx"),
+    "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx", "tests/inspection/quantised"),
     "sources": ("tests/sources", "tests/hub", "tests/objects", "tests/formats"),
     BASE: (
         "tests/cli",

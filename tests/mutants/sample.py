@@ -13,12 +13,12 @@ from tests.mutants.rooms import ROOT, modules, room_of
 RECORD = Path(__file__).with_name("equivalent.json")
 """Mutants that no test can notice, each with its reason."""
 
-KEYS = ("file", "within", "before", "after")
+KEYS = ("file", "within", "text", "before", "after")
 
 
 def key(mutant: Mutant) -> tuple[str, ...]:
     """What names a mutant however the lines around it move."""
-    return mutant.file, mutant.within, " ".join(mutant.before.split()), mutant.after
+    return mutant.file, mutant.within, mutant.text, " ".join(mutant.before.split()), mutant.after
 
 
 def equivalent() -> dict[tuple[str, ...], str]:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 import tieconv
 import tieconv as api
-from tests.checks.fixtures.model import BART, BERT, GEMMA3, LLAMA, T5, Array, flagged, matrix, save, vector
+from tests.checks.fixtures.model import BART, BERT, EMBED, GEMMA3, HEAD, LLAMA, T5, Array, flagged, matrix, save, vector
 from tests.patience import examples
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
@@ -185,3 +185,15 @@ def test_the_property_fails_without_the_judge(
     monkeypatch.setattr(build, "judged", unjudged)
     with pytest.raises(AssertionError, match=f"^\\('{changed}', "):
         check(model, verb)
+
+
+@pytest.mark.parametrize(
+    ("verb", "head", "tied"), [("untie", (), False), ("untie", (HEAD,), False), ("retie", (HEAD,), True)]
+)
+def test_a_file_without_a_config(verb: str, head: tuple[str, ...], tied: bool, tmp_path: Path) -> None:
+    """The note says what a program may refuse. Only a head that stays stored is the same in every program."""
+    file = save(tmp_path, None, dict.fromkeys((EMBED, *head), matrix())) / "model.safetensors"
+    (note,) = getattr(api, f"plan_{verb}")(file, embed=EMBED, head=HEAD).plan.notes
+    which = "does not tie" if tied else "ties"
+    start = f"no config.json: a program that {which} its head may refuse the file (transformers: tie_word_embeddings "
+    assert note == f"{start}{str(tied).lower()})" + ("" if head and not tied else f" {REVIEW_FIRST}")
