@@ -148,6 +148,19 @@ def test_too_few_rows_are_not_judged() -> None:
     assert relate_tables(table(e[:20], "F32"), table(e[:20], "F32")).kind is Kinship.BIT_EQUAL
 
 
+@pytest.mark.parametrize(
+    ("rows", "changed", "kind"),
+    [(31, 15, Kinship.UNKNOWN), (32, 16, Kinship.ROWS_DIFFER), (32, 17, Kinship.PARTLY_EQUAL)],
+)
+def test_the_most_rows_that_may_differ(rows: int, changed: int, kind: Kinship) -> None:
+    """Half of 32 rows or more."""
+    rng = np.random.default_rng(5)
+    e = embedding(rng, rows, 8)
+    u = e.copy()
+    u[:changed] += rng.standard_normal((changed, 8))
+    assert relate_tables(table(e, "F32"), table(u, "F32")).kind is kind
+
+
 @pytest.mark.parametrize("value", [0.0, 0.3])
 @pytest.mark.parametrize("side", ["embedding", "head"])
 def test_a_table_of_one_row_is_no_map_of_another(value: float, side: str) -> None:

@@ -56,7 +56,7 @@ def relate_tables(embed: Table, head: Table, exact: bool | None = None) -> Relat
     if once is not None:
         return once
     fits = relation_maps.column_fits(embed, head, moments, kinds)
-    if fits and fits[0].exact:  # no map can do better
+    if fits[0].exact:  # no map can do better
         return Related(Kinship.DRIFT, moments, fits[0].residual, fits[0].tolerance, True, fit=fits[0], fits=fits)
     for fit in fits:
         if fit.exact and fit.kind is not Kinship.DRIFT:

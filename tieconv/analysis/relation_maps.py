@@ -59,9 +59,6 @@ def tolerance(kinds: tuple[str, str], moments: Moments, energies: Array, gains: 
 
 # Fit maps from E to U that act on each column separately: U_v ≈ g ⊙ E_v + c.
 
-SURE = 16
-"""The fewest rows for a meaningful fit."""
-
 ABOVE_ROUNDING = 1e5
 """How much larger than its rounding error a residual must be to be taken from the moments."""
 
@@ -85,11 +82,9 @@ class Fit:
 def column_fits(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[Fit, ...]:
     """Fit the identity, gauge, scalar and diagonal maps, simplest first, and measure their residuals.
 
-    Scalar and diagonal maps are fitted with and without a shift. Too few rows give no fits. The moments give a large
-    residual without another pass. A small one is measured from differences.
+    Scalar and diagonal maps are fitted with and without a shift. The moments give a large residual without another
+    pass. A small one is measured from differences.
     """
-    if moments.count < SURE:
-        return ()
     candidates = _candidates(moments)
     expanded = [_expanded(moments, gains, shift) for _, gains, shift in candidates]
     maps = [map_ for map_, square in zip(candidates, expanded, strict=True) if square is None]
