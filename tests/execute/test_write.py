@@ -236,6 +236,8 @@ def test_in_place_from_within(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
     plan = models.retie(model)
     assert replaces_directory(plan, Target(model, in_place=True))
     assert not replaces_directory(models.set_config(model), Target(model, in_place=True))
+    for out, overwrite in ((model, True), (model, False), (model.parent / "new", True)):
+        assert replaces_directory(plan, Target(out, overwrite=overwrite)) is (overwrite and out == model)
     execute(plan, Target(Path(), in_place=True), reinspect=models.inspect)
     assert Path("config.json").read_text() == plan.texts[0].text
 

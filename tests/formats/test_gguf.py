@@ -201,6 +201,11 @@ def raw(tensors: list[bytes], entries: list[bytes], data: bytes = b"", counts: t
     return head + bytes(-len(head) % 32) + data
 
 
+def nested(levels: int) -> bytes:
+    """An entry whose number is in arrays of one array each."""
+    return text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * levels + struct.pack("<IQI", 4, 1, 7)
+
+
 ARCHITECTURE = entry("general.architecture", "llama")
 HOSTILE = {
     "version 1": (b"GGUF" + struct.pack("<I", 1) + WHOLE[8:], "gguf.version"),
@@ -217,7 +222,7 @@ HOSTILE = {
     "string length": (raw([], [text("k") + struct.pack("<IQ", 8, 1 << 60)]), "gguf.truncated-header"),
     "array length": (raw([], [text("k") + struct.pack("<IIQ", 9, 8, 1 << 60)]), "gguf.count"),
     "number array length": (raw([], [text("k") + struct.pack("<IIQ", 9, 4, 1 << 60)]), "gguf.truncated-header"),
-    "nested arrays": (raw([], [text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 40]), "gguf.value-type"),
+    "nested arrays": (raw([], [nested(5)]), "gguf.value-type"),
     "value type": (raw([], [text("k") + struct.pack("<II", 99, 0)]), "gguf.value-type"),
     "repeated key": (raw([], [ARCHITECTURE, ARCHITECTURE]), "gguf.repeated-key"),
     "repeated tensor": (raw([info(EMBED, 0), info(EMBED, 1024)], [ARCHITECTURE], bytes(2048)), "gguf.repeated-tensor"),
@@ -238,6 +243,10 @@ def test_malformed(case: str, tmp_path: Path) -> None:
     """One sentence and a stable code, whatever a number in the file claims."""
     data, expected = HOSTILE[case]
     assert code(write(tmp_path, data)) == expected
+
+
+def test_four_arrays_in_an_array_are_read(tmp_path: Path) -> None:
+    api.inspect(write(tmp_path, raw([info(EMBED, 0)], [ARCHITECTURE, nested(4)], bytes(1024))))
 
 
 def test_unknown_version_is_named(tmp_path: Path) -> None:

@@ -163,6 +163,22 @@ def test_a_killed_driver_goes_on(fleet: Path) -> None:
     assert len(whole) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("inspect fleet/t5", 0, None),
+        ("diff fleet/t5 fleet/bart", 1, None),
+        ("inspect nowhere", 2, "nowhere: no such file or directory"),
+        ("inspect --nope fleet/t5", 2, "no such option"),
+    ],
+)
+def test_a_command_is_answered_in_this_process(fleet: Path, words: str, code: int, message: str | None) -> None:
+    """The exit code, with a document or with why there is none."""
+    answer, document, failure = run_command(words.split())
+    assert (answer, bool(document)) == (code, message is None)
+    assert (failure is None) == (message is None) and (message or "") in (failure or ("",))[0]
+
+
 def _deadly(arguments: Sequence[str]) -> Answer:
     if any("bart" in word for word in arguments):
         os.kill(os.getpid(), signal.SIGKILL)

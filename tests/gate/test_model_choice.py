@@ -64,6 +64,12 @@ def test_filters(work: Path, options: dict[str, object], expected: tuple[str, ..
     assert expand(["runs"], **options) == expected  # type: ignore[arg-type]
 
 
+def test_a_filter_sees_the_name_of_the_working_directory(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("runs/new")
+    assert expand(["."], include=["new"]) == (".",)
+    assert expand(["hf://org/new/"], include=["new"]) == ("hf://org/new/",)
+
+
 def test_the_filters_of_python(work: Path) -> None:
     """`tieconv.check` has them too."""
     assert [model.source for model in check("runs", include=["*"], exclude=["new"]).models] == ["runs/old"]

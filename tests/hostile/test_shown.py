@@ -52,6 +52,10 @@ def test_harmless(text: str) -> None:
     safe.encode("utf-8")
 
 
+def test_the_usual_length() -> None:
+    assert shown("a" * 200) == "a" * 200 and shown("a" * 201) == "a" * 199 + "…"
+
+
 @given(st.text(st.characters(), max_size=3000), st.integers(1, 300))
 @settings(max_examples=examples(200), deadline=None)
 def test_length(text: str, limit: int) -> None:
