@@ -165,7 +165,7 @@ def _plan(action: Action, inspection: Inspection) -> Plan:
         case "untie":
             return plan_untie(inspection, keep_flag=("keep_flag", True) in action.options)
         case "set-tie false":
-            return plan_set_tie(inspection, Flag.FALSE)
+            return plan_set_tie(inspection, Flag.FALSE, force=False)
         case "convert":
             return plan_convert(inspection, Format.SAFETENSORS)
         case "bias unify":

@@ -90,6 +90,15 @@ def test_names_and_versions_are_unique() -> None:
             assert before is not None and before <= since
 
 
+def test_releases_that_ran_are_in_their_range() -> None:
+    """From the first release on, and before the next range."""
+    for consumer in CONSUMERS:
+        for version in consumer.ran:
+            number = tuple(map(int, version.split(".")))
+            assert consumer.since <= number, (consumer.name, version)
+            assert consumer.before is None or number < consumer.before, (consumer.name, version)
+
+
 def test_every_loader_cites_its_source() -> None:
     """A prediction says what it follows: a file at a version, or an issue."""
     for consumer in CONSUMERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def fail(*_: object) -> None:
 @pytest.fixture
 def signals() -> Interrupts:
     return Interrupts()
+
+
+def test_the_first_of_two_signals_decides(signals: Interrupts) -> None:
+    """While both wait for the end of a block."""
+    with pytest.raises(SystemExit) as caught, signals.shielded():
+        signals.handle(signal.SIGTERM, None)
+        signals.handle(signal.SIGINT, None)
+    assert caught.value.code == 128 + signal.SIGTERM
 
 
 def test_the_directory_is_there_for_the_write_alone(tmp_path: Path, signals: Interrupts) -> None:

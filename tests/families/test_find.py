@@ -158,6 +158,17 @@ def test_the_guess_prefers_what_fits() -> None:
     assert pattern.guess(towers, 99)[0] == "model.decoder.embed_tokens.weight"
 
 
+def test_shared_storage_names_a_pair() -> None:
+    """Two names that nothing recognises, if they share a storage of more rows than columns."""
+    for shape, pair in (((99, 64), ("a.weight", "b.weight")), ((64, 99), (None, None)), ((64, 64), (None, None))):
+        tables = {"a.weight": shape, "b.weight": shape, "c.weight": (99, 64)}
+        assert pattern.guess(tables, shared=[frozenset({"a.weight", "b.weight"})]) == pair
+    for name, pair in (("lm_head.weight", ("a.weight", "lm_head.weight")), (EMBED, (EMBED, "a.weight"))):
+        tables = dict.fromkeys((name, "a.weight", "c.weight"), (99, 64))
+        assert pattern.guess(tables, shared=[frozenset({name, "a.weight"})]) == pair
+
+
+EMBED = "model.embed_tokens.weight"
 PLAIN_DEFAULT_FALSE = "LlamaForCausalLM"
 PLAIN_DEFAULT_TRUE = "GPT2LMHeadModel"
 TOP_ONLY = "Gemma3ForConditionalGeneration"

@@ -39,12 +39,13 @@ class Reached:
     def ordered(self, mutant: Mutant, source: bytes) -> list[str]:
         """The tests that run the mutant's lines; where importing runs them or an answer is kept, those of the module.
 
-        The rest of the room follows where that module is all data, else the tests that start other processes.
+        The rest of the room follows where that module is all data, else the tests that start other processes: the
+        room's own, or all of them where no test runs the lines.
         """
         lines, inside = self.lines.get(mutant.file, {}), _inside(source)
         last_line = mutant.line + mutant.before.count("\n")
         own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last_line + 1)))
-        later = self._sorted(name for name in self.starting - own if not self._rank(name))
+        later = self._sorted(name for name in self.starting - own if not own or not self._rank(name))
         if mutant.line in inside:
             return self._sorted(own) + later
         module = set[str]().union(*(names for line, names in lines.items() if line in inside))

@@ -27,6 +27,7 @@ EXECUTE = tuple(
         "leftover",
         "staging",
         "failures",
+        "resume",
         "reflink",
         "shared_directory",
     )

@@ -210,6 +210,16 @@ def test_one_part_of_another_shape(scheme: str, leaf: str, tmp_path: Path) -> No
     assert FaultKind.SHAPE in {fault.kind for fault in result.faults} or leaf == "weight_global_scale"
 
 
+@pytest.mark.parametrize("scheme", [scheme for scheme in WHOLE if scheme not in ("HQQ", "bitsandbytes 4 bit")])
+def test_codes_that_are_no_matrix(scheme: str, tmp_path: Path) -> None:
+    """The scheme is recognised, and no value is read."""
+    entries, parts = WHOLE[scheme]
+    (leaf,) = CODES & parts.keys()
+    dtype, numbers = parts[leaf]
+    result = described(tmp_path, entries, parts | {leaf: (dtype, numbers.reshape(-1))})
+    assert (result.scheme, result.reads) == (scheme, False)
+
+
 @pytest.mark.parametrize("side", ["vocab_size", "hidden_size"])
 @pytest.mark.parametrize("scheme", [scheme for scheme in WHOLE if scheme != "HQQ"])
 def test_the_config_has_another_size(scheme: str, side: str, tmp_path: Path) -> None:

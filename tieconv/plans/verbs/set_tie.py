@@ -33,7 +33,7 @@ class Flag(StrEnum):
     AUTO = "auto"  # the value that matches the tensors
 
 
-def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> Plan:
+def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool) -> Plan:
     """Return the plan that writes the flag at every level of the config that a loader reads.
 
     Without ``force``, raises `RefusedError` if a loader would discard a stored tensor or start an absent one random.
