@@ -75,6 +75,8 @@ def test_only_the_shards_that_lack_it(model, tmp_path: Path) -> None:
     before = stamped(folder, first, {"note": "x"})
     stamped(folder, second, {"format": "mlx"})
     plain = stamped(folder, third, None)
+    command = f"tieconv reindex {folder} --add-format -o OUT"
+    assert {finding.remedy.command for finding in tieconv.inspect(folder).findings} == {command}
     ok("reindex --add-format", folder, "-o", tmp_path / "out")
     before_files, after_files = snapshot(folder), snapshot(tmp_path / "out")
     assert only_the_format_differs(before, after_files.pop(first)) and only_the_format_differs(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tieconv.errors import UnreadableError
+from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.parity import measured_pair
 from tieconv.onnx.parity.batches import cells, stepped
 from tieconv.onnx.parity.bindings import Kind, Role, bind, faults
 from tieconv.onnx.parity.graph_file import Graph, Value
 from tieconv.onnx.parity.judge import BINS, Errors, pool, ratios
+from tieconv.onnx.parity.validate import read_tokens
 from tieconv.reference.float64 import KeepFloat64
 
 
@@ -187,3 +194,42 @@ def test_float64_stays() -> None:
         assert torch.equal(x.float(), x)
         assert torch.tensor([3]).float().dtype is torch.float32
     assert x.float().dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["ids.json", "ids.npy"])
+def test_ids_of_a_file(name: str, tmp_path: Path) -> None:
+    """Ids in any shape, in windows of the model's positions; the rest is left out, and an unknown id refused."""
+    ids = np.arange(20).reshape(2, 10)
+    path = tmp_path / name
+    np.save(path, ids) if name.endswith("npy") else path.write_text(json.dumps(ids.tolist()))
+    assert read_tokens(str(path), "", 20, 8).ids.tolist() == [[*range(8)], [*range(8, 16)]]
+    assert read_tokens(str(path), "", 20, 20).ids.shape == (1, 20)
+    for rows, longest, why in ((19, 8, "holds the id 19"), (20, 21, "holds 20 tokens, but at least 21 are needed")):
+        with pytest.raises(UnreadableError, match=why):
+            read_tokens(str(path), "", rows, longest)
+
+
+@pytest.mark.parametrize(
+    ("precision", "asked", "room", "dtype"),
+    [
+        ("float16", "auto", 126, "float64"),
+        ("float16", "auto", 125, "float32"),
+        ("float16", "float64", 1, "float64"),
+        ("float32", "auto", 126, "float64"),
+        ("float32", "auto", 125, "of memory, but only 125 B is free"),
+        ("float32", "float32", 999, "of memory"),
+    ],
+)
+def test_the_precision_of_the_reference(
+    precision: str, asked: str, room: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float64 within four fifths of the free memory; a float32 graph needs it, and the refusal says of what."""
+    monkeypatch.setattr(measured_pair, "reference_bytes", lambda *_: 100)
+    monkeypatch.setattr(measured_pair, "_room", lambda _: room)
+    subject: Any = SimpleNamespace(precision=precision)
+    if dtype.startswith("float"):
+        assert measured_pair.reference_dtype(subject, asked) == dtype
+    else:
+        with pytest.raises(NotRunError) as caught:
+            measured_pair.reference_dtype(subject, asked)
+        assert caught.value.message.endswith(dtype)
