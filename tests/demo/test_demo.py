@@ -18,6 +18,7 @@ import tieconv as api
 from tests.cli.run import ok, refused, run
 from tieconv.analysis.alignment import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
+from tieconv.demo import toy_settings, train
 from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WORDS, generate, grammar, sample
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
@@ -197,6 +198,16 @@ def test_text_follows_its_grammar() -> None:
     parts = (again.train.tobytes(), again.held_out.tobytes(), " ".join(again.words).encode())
     # docs/measured/demo.json was measured with this text.
     assert sha256(b"".join(parts)).hexdigest() == "05c3778f029c337b358b68341db4116d49ecdfda6e606bc012debfed9c3407fb"
+
+
+def test_the_toy_is_the_one_of_the_record() -> None:
+    """docs/measured/demo.json was measured with these sizes and steps."""
+    made = train.config(tied=True)
+    sizes = made.vocab_size, made.hidden_size, made.intermediate_size, made.num_hidden_layers
+    assert (*sizes, made.num_attention_heads, made.num_key_value_heads) == (2048, 64, 128, 2, 4, 4)
+    assert (made.max_position_embeddings, made.tie_word_embeddings) == (128, True)
+    learnt = toy_settings.STEPS, toy_settings.BATCH, toy_settings.CONTEXT, toy_settings.RATE, toy_settings.DECAY
+    assert learnt == (1000, 16, 64, 3e-3, 0.1) and [toy.seed(2) for toy in toy_settings.TOYS] == [6, 7, 8]
 
 
 def test_held_out_text_is_not_trained_on() -> None:

@@ -21,6 +21,7 @@ from tests.inspection.quantised.table_models import (
     model,
     packed,
 )
+from tieconv.plans.config import Modules, _awq
 
 
 def flag(folder: Path, value: str, **options: Any) -> object:
@@ -96,3 +97,19 @@ def test_unread_tables_leave_auto_open(tmp_path: Path) -> None:
 
     source = model(tmp_path / "m", packed_unknown, {"quantization_config": {"quant_method": "hqq"}}, True, "fq")
     assert flag(source, "auto") in ("set-tie.ambiguous", "quantised.broken")
+
+
+@pytest.mark.parametrize(
+    ("values", "listing", "entries"),
+    [
+        ({}, False, {}),
+        ({"modules_to_not_convert": ["a"]}, False, {("modules_to_not_convert",): ("a", "lm_head")}),
+        ({"modules_to_not_convert": ["lm_head"]}, False, {}),
+        ({"modules_to_not_convert": ["a", "lm_head"]}, True, {("modules_to_not_convert",): ("a",), ("lm_head",): True}),
+        ({"lm_head": True}, False, {("lm_head",): False}),
+        ({"lm_head": True}, True, {}),
+    ],
+)
+def test_entries_of_awq(values: dict[str, Any], listing: bool, entries: dict[tuple[str, ...], Any]) -> None:
+    """A list of modules in floats is kept in step, and none is made for a head in floats."""
+    assert _awq(values, Modules("model.embed_tokens", "lm_head", ()), listing) == entries
