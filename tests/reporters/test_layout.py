@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tieconv.reporters.text import columns, wrapped
+from tieconv.reporters.text.analyze_text import _short_figure
 
 WORDS = st.lists(st.text("abc.", min_size=1, max_size=30), max_size=20).map(" ".join)
 
@@ -53,3 +54,10 @@ def test_colours_break_no_line_early() -> None:
     """A painted title fills the line as a plain one does."""
     assert wrapped("\x1b[1mmodel\x1b[0m: a b c", "", 30) == ["\x1b[1mmodel\x1b[0m: a b c"]
     assert wrapped("\x1b[1mmodel\x1b[0m: " + "ab " * 20, "", 40)[0].count("ab") == (40 - 6) // 3
+
+
+def test_figures_of_a_table() -> None:
+    """Three decimals where they say something; whole numbers in full, and other numbers with three digits."""
+    texts = {0: "0", 0.0005: "0.001", 0.0004999: "0.0005", -0.25: "-0.250", 999.9994: "999.999", 1000: "1,000",
+             1000.5: "1e+03", 1e20: "1e+20"}  # fmt: skip
+    assert {value: _short_figure(value) for value in texts} == texts

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -17,6 +18,7 @@ from tests.cli.run import run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk, operators, tensors
 from tieconv.errors import VerificationError
+from tieconv.onnx.share import find
 from tieconv.onnx.write import session_proof as same_results
 
 EMPTY = [(0, 3), (2, 0)]
@@ -295,3 +297,15 @@ def test_what_was_not_run_is_named(tmp_path: Path) -> None:
     result = run("dedup", source, "-o", tmp_path / "out.onnx")
     assert result.exit_code == 0 and "not all cases run" in result.stderr
     assert "else branch of gy" in result.stdout and "1 of 2 branches" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("operator", "first", "fused"),
+    [("Mul", True, True), ("Mul", False, True), ("Div", True, False), ("Div", False, True)],
+)
+def test_a_quotient_of_a_number_is_no_factor(operator: str, first: bool, fused: bool) -> None:
+    """A session fuses x / 2 and 2 * x into a MatMul, and not 2 / x."""
+    number = ir.Value(name="c", const_value=ir.tensor(np.float32(2), name="c"))
+    operands = [number, ir.Value(name="x")]
+    node = ir.Node("", operator, operands if first else operands[::-1])
+    assert bool(find._factor(None, node)) is fused
