@@ -11,7 +11,7 @@ import pytest
 from tests.analysis.test_evolution import ROWS, checkpoint, noise
 from tests.cli.run import ok, refused
 from tieconv import SettingsError, analyze
-from tieconv.analysis.rows_section import read_counts
+from tieconv.analysis.rows_section import _frequency_sentence, read_counts
 from tieconv.checkpoint.results.analysis import Section
 
 
@@ -120,3 +120,14 @@ def test_separators(text: str, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(text.encode())
     counts = read_counts(str(tmp_path / "c.txt"), 6)
     assert counts.tolist() == [0, 0, 0, 7, 0, 9]
+
+
+@pytest.mark.parametrize(
+    ("interval", "which"),
+    [([0.1, 0.2], "longer"), ([0, 0.2], "neither longer nor shorter"), ([-0.2, 0], "neither longer nor shorter"),
+     ([-0.2, -0.1], "shorter")],
+)  # fmt: skip
+def test_the_sentence_follows_the_interval(interval: list[float], which: str) -> None:
+    name = "Spearman, norm of the head"
+    sentence = _frequency_sentence({"head": np.zeros(1)}, {name: 0.15}, {name: interval})
+    assert sentence == f"Frequent tokens have {which} rows in the head (rank correlation 0.15)."

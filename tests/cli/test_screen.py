@@ -323,3 +323,12 @@ def test_fix_says_that_a_clean_model_is_clean(tmp_path: Path) -> None:
     result = ok("check --fix", MODELS / "llama-tied", "-o", tmp_path / "out")
     assert f"{MODELS / 'llama-tied'}: nothing to fix" in result.stderr
     assert "no safe remedy" not in result.stderr
+
+
+def test_a_report_is_cut_after_the_most_lines_and_characters() -> None:
+    """What has exactly as many is whole."""
+    most = screen._MAX_CHARACTERS
+    assert screen.shortened("a" * most) == "a" * most
+    assert screen.shortened("a" * (most + 1)) == "a" * most + "…"
+    assert screen.shortened("a\nb\nc", 3) == "a\nb\nc"
+    assert screen.shortened("a\nb\nc\nd", 3) == "a\nb\n… and 2 more lines (use --json for all)"

@@ -158,6 +158,13 @@ def test_the_guess_prefers_what_fits() -> None:
     assert pattern.guess(towers, 99)[0] == "model.decoder.embed_tokens.weight"
 
 
+def test_names_of_a_project() -> None:
+    """Both names together."""
+    assert pattern.convention("emb.weight", "head.weight") == "RWKV-LM"
+    for pair in (("emb.weight", "output_layer.weight"), (None, "head.weight"), ("emb.weight", None)):
+        assert pattern.convention(*pair) == ""
+
+
 def test_shared_storage_names_a_pair() -> None:
     """Two names that nothing recognises, if they share a storage of more rows than columns."""
     for shape, pair in (((99, 64), ("a.weight", "b.weight")), ((64, 99), (None, None)), ((64, 64), (None, None))):
