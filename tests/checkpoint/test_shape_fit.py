@@ -11,6 +11,7 @@ import pytest
 import tieconv as api
 from tests.checks.fixtures.model import HEAD, LLAMA, flagged, matrix, save
 from tieconv.architectures.effective_flag import vocabulary_rows
+from tieconv.checkpoint.inspection import NotCompared
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, fits
 from tieconv.loaders.load import TRANSFORMERS_5, load
 from tieconv.loaders.loaded import Cause
@@ -64,3 +65,10 @@ def test_no_module_compares_shapes_of_a_group_itself(module: str) -> None:
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
     compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare) and ".shape !=" in ast.unparse(node)]
     assert not compared and "import fits" in (ROOT / module).read_text(encoding="utf-8")
+
+
+def test_tensors_that_may_be_copies() -> None:
+    """Those of one type and shape, but for one of each form; empty ones waste nothing."""
+    pair, alone, empty = tensor(2, 3), tensor(3, 2), tensor(0, 4)
+    assert NotCompared.among([pair, alone, pair, pair, empty, empty]) == NotCompared(3, 48)
+    assert NotCompared.among([pair, alone]) is None

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli.run import run
-from tieconv.errors import SettingsError
-from tieconv.sources.user_files import read_text
+from tieconv.errors import DestinationError, SettingsError
+from tieconv.sources.user_files import guard_report, read_text
 
 TEXT = "A line of words.\nGrüße, 世界, 🙂 and more words.\n"
 ENCODINGS = ["utf-16", "utf-16le", "utf-16be", "utf-32"]
@@ -180,3 +180,15 @@ def test_the_search_sees_each_way_to_write() -> None:
     reads = ("open(p)", "open(p, 'rb')", "Path(p).open()", "os.open(p, os.O_RDONLY)", "os.open(os.devnull, os.O_RDWR)",
              "write_text(p, '')", "zipfile.ZipFile(p)")  # fmt: skip
     assert [line for line in reads if writes_of(line)] == []
+
+
+def test_a_report_replaces_no_file_of_a_model(tmp_path: Path) -> None:
+    """The file that is the model, and every file in its directory; a file beside it is written."""
+    model, file = tmp_path / "model", tmp_path / "lone.safetensors"
+    model.mkdir()
+    (model / "config.json").touch()
+    file.touch()
+    for path in (file, model / "config.json"):
+        with pytest.raises(DestinationError, match="model"):
+            guard_report(str(path), [str(model), str(file)])
+    guard_report(str(tmp_path / "report.json"), [str(model), str(file)])
