@@ -69,6 +69,10 @@ def test_no_module_compares_shapes_of_a_group_itself(module: str) -> None:
 
 def test_tensors_that_may_be_copies() -> None:
     """Those of one type and shape, but for one of each form; empty ones waste nothing."""
-    pair, alone, empty = tensor(2, 3), tensor(3, 2), tensor(0, 4)
+    pair, alone, empty = (
+        TensorRecord("t", "F32", shape, ByteRange("f", 0, 4 * shape[0] * shape[1]))
+        for shape in ((2, 3), (3, 2), (0, 4))
+    )
     assert NotCompared.among([pair, alone, pair, pair, empty, empty]) == NotCompared(3, 48)
+    assert NotCompared.among([pair, alone, pair]) == NotCompared(2, 24)
     assert NotCompared.among([pair, alone]) is None

@@ -188,7 +188,8 @@ def test_a_report_replaces_no_file_of_a_model(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").touch()
     file.touch()
-    for path in (file, model / "config.json"):
-        with pytest.raises(DestinationError, match="model"):
-            guard_report(str(path), [str(model), str(file)])
+    (tmp_path / "report.json").touch()
+    for path, of in ((file, file), (model / "config.json", model)):
+        with pytest.raises(DestinationError, match="is a file of the model"):
+            guard_report(str(path), [str(of)])
     guard_report(str(tmp_path / "report.json"), [str(model), str(file)])
