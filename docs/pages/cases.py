@@ -56,6 +56,7 @@ def data() -> str:
             "symptom": f"{case.symptom}.",
             "messages": [message.text for message in case.messages],
             "rules": codes,
+            "fix": case.fix or (f"tieconv {case.remedy} MODEL -o OUT" if case.remedy else ""),
             "guide": case.guide,
         }
         lines.append(f"{json.dumps(name)}: {json.dumps(record)}")

@@ -128,6 +128,19 @@ def test_layers(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["the last two", "one tensor of one layer"])
+def test_strict_loaders_fail(name: str, tmp_path: Path) -> None:
+    """As safetensors 0.8.0 and mlx-lm 0.32.2 do. The others leave the layer random: the head is the same."""
+    config, tensors, _ = CASES[name]
+    folder = save(tmp_path / "model", {**config, "max_position_embeddings": 8, "rope_theta": 1e4}, tensors)  # type: ignore[dict-item]
+    rows = api.inspect(folder, consumers="safetensors,mlx-lm,transformers").consumers
+    outcomes = {f"{row.name} {row.version}": (str(row.outcome), row.detail) for row in rows}
+    for loader in ("safetensors 0.8", "mlx-lm <0.32", "mlx-lm 0.32"):
+        outcome, reason = outcomes[loader]
+        assert outcome == "error" and "the file does not contain model.layers.2" in reason, outcomes
+    assert outcomes["transformers 5.x"][0] == "tied"
+
+
 def test_each_list_is_compared_with_its_own_key(tmp_path: Path) -> None:
     """A composite has a list of text layers and one of image layers; T5 has an encoder and a decoder."""
     text, image = layers([0, 2], "model.language_model.layers."), layers([1], "model.visual.blocks.")

@@ -208,6 +208,16 @@ def test_a_head_of_its_own(model) -> None:
     assert (entry["name"], entry["a"], entry["b"], entry["loaders"]) == (H, E, H, ["transformers 5"])
 
 
+def test_a_parameter_that_two_releases_read_differently_counts_once(model) -> None:
+    """Of a changed embedding and a head of its own, transformers 4 takes one for the head and 5 the other."""
+    a, b = model("llama-tied"), model("llama-diverged")
+    edit(b, lambda stored: stored[E].__setitem__((0, 0), 1.0))
+    document = diff(a, b)
+    names = [entry["name"] for entry in document["tensors"]["different"]]
+    assert sorted(names) == sorted(["embed_tokens.weight", H, H]) and document["tensors"]["equal"] == 19
+    assert "2 parameters differing, first embed_tokens.weight" in document["reasons"][0], document["reasons"]
+
+
 def test_the_flag_of_a_diverged_head(model, tmp_path: Path) -> None:
     """The flag alone: alike in transformers 5, not in 4, so not the same by construction."""
     folder = model("llama-diverged")

@@ -122,7 +122,11 @@ def test_a_message_leads_to_its_cases() -> None:
         assert [*find_cases(word)] == ["C04"]
     shown = ok("explain", "KeyError: 'lm_head.weight'").stdout
     assert "C04 vLLM or MLX refuses the head's name." in shown
-    assert "reported by CON003 and TIE002; read docs/guides/vllm-keyerror.md" in shown
+    assert (
+        "usual fix: tieconv retie MODEL -o OUT; reported by CON003 and TIE002; read docs/guides/vllm-keyerror.md"
+        in shown
+    )
+    assert "C61 FSDP2 or Accelerate stops" in shown
     assert shown.endswith("Run: tieconv inspect MODEL --consumers\n")
     assert "read docs/cases.md#c53" in ok("explain", "will NOT tie them").stdout, "a part of a message"
 

@@ -64,7 +64,7 @@ def test_nothing_overflows(tmp_path: Path, width: int) -> None:
     """At a phone's and a desk's width nothing is wider than the screen, and text in plots can be read."""
     found = probe(tmp_path, width)
     assert found["scroll"] == width and found["wide"] == []
-    assert found["drawn"] == 11
+    assert found["drawn"] == 10
     assert found["switched"] == ["100", "010", "001"]
     small = found["small"]
     assert isinstance(small, (int, float)) and small >= 10

@@ -56,8 +56,11 @@ def one_table(subject: Subject) -> Section:
     output = subject.evidence.head.output_head
     if output is None and not subject.evidence.family.trusted:
         return Section(TITLE, "Not known: the model stores one table.", ())
-    if output is None or not (output.tied_to or output.stored):
+    if output is None:
         return Section(TITLE, "The model stores one table. Nothing to re-tie.", (), certainty=STORED)
+    if not (output.tied_to or output.stored):
+        source = shell_word(subject.evidence.checkpoint.source)
+        return Section(TITLE, f"Not known: {shown(output.name)} is not stored. Run: tieconv inspect {source}.", ())
     if output.tied_to or not subject.forecast.sets_flag or output.name == subject.embed.record.name:
         return Section(TITLE, "The model is tied. Nothing to re-tie.", (), certainty=STORED)
     return Section(TITLE, _under_two_names(subject), (), certainty=STORED)

@@ -24,7 +24,7 @@ SECTIONS = {
         "check": ("check", "Apply the rules to models, and exit with 1 on a finding. A gate for CI."),
         "diff": ("inspect", "Compare the models A and B tensor by tensor."),
         "analyze": ("analyze", "Measure how the head of MODEL relates to its embedding, and whether they can be tied."),
-        "explain": ("rules", "Explain a rule: what it reports, why it matters, and how to fix it."),
+        "explain": ("rules", "Explain a rule, or the message of another program."),
         "rules": ("rules", "List the rules: code, level, name and summary."),
     },
     "Repair": {

@@ -158,8 +158,9 @@ def explain_command(rule: str) -> None:
     if cases := find_cases(rule):
         for name, case in cases.items():
             echo(f"{paint(name, 'heading')} {case['symptom']}")
-            found_by = f"reported by {in_words(case['rules'], 9)}; " if case["rules"] else ""
-            echo(f"    {found_by}read docs/{case['guide'] or f'cases.md#{name.lower()}'}")
+            fix = f"usual fix: {case['fix']}; " if case["fix"] else ""
+            reported_by = f"reported by {in_words(case['rules'], 9)}; " if case["rules"] else ""
+            echo(f"    {fix}{reported_by}read docs/{case['guide'] or f'cases.md#{name.lower()}'}")
         echo("\nRun: tieconv inspect MODEL --consumers")
         return
     known_rule = find_rule(rule)

@@ -121,7 +121,8 @@ def _reasons(
     if tensors:
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
-        yield f"{count(len(tensors), 'parameter')} differing, first {shown(first.name)}{where}"
+        differing = {difference.name for difference in tensors}  # each loader of the two may have the same name
+        yield f"{count(len(differing), 'parameter')} differing, first {shown(first.name)}{where}"
     for view_a, view_b in pairs:
         if view_a.trouble != view_b.trouble:
             yield f"{view_a.loader} makes another model of one of them: {view_a.trouble or view_b.trouble}"

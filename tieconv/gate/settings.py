@@ -119,7 +119,8 @@ def _comparable(message: str) -> str:
 def unknown(word: str, where: str = "") -> SettingsError:
     """Return the error for a word that is neither a rule's code nor its name."""
     prefix = f"{where}: " if where else ""
-    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
+    kind = "a rule, and no case has this message" if " " in word else "a rule"
+    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not {kind}", _meant(word), "rule.unknown")
 
 
 def _meant(word: str) -> str:
@@ -129,8 +130,8 @@ def _meant(word: str) -> str:
     likely += [named[name] for name in close(word.lower(), named)]
     likely += [rule for name, rule in named.items() if len(word) > 2 and word.lower() in name]
     if not likely:
-        of_loader = "; for the message of a loader: tieconv inspect MODEL --consumers" if " " in word else ""
-        return f"list all rules with: tieconv rules{of_loader}"
+        of_loader = "look at the files with: tieconv inspect MODEL --consumers; " if " " in word else ""
+        return f"{of_loader}list all rules with: tieconv rules"
     unique = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in likely)
     return f"did you mean {' or '.join(list(unique)[:3])}? List all rules with: tieconv rules"
 
