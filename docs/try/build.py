@@ -59,7 +59,7 @@ def build(out: Path) -> None:
     vendor = out / "vendor"
     vendor.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        for name, data in _pyodide(Path(scratch)):
+        for name, data in pyodide(Path(scratch)):
             (vendor / name).write_bytes(data)
         own = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in _sources()}
         own["browser_commands.py"] = (PAGE / "browser_commands.py").read_bytes()
@@ -86,7 +86,7 @@ def build(out: Path) -> None:
     _name_build(out)
 
 
-def _pyodide(scratch: Path) -> Iterator[tuple[str, bytes]]:
+def pyodide(scratch: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the files of Pyodide from its npm package."""
     npm = shutil.which("npm")
     if npm is None:

@@ -23,6 +23,8 @@ from tieconv.gate import workers
 from tieconv.gate.examine import check_models, examine
 from tieconv.gate.workers import Workers, each
 
+pytestmark = pytest.mark.needs("_multiprocessing")
+
 PATHS = [f"model-{number}" for number in range(12)]
 
 

@@ -97,7 +97,7 @@ def test_the_run_calls_what_exists() -> None:
     modules = set(re.findall(r"python -m (tests[\w.]+)", text))
     scripts = set(re.findall(r"python ([\w/]+\.py)", text))
     (folders,) = re.findall(r"set -- tests/\{([\w,]+)\}", text)
-    assert (len(modules), len(scripts)) == (8, 5)
+    assert (len(modules), len(scripts)) == (9, 5)
     for path in (ROOT / module.replace(".", "/") for module in modules):
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), path
     assert all((ROOT / script).is_file() for script in scripts)
@@ -116,7 +116,7 @@ def test_what_takes_long_is_scheduled() -> None:
     for name in ("slow", "fuzz", "mutants", "canary"):
         assert "schedule" in jobs[name][True]
     assert jobs["slow"]["jobs"]["tests"]["strategy"]["matrix"]["task"] == [
-        "slow", "matrix", "coverage", "budget", "files", "faults",
+        "slow", "matrix", "coverage", "budget", "files", "faults", "pyodide",
     ]  # fmt: skip
     assert jobs["slow"]["jobs"]["loaders"]["strategy"]["matrix"]["loader"] == sorted(ENVIRONMENTS)
     assert set(jobs["fuzz"]["jobs"]["target"]["strategy"]["matrix"]["target"]) == set(TARGETS)

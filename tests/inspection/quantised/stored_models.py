@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tieconv import inspect
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix, QuantisedTables
-from tieconv.inspection.quantised.row_decoders import QuantisedRows, row_blocks
 from tieconv.sources.local import open_files
 
 Array = npt.NDArray[Any]
@@ -79,6 +78,8 @@ def matrix(inspection: Inspection, role: str = "head") -> QuantisedMatrix:
 
 def values(folder: Path, role: str = "head") -> Array:
     """The dequantised matrix, [V, H]."""
+    from tieconv.inspection.quantised.row_decoders import QuantisedRows, row_blocks
+
     inspection = inspect(folder)
     with open_files(str(folder)) as files:
         described = matrix(inspection, role)
