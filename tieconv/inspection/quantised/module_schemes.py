@@ -357,18 +357,17 @@ class QuantState:
 
 def quant_state(content: bytes | None) -> QuantState | None:
     """Return the parsed state, or ``None`` if it is not that of a matrix."""
-    if content is None or len(content) > _LONGEST:
+    if content is None or len(content) > _LONGEST or content.count(b"[") + content.count(b"{") > 200:
         return None
     try:
         values = json.loads(content)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    if not isinstance(values, Mapping) or not isinstance(values.get("shape"), list):
+    if not isinstance(values, Mapping) or not isinstance(shape := values.get("shape"), list):
         return None
-    shape, block, nested = values["shape"], values.get("blocksize"), values.get("nested_blocksize", 0)
+    block, nested, offset = values.get("blocksize"), values.get("nested_blocksize", 0), values.get("nested_offset", 0.0)
     if len(shape) != 2 or not all(type(number) is int and 0 < number < 1 << 40 for number in (*shape, block)):
         return None
-    offset = values.get("nested_offset", 0.0)
     usable = type(nested) is int and nested >= 0 and isinstance(offset, (int, float))
     return QuantState(int(block or 0), (shape[0], shape[1]), nested, float(offset)) if usable else None
 
