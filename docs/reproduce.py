@@ -36,11 +36,7 @@ PAPER = {
         "U→T": (0.001, 0.507, 0.637, 0.408),
         "E→T": (0.000, 0.376, 0.507, 0.372),
     },
-    "Qwen3": {
-        "E→U": (None, None, None, 0.366),
-        "U→T": (None, None, None, 0.710),
-        "E→T": (None, None, None, 0.366),
-    },
+    "Qwen3": {"E→U": (None, None, None, 0.366), "U→T": (None, None, None, 0.710), "E→T": (None, None, None, 0.366)},
 }
 """The paper's values of `MAPS` (Table 1) and of ``knn`` (Table 5), by row and pair."""
 

@@ -28,10 +28,7 @@ Names are the names in the file. *Default* is what transformers 5 does if no lev
 is the number of tensors that untying adds. [The matrix](matrix.md) shows the result of each command on each class.
 """
 
-REASONS = {
-    Tying.NEVER: "never ties, whatever the config says",
-    Tying.HEADLESS: "has no output embedding by design",
-}
+REASONS = {Tying.NEVER: "never ties, whatever the config says", Tying.HEADLESS: "has no output embedding by design"}
 
 
 def page() -> str:

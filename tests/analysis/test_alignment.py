@@ -125,8 +125,7 @@ def test_tokens_bring_permuted_rows_together() -> None:
     words = [f"w{row}" for row in range(V)]
     shuffled = [words[row] if row % 10 else f"other {row}" for row in order]
     section = align(
-        Table.of("T", table[order], shuffled),
-        Untied(Table.of("E", profiled(1), words), Table.of("U", table, words)),
+        Table.of("T", table[order], shuffled), Untied(Table.of("E", profiled(1), words), Table.of("U", table, words))
     )
     assert section.detail.joined_by == "token string" and section.detail.tokens == V - V // 10
     assert figures(section)["identity U→T"][0] == pytest.approx(1, abs=1e-4)

@@ -63,8 +63,7 @@ def test_a_cap_that_the_config_leaves_out_is_the_default_of_the_class(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("model_type", "key"),
-    [("granite", "logits_scaling"), ("cohere", "logit_scale"), ("opt", "do_layer_norm_before")],
+    ("model_type", "key"), [("granite", "logits_scaling"), ("cohere", "logit_scale"), ("opt", "do_layer_norm_before")]
 )
 def test_other_keys_that_the_config_leaves_out(model_type: str, key: str, tmp_path: Path) -> None:
     """A factor takes the default of the class; a switch stays where it is."""

@@ -40,9 +40,7 @@ def steps(tmp_path: Path) -> Path:
     for number, turn in enumerate((0.0, 0.3, 0.6)):
         head = np.cos(2 * turn) * noise(2) + np.sin(2 * turn) * noise(3)
         checkpoint(
-            tmp_path / f"step{number * 1000}",
-            np.cos(turn) * noise(0) + np.sin(turn) * noise(1),
-            (1 + number) * head,
+            tmp_path / f"step{number * 1000}", np.cos(turn) * noise(0) + np.sin(turn) * noise(1), (1 + number) * head
         )
     return tmp_path
 

@@ -18,7 +18,7 @@ COMPILED = {
 }
 FILLED = {
     # A protobuf message comes field by field, each as often as it likes.
-    "formats/onnx/messages.py": {"Tensor", "Node", "Graph", "Model"},
+    "formats/onnx/messages.py": {"Tensor", "Node", "Graph", "Model"}
 }
 
 

@@ -78,43 +78,19 @@ CASES = {
     ),
     "no config at all": (None, llama(head=matrix(seed=1)), "TIE012 note"),
     "nothing recognised": (None, {"conv.weight": matrix()}, "TIE012 note"),
-    "version 4 is tied by default and 5 is not, equal head": (
-        INTERNVL,
-        EQUAL_HEAD,
-        "TIE002 warning, TIE007 note",
-    ),
+    "version 4 is tied by default and 5 is not, equal head": (INTERNVL, EQUAL_HEAD, "TIE002 warning, TIE007 note"),
     "version 5 would complain about a head of its own": (INTERNVL, OWN_HEAD, "TIE007 warning"),
-    "levels disagree and transformers 5 is right": (
-        flagged(GEMMA3, False, text_config=True),
-        OWN_HEAD,
-        "TIE008 note",
-    ),
-    "levels disagree and transformers 5 is wrong": (
-        flagged(GEMMA3, True, text_config=False),
-        OWN_HEAD,
-        "TIE008 error",
-    ),
-    "levels disagree and the head is equal": (
-        flagged(GEMMA3, False, text_config=True),
-        EQUAL_HEAD,
-        "TIE008 note",
-    ),
+    "levels disagree and transformers 5 is right": (flagged(GEMMA3, False, text_config=True), OWN_HEAD, "TIE008 note"),
+    "levels disagree and transformers 5 is wrong": (flagged(GEMMA3, True, text_config=False), OWN_HEAD, "TIE008 error"),
+    "levels disagree and the head is equal": (flagged(GEMMA3, False, text_config=True), EQUAL_HEAD, "TIE008 note"),
     "version 4 goes by a nested level that is silent": (
         flagged({**INTERNVL, "text_config": {"model_type": "qwen2"}}, True),
         NESTED,
         "TIE007 note",
     ),
     "a silent nested level excuses no missing head": (flagged(GEMMA3, False), NESTED, "TIE003 error"),
-    "null is no boolean": (
-        {**LLAMA, "tie_word_embeddings": None},
-        llama(head=matrix(seed=1)),
-        "TIE013 error",
-    ),
-    "an all-zero bias was asked for": (
-        flagged(LLAMA, True),
-        llama(bias=np.zeros(8, "<f4")),
-        "BIA001 note",
-    ),
+    "null is no boolean": ({**LLAMA, "tie_word_embeddings": None}, llama(head=matrix(seed=1)), "TIE013 error"),
+    "an all-zero bias was asked for": (flagged(LLAMA, True), llama(bias=np.zeros(8, "<f4")), "BIA001 note"),
     "half a pair of zeros loses nothing": (
         flagged(BERT, False),
         bert(head=matrix(seed=1), outer=np.zeros(8, "<f4")),
@@ -131,11 +107,7 @@ CASES = {
         "BIA003 note",
     ),
     "the bias tie is inverted": (flagged(BERT, True), bert(inner=vector()), "TIE005 error"),
-    "an untied placeholder is a lost head": (
-        flagged(LLAMA, False),
-        llama(head=np.zeros(0, "<f4")),
-        "STO002 error",
-    ),
+    "an untied placeholder is a lost head": (flagged(LLAMA, False), llama(head=np.zeros(0, "<f4")), "STO002 error"),
     "a BART untied by its flag alone": (
         flagged(BART, False),
         {"model.shared.weight": matrix()},

@@ -101,8 +101,7 @@ def test_in_place(faulty: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "usual"),
-    [("model (1).safetensors", "model.safetensors"), ("weights.bin", "pytorch_model.bin")],
+    ("name", "usual"), [("model (1).safetensors", "model.safetensors"), ("weights.bin", "pytorch_model.bin")]
 )
 def test_a_name_that_no_loader_looks_for(model: Copy, tmp_path: Path, name: str, usual: str) -> None:
     """The model comes under the usual name, in the format that it has."""

@@ -106,8 +106,7 @@ def test_a_tie_that_transformers_5_cannot_build_is_an_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("spec", "changed"),
-    [("GlmAsrForConditionalGeneration[text_config=gpt2]", ["n_embd", "n_layer"]), (SAMPLE[6], [])],
+    ("spec", "changed"), [("GlmAsrForConditionalGeneration[text_config=gpt2]", ["n_embd", "n_layer"]), (SAMPLE[6], [])]
 )
 def test_sizes_that_are_not_read_back_are_named(spec: str, changed: list[str], tmp_path: Path) -> None:
     """GLM-ASR puts the sizes of its own text part into every other."""

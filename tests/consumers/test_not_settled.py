@@ -27,10 +27,7 @@ REASONS: dict[str, tuple[Config | None, Tensors]] = {
         of("Molmo2ForConditionalGeneration", "molmo2"),
         llama(),
     ),
-    "unknown: share_encoder_decoder_embeddings is false, and tieconv has no measurement of that": (
-        MARIAN,
-        llama(),
-    ),
+    "unknown: share_encoder_decoder_embeddings is false, and tieconv has no measurement of that": (MARIAN, llama()),
     f"unknown: {HEAD} is quantised, and tieconv has no measurement of that": (of("LlamaForCausalLM", "llama"), CODES),
 }
 APART_IN_5 = {

@@ -18,13 +18,7 @@ from tests.objects.writable_stub import start_writable
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design.md"
-SPINE = (
-    "cli/write.py",
-    "api/plans.py",
-    "plans/verbs/retie.py",
-    "planned.py",
-    "execute/carry_out.py",
-)
+SPINE = ("cli/write.py", "api/plans.py", "plans/verbs/retie.py", "planned.py", "execute/carry_out.py")
 
 
 def written(command: str) -> tuple[list[str], list[str]]:

@@ -28,9 +28,7 @@ def main() -> int:
     flags: dict[str, Any] = {option: True for option in options if option != "wait"}
     try:
         execute(
-            plan,
-            Target(Path(out), **flags),
-            reinspect=_inspect_after_wait if "wait" in options else models.inspect,
+            plan, Target(Path(out), **flags), reinspect=_inspect_after_wait if "wait" in options else models.inspect
         )
     except TieconvError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)

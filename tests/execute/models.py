@@ -153,16 +153,7 @@ def plan_of(
     if found.config:
         states["config.json"] = state_of(root / "config.json")
     return Plan(
-        "test",
-        found,
-        states,
-        (),
-        weights,
-        texts,
-        links,
-        removed,
-        promises or Promises(None, ()),
-        "a test plan",
+        "test", found, states, (), weights, texts, links, removed, promises or Promises(None, ()), "a test plan"
     )
 
 

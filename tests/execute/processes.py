@@ -28,12 +28,7 @@ def command(kind: str, source: Path, out: Path, *options: str) -> list[str]:
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     """Start, with pipes."""
     return children.start(
-        arguments,
-        env=environment(),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        arguments, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 

@@ -69,12 +69,7 @@ def test_full_disk(tmp_path: Path, mount: Mount, overwrite: bool, monkeypatch: p
     ["fsync", "pwrite", "copy_file_range", "mkdir", "preadv", "exchange", "sync_directory", "fchmod", "ftruncate"],
 )
 def test_any_call_fails(
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    option: dict[str, Any],
-    call: str,
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, option: dict[str, Any], call: str
 ) -> None:
     """Whatever call fails, and whatever is asked: all or nothing, and nothing left."""
     out = tmp_path / "out"

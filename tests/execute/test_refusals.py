@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from tieconv.checkpoint.write_plan import LinkFile, OutputText, Plan
-from tieconv.errors import (
-    DestinationError,
-    RefusedError,
-    StalePlanError,
-    TieconvError,
-    WriteFailedError,
-)
+from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError, WriteFailedError
 from tieconv.execute import Target, check_target, execute
 from tieconv.execute import target as checks_module
 

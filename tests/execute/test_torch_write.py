@@ -189,10 +189,7 @@ def test_in_place_and_lone_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "code"),
-    [
-        ({"model": tied_state(), "epoch": 3}, "torch.training"),
-        ({**tied_state(), "version": "1"}, "torch.extra"),
-    ],
+    [({"model": tied_state(), "epoch": 3}, "torch.training"), ({**tied_state(), "version": "1"}, "torch.extra")],
     ids=["training", "extra"],
 )
 def test_what_would_be_lost_is_refused(value: Any, code: str, tmp_path: Path) -> None:

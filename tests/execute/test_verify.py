@@ -136,11 +136,7 @@ def test_structure_trusts_the_kernel_only(
     """Without the byte proof, ranges that were copied by hand are still compared."""
     monkeypatch.delattr(os, "copy_file_range")
     error = expect(
-        models.with_bias(model),
-        tmp_path / "out",
-        monkeypatch,
-        flip("model.safetensors", position),
-        "structure",
+        models.with_bias(model), tmp_path / "out", monkeypatch, flip("model.safetensors", position), "structure"
     )
     assert "tensor" in error.message
 

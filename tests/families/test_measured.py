@@ -33,8 +33,7 @@ SPREAD = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
-    transformers.__version__ != table.measured_with(5),
-    reason=f"the table is of transformers {table.measured_with(5)}",
+    transformers.__version__ != table.measured_with(5), reason=f"the table is of transformers {table.measured_with(5)}"
 )
 
 

@@ -19,9 +19,7 @@ LIMIT = 1_000_000
 keys = st.text(st.sampled_from('ab{}[]",: \\é😀'), max_size=6)
 plain = st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    plain | keys,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=8,
+    plain | keys, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
 )
 objects = st.dictionaries(keys, values, max_size=8)
 indents = st.sampled_from([None, 1, "\t"])

@@ -80,10 +80,7 @@ def _session(workshop: Workshop, provider: str) -> dict[str, Any]:
         for length in LENGTHS:
             ids = torch.randint(0, rows, (1, length), generator=torch.Generator().manual_seed(length))
             batch = latency.Batch(ids, torch.ones_like(ids))
-            runs = {
-                "gemm": latency.bound(session, graph, batch),
-                latency.TORCH: latency._pass(model, batch, provider),
-            }
+            runs = {"gemm": latency.bound(session, graph, batch), latency.TORCH: latency._pass(model, batch, provider)}
             taken = latency.measure(runs, rounds, lambda: latency._wait(provider))
             times[str(length)] = {form: latency.quantiles(values)["median"] for form, values in taken.items()}
     matrix = rows * int(model.config.hidden_size) * 2

@@ -229,8 +229,7 @@ def test_alignment_of_models_on_the_hub(hub: Hub, tieconv: Run, models: Path, tm
     )
     assert result.returncode == 0, result.stderr
     here = tieconv(
-        *("analyze", models / "llama-tied", "--against", models / "llama-untied"),
-        *("--second", second, "--json"),
+        *("analyze", models / "llama-tied", "--against", models / "llama-untied"), *("--second", second, "--json")
     )
     there, local = (json.loads(text)["sections"][-1] for text in (result.stdout, here.stdout))
     assert there["title"] == "Alignment" and there["measures"] == local["measures"]

@@ -30,10 +30,7 @@ def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> s
     return evidence.config.effect
 
 
-@pytest.mark.parametrize(
-    ("flag", "more"),
-    [(False, ""), (True, IN_4), (None, IN_4)],
-)
+@pytest.mark.parametrize(("flag", "more"), [(False, ""), (True, IN_4), (None, IN_4)])
 def test_a_head_of_its_own_in_a_class_that_always_ties(flag: bool | None, more: str, tmp_path: Path) -> None:
     """Flan-T5: first what the loaded model is, then why."""
     config = T5 if flag is None else T5 | {"tie_word_embeddings": flag}

@@ -20,15 +20,7 @@ ALL_16 = np.arange(2**16, dtype="<u2")
 def patterns(dtype: str) -> st.SearchStrategy[int]:
     """Bit patterns of every kind, those next to binade and type limits more often."""
     top = 1 << BITS[dtype]
-    corners = [
-        0,
-        1,
-        2,
-        (1 << MANTISSA[dtype]) - 1,
-        1 << MANTISSA[dtype],
-        INFINITY[dtype] - 1,
-        INFINITY[dtype],
-    ]
+    corners = [0, 1, 2, (1 << MANTISSA[dtype]) - 1, 1 << MANTISSA[dtype], INFINITY[dtype] - 1, INFINITY[dtype]]
     signed = [corner | sign for corner in [*corners, INFINITY[dtype] + 1] for sign in (0, top // 2)]
     return st.one_of(st.integers(0, top - 1), st.sampled_from(signed))
 

@@ -36,10 +36,7 @@ def build(directory: Path) -> Path:
                 tensor.external_data.add(key=key, value=str(value))
             data.write(array.data)
             stored.append(tensor)
-    nodes = [
-        helper.make_node("Gather", ["embed", "ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "head"], ["logits"]),
-    ]
+    nodes = [helper.make_node("Gather", ["embed", "ids"], ["x"]), helper.make_node("MatMul", ["x", "head"], ["logits"])]
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])
     graph = helper.make_graph(nodes, "head", [ids], [logits], stored)

@@ -291,9 +291,7 @@ FAULTS: dict[str, Fault] = {
     )(model),
 }
 """Each fault of the list with its edit."""
-UNSEEN = {
-    "epsilon 2e-5 in one norm of layer 15": "the norm changes by 2e-7, the rounding of float32",
-}
+UNSEEN = {"epsilon 2e-5 in one norm of layer 15": "the norm changes by 2e-7, the rounding of float32"}
 """Why parity cannot see a fault."""
 
 

@@ -23,10 +23,7 @@ def session(path: Path, *, optimise: bool, prepack: bool = True) -> ort.Inferenc
 
 def feeds(made: ort.InferenceSession, shape: tuple[int, int], vocabulary: int, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    known = {
-        "input_ids": lambda: rng.integers(0, vocabulary, shape),
-        "use_cache": lambda: np.array([bool(seed % 2)]),
-    }
+    known = {"input_ids": lambda: rng.integers(0, vocabulary, shape), "use_cache": lambda: np.array([bool(seed % 2)])}
     return {node.name: known[node.name]() for node in made.get_inputs() if node.name in known}
 
 

@@ -31,12 +31,7 @@ def case(padding: int, ratio: float | None) -> Case:
 
 @pytest.mark.parametrize(
     ("sequence", "past", "padding", "steps", "group"),
-    [
-        (1, 0, 0, 0, "one token"),
-        (2, 0, 0, 0, "no past"),
-        (1, 3, 0, 0, "past"),
-        (4, 3, 0, 2, "cached steps"),
-    ],
+    [(1, 0, 0, 0, "one token"), (2, 0, 0, 0, "no past"), (1, 3, 0, 0, "past"), (4, 3, 0, 2, "cached steps")],
 )
 def test_the_plot_of_a_batch(sequence: int, past: int, padding: int, steps: int, group: str) -> None:
     """Each batch goes to one plot."""

@@ -17,12 +17,7 @@ from tests.onnx import exported  # noqa: E402
 from tieconv.errors import NotRunError  # noqa: E402
 from tieconv.onnx.parity import measured_pair as free_memory  # noqa: E402
 from tieconv.reference import Reference  # noqa: E402
-from tieconv.reference.model import (  # noqa: E402
-    Batch,
-    exact_products,
-    memory_of,
-    torch_device,
-)
+from tieconv.reference.model import Batch, exact_products, memory_of, torch_device  # noqa: E402
 
 
 def visible(monkeypatch: pytest.MonkeyPatch, number: int, cuda: str | None = "13.0") -> None:

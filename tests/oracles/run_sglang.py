@@ -129,13 +129,7 @@ def _caught(layer: type) -> Iterator[_Calls]:
         layer.forward = forward
 
 
-_NOT_SEEN = (
-    "No module named",
-    "_OpNamespace",
-    "sgl_kernel",
-    "triton",
-    "_cpu'",
-)
+_NOT_SEEN = ("No module named", "_OpNamespace", "sgl_kernel", "triton", "_cpu'")
 """Words of failures that say nothing about a checkpoint: kernels, packages and settings that are missing here."""
 
 

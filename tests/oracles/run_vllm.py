@@ -31,10 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import observe
 import torch
 from vllm.config import DeviceConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
-from vllm.distributed import (
-    ensure_model_parallel_initialized,
-    init_distributed_environment,
-)
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.model_executor.layers import logits_processor, vocab_parallel_embedding
 from vllm.model_executor.model_loader import base_loader, get_model_loader
 from vllm.model_executor.models import registry

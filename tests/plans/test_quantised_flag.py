@@ -9,18 +9,7 @@ from typing import Any
 import pytest
 
 import tieconv
-from tests.inspection.quantised.table_models import (
-    AWQ,
-    GPTQ,
-    MLX_CONFIG,
-    NAMED,
-    awq,
-    equal,
-    gptq,
-    mlx,
-    model,
-    packed,
-)
+from tests.inspection.quantised.table_models import AWQ, GPTQ, MLX_CONFIG, NAMED, awq, equal, gptq, mlx, model, packed
 from tieconv.plans.config import Modules, _awq
 
 

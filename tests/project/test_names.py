@@ -17,10 +17,7 @@ FOLDERS = (
     "tests/mutants", "tests/output", "tests/project", "tests/public", "tests/sources",
 )  # fmt: skip
 WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "found place told near older newer last odd one other what how given said kept gone way it",
-    )
+    re.findall(r"\w+", "found place told near older newer last odd one other what how given said kept gone way it")
 )
 """Words that say how a thing was come by or that it is another one, and never what it is."""
 ALLOWED = {

@@ -43,11 +43,7 @@ ALLOWED = {
     ("tieconv/onnx/parity/weight_identity.py", "_Shelf", "_sorted"): MODULE,
     ("tieconv/onnx/ort_session.py", "Session", "inner"): MODULE,
     ("tieconv/onnx/ort_session.py", "Session", "ort"): MODULE,
-    (
-        "tieconv/onnx/ort_session.py",
-        "Choice",
-        "providers",
-    ): "what ONNX Runtime takes: names, or pairs with options",
+    ("tieconv/onnx/ort_session.py", "Choice", "providers"): "what ONNX Runtime takes: names, or pairs with options",
     ("tieconv/plans/verbs/reindex.py", "_Carried", "value"): JSON,
     ("tieconv/plans/verbs/reindex.py", "_Carried", "metadata"): JSON,
     ("tieconv/reference/model.py", "Batch", "ids"): MODULE,

@@ -13,12 +13,7 @@ READING = (
 )
 """Commands without a plan, for every model."""
 
-TEXT = (
-    "inspect MODEL --consumers",
-    "check MODEL --no-config",
-    "check MODEL --no-config --fix",
-    "diff MODEL OTHER",
-)
+TEXT = ("inspect MODEL --consumers", "check MODEL --no-config", "check MODEL --no-config --fix", "diff MODEL OTHER")
 """What people read, and the plans of `check --fix`, which have no JSON."""
 
 _PLANS = (

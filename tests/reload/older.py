@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 KNOWN = {
-    "LongT5ForConditionalGeneration": "untied, 4.57 lists two shared tables as missing and shares them all the same",
+    "LongT5ForConditionalGeneration": "untied, 4.57 lists two shared tables as missing and shares them all the same"
 }
 """Classes whose load report differs although their logits do not."""
 

@@ -90,11 +90,7 @@ def _silent(checked: Any, named: set[str]) -> Cell:
 def _truth(document: dict[str, Any], facts: dict[str, Any]) -> Cell:
     """Compare what `inspect` says with the model that the program had in memory."""
     head, embedding = document["head"]["output_head"], document["head"]["input_embedding"]
-    answers = {
-        "tied": _tied(document),
-        "embedding": embedding and embedding["name"],
-        "head": head and head["name"],
-    }
+    answers = {"tied": _tied(document), "embedding": embedding and embedding["name"], "head": head and head["name"]}
     wrong = [f"{key} is {facts[key]}, and tieconv says {answers[key]}" for key in facts if answers[key] != facts[key]]
     if answers["tied"] is None and wrong == [f"tied is {facts.get('tied')}, and tieconv says None"]:
         return Cell("inspect", UNKNOWN, document["config"]["effect"])

@@ -147,11 +147,7 @@ def check_kl_budget(
         why = f"tieconv could not measure the KL if the {table} survives"
         if worst is not None and not np.isnan(worst):
             why = f"the measured KL is up to {worst:.3g}, above {max_kl:g}, if the {table} survives"
-        _refuse(
-            findings,
-            why,
-            Hint("compare the survivors: ", call("analyze", evidence.checkpoint.source, text=FILE)),
-        )
+        _refuse(findings, why, Hint("compare the survivors: ", call("analyze", evidence.checkpoint.source, text=FILE)))
     return (
         f"the outputs change by {effect.mean:.3g} ± {effect.error:.1g} nats a token (KL, limit {max_kl:g}), over "
         f"{count(len(effect.kl), 'window')} of the text"

@@ -504,12 +504,7 @@ def _maps(known: Sums, pair: Pair, cross: Array) -> dict[str, Array | None]:
 
 
 def mapped_cosines(
-    joined: Joined,
-    pair: Pair,
-    maps: Mapping[str, Array | None],
-    known: Sums,
-    places: Array,
-    order: Array | None = None,
+    joined: Joined, pair: Pair, maps: Mapping[str, Array | None], known: Sums, places: Array, order: Array | None = None
 ) -> dict[str, Array]:
     """Return the cosine of each mapped row at ``places`` with its target, or with that at ``places[order]``, by map."""
     values = {name: np.empty(len(places)) for name in maps}

@@ -60,7 +60,7 @@ def _fold(subject: Subject) -> NormFold:
     if failed.any():
         raise _NoFoldError(
             f"{int(failed.sum()):,} of {len(failed):,} columns of the head are not the embedding times a factor that "
-            f"{shown(final.norm)} can hold exactly",
+            f"{shown(final.norm)} can hold exactly"
         )
     values = {final.norm: _stored(subject, final.norm, weights(final, gains))}
     if final.shift is not None:

@@ -92,11 +92,7 @@ def retie_section(subject: Subject, related: Related, costs: Costs, measured: tu
 
 
 def verdict(
-    subject: Subject,
-    related: Related,
-    costs: Costs,
-    measured: tuple[Measure, ...] = (),
-    fold: FoldedNorm | None = None,
+    subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = (), fold: FoldedNorm | None = None
 ) -> Answer:
     """Return the answer (yes, at a cost, or no) with the next command, and how sure it is."""
     answer, certainty = _verdict(subject, related, costs, measured, fold)

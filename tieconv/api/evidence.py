@@ -102,9 +102,7 @@ def refuse_graphs(*paths: str | Path) -> None:
         if is_graph(path):
             name = shown(os.path.basename(os.path.abspath(path)))
             raise UnreadableError(
-                f"{name} is an ONNX graph, and this command reads only checkpoints",
-                _OF_GRAPHS,
-                "format.unsupported",
+                f"{name} is an ONNX graph, and this command reads only checkpoints", _OF_GRAPHS, "format.unsupported"
             )
 
 

@@ -139,8 +139,7 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
 
 
 _MOST_LAYERS = 10_000
-_LEAST_TENSORS = 4
-"""No layer of a class in the table has fewer. A file with fewer is an example of names, not a model."""
+_LEAST_TENSORS = 4  # no layer of the table has fewer: a file with fewer is an example of names, not a model
 
 
 def missing_layers(inspection: Inspection) -> Iterator[tuple[str, int, list[str], list[str]]]:

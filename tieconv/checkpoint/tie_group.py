@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.relation import State as State
+from tieconv.checkpoint.relation.proved import Relation
 from tieconv.checkpoint.value_type import Listed, record, values_of
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.relation.proved import Relation
 
 
 @record

@@ -460,11 +460,13 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
     """
     # Yield at most one finding: an error for a tied model that the loader loads wrongly without a message.
     tables = tables_of(inspection)
-    if tables is None or not _is_whole(tables) or not _is_subject(inspection, tables):
+    if tables is None or not _is_subject(inspection, tables):
         return
-    loader, label = (
-        (MLX, "mlx-lm 0.32") if tables.matrices[0].scheme.startswith("MLX") else (TRANSFORMERS, "transformers 5")
-    )
+    for matrix in tables.matrices:  # other rules report one that is not read, or that the config leaves out
+        if matrix.faults or not matrix.scheme or (matrix.role == HEAD and matrix.config.verdict is Verdict.LEFT_OUT):
+            return
+    is_mlx = tables.matrices[0].scheme.startswith("MLX")
+    loader, label = (MLX, "mlx-lm 0.32") if is_mlx else (TRANSFORMERS, "transformers 5")
     answer = consumer(*loader).predict(inspection)
     silent = answer.outcome in (Outcome.RANDOM, Outcome.DISCARDED)
     if not silent and answer.outcome is not Outcome.ERROR:
@@ -478,14 +480,6 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
         f"{evidence.capital(answer.detail)}.",
         (names[1],),
         level=evidence.certain(inspection, Level.ERROR if silent and tied else Level.WARNING),
-    )
-
-
-def _is_whole(tables: QuantisedTables) -> bool:
-    """Return whether each matrix is read and the config includes it: other rules report the others."""
-    return not any(
-        matrix.faults or not matrix.scheme or (matrix.role == HEAD and matrix.config.verdict is Verdict.LEFT_OUT)
-        for matrix in tables.matrices
     )
 
 

@@ -136,11 +136,7 @@ def _write_figures(directory: str, result: Any, model: str, *, over_time: bool) 
     help="Write the models and the report to OUT, which must not exist.",
 )
 @click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="Training steps for each model.",
+    "--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Training steps for each model."
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the text and the weights."

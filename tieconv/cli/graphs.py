@@ -169,11 +169,7 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
 @click.argument("onnx", type=shared.MODEL_PATH)
 @click.argument("model", default=".", type=shared.MODEL_PATH)
 @shared.choice_option(
-    "--provider",
-    "auto",
-    "cpu",
-    "cuda",
-    help="Where to run the graph. cuda: fails if a large operator runs on the CPU.",
+    "--provider", "auto", "cpu", "cuda", help="Where to run the graph. cuda: fails if a large operator runs on the CPU."
 )
 @shared.device_option
 @shared.choice_option(

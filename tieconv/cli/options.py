@@ -161,7 +161,6 @@ screen_options = together(
 )
 """Options that may precede or follow the command's name."""
 common_options = together(
-    screen_options,
-    click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error."),
+    screen_options, click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")
 )
 """Options of every command. `ErrorBoundary` reads the last."""

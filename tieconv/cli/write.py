@@ -196,11 +196,7 @@ def _refuse_for_graphs(**options: object) -> None:
 # Tie, untie, and set the flag.
 
 bias_option = shared.choice_option(
-    "--bias",
-    "keep",
-    "zero",
-    "strip",
-    help="zero: add an all-zero head bias. strip: remove an all-zero head bias.",
+    "--bias", "keep", "zero", "strip", help="zero: add an all-zero head bias. strip: remove an all-zero head bias."
 )
 
 
@@ -337,9 +333,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
     help="Largest size of a file's tensors, such as 500MB or 2GiB. A larger tensor gets a separate file.",
 )
 @click.option(
-    "--resume",
-    is_flag=True,
-    help="Take over the finished files of a killed run. Keep them if this run is stopped.",
+    "--resume", is_flag=True, help="Take over the finished files of a killed run. Keep them if this run is stopped."
 )
 @shared.write_options
 @named_command

@@ -26,14 +26,7 @@ class Trained:
     held_out: float
 
 
-def train(
-    text: Text,
-    *,
-    tied: bool,
-    seed: int,
-    steps: int,
-    step_done: Callable[[], None] = lambda: None,
-) -> Trained:
+def train(text: Text, *, tied: bool, seed: int, steps: int, step_done: Callable[[], None] = lambda: None) -> Trained:
     """Train for ``steps`` steps of AdamW. The same arguments give the same weights on the same machine."""
     with _alone(seed):
         model: Any = LlamaForCausalLM(config(tied))

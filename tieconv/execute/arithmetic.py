@@ -34,19 +34,15 @@ def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tup
         blocks = [memoryview(bytearray(min(BLOCK, content.size - done))) for _ in sources]
         for source, block, span in zip(sources, blocks, (content.range, content.second), strict=True):
             read_full(source, block, span.start + done)
-        yield done, _averaged(blocks, content)
-
-
-def _averaged(blocks: list[memoryview], content: Averaged) -> bytes:
-    values = [floats(block, content.dtype) for block in blocks]
-    for numbers, name in zip(values, content.names, strict=True):
-        if not _all_finite(numbers):
-            raise RefusedError(
-                f"{shown(name)} holds infinities or NaNs, so tieconv cannot average it",
-                Hint("use the values of one tensor: ", option(survivor="embed"), " or ", option(survivor="head")),
-                "mean.not-finite",
-            )
-    return rounded(midpoints(*values), content.dtype)
+        values = [floats(block, content.dtype) for block in blocks]
+        for numbers, name in zip(values, content.names, strict=True):
+            if not _all_finite(numbers):
+                raise RefusedError(
+                    f"{shown(name)} holds infinities or NaNs, so tieconv cannot average it",
+                    Hint("use the values of one tensor: ", option(survivor="embed"), " or ", option(survivor="head")),
+                    "mean.not-finite",
+                )
+        yield done, rounded(midpoints(*values), content.dtype)
 
 
 def midpoints(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:

@@ -81,9 +81,7 @@ def check_free(writer: ObjectWriter) -> None:
         )
     if listed:
         raise DestinationError(
-            f"{where} exists, and an object store gets a model only below a new prefix",
-            ANOTHER_OUT,
-            "out.exists",
+            f"{where} exists, and an object store gets a model only below a new prefix", ANOTHER_OUT, "out.exists"
         )
 
 
@@ -167,10 +165,7 @@ class NewPrefix:
         return first[:size] if size <= len(first) else first + self.writer.fetch(name, entry, len(first), size)
 
     def publish(
-        self,
-        stored: Mapping[str, StoredObject],
-        documents: Mapping[str, bytes],
-        create: Callable[[str, bytes], None],
+        self, stored: Mapping[str, StoredObject], documents: Mapping[str, bytes], create: Callable[[str, bytes], None]
     ) -> None:
         """Write the config, then the index, if nothing else below the prefix has changed; then remove the claim."""
         if self.listed({name: entry.size for name, entry in stored.items()}) != stored:

@@ -126,11 +126,7 @@ def publish_directory(staged: Path, final: Path, aside: Path | None, old: os.sta
 
 def cannot_exchange(final: Path) -> RefusedError:
     """Return the refusal for a directory that cannot be replaced in one step."""
-    return RefusedError(
-        f"this file system cannot replace {shown(final)} in one step",
-        NEW_OUT,
-        "in-place.exchange",
-    )
+    return RefusedError(f"this file system cannot replace {shown(final)} in one step", NEW_OUT, "in-place.exchange")
 
 
 def _step_aside(staged: Path, final: Path, aside: Path) -> None:

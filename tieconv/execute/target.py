@@ -324,11 +324,7 @@ def _check_parent(plan: Plan, target: Target, final: Path) -> None:
     # A rename needs write permission on the directory itself: its ".." entry changes.
     for directory in (final,) if within else (parent, final) if swaps else (parent,):
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise DestinationError(
-                f"you have no permission to write to {shown(directory)}",
-                ELSEWHERE,
-                "out.read-only",
-            )
+            raise DestinationError(f"you have no permission to write to {shown(directory)}", ELSEWHERE, "out.read-only")
 
 
 def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:

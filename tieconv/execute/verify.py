@@ -74,11 +74,7 @@ class Verifier:
                 assert_never(piece.content)
         if offset is not None:
             tensor = _tensor_at(file, offset)
-            _fail(
-                file.name,
-                f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file",
-                "bytes",
-            )
+            _fail(file.name, f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file", "bytes")
 
     def _unproved(self, name: str, start: int, end: int, span: ByteRange) -> list[tuple[int, int]]:
         """Return the ranges within bytes ``start`` to ``end`` of the written file that must be compared."""

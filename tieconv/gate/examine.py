@@ -193,8 +193,7 @@ def _examined(
 def lost_model(path: str) -> CheckedModel:
     """Return the model as not read: the process that read it was killed."""
     return CheckedModel(
-        path,
-        failure=Failure(f"{shown(path)}: the process that read it was killed", "if memory is short, use --jobs 1"),
+        path, failure=Failure(f"{shown(path)}: the process that read it was killed", "if memory is short, use --jobs 1")
     )
 
 

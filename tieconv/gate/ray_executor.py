@@ -21,11 +21,7 @@ RETRIES = 2
 """How often Ray runs a task again whose worker or machine was lost."""
 PATIENCE = 5.0
 """Seconds in which the port of an address must answer. Ray itself tries for many minutes."""
-_QUIET = {
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+_QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 _HINT = "look at the cluster with ray status"

@@ -107,8 +107,7 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     }
 
 
-_PART = 12
-"""Characters of a part of a message that show which one it is."""
+_PART = 12  # characters of a part of a message that show which one it is
 
 
 def _comparable(message: str) -> str:

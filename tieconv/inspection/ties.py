@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tieconv.architectures import find, locate, spelled
 from tieconv.architectures.lookup import with_names
@@ -14,6 +14,7 @@ from tieconv.checkpoint.family import Family, Knowledge, TieGroup, Tying
 from tieconv.checkpoint.inspection import Depth, Shadow, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, FileState, Listing
 from tieconv.checkpoint.relation import Absent, Canonical
+from tieconv.checkpoint.relation.proved import Relation
 from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, OutputHead, TensorView, Tie
 from tieconv.checkpoint.weight_file import ChunkTable, TensorRecord
 from tieconv.errors import RefusedError
@@ -22,10 +23,6 @@ from tieconv.formats.safetensors import SAFETENSORS
 from tieconv.formats.torch import TORCH
 from tieconv.inspection.view_reader import is_sampled
 from tieconv.text import OUT, Hint, call, shown
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.relation.proved import Relation
-
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
 """States of a member that a tied group may store."""

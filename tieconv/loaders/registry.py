@@ -24,41 +24,27 @@ from tieconv.loaders import safetensors_load_model as safetensors
 from tieconv.loaders.interface import Consumer, Version
 from tieconv.text import close, shown
 
+_V4, _V5 = "tie_weights and _load_pretrained_model", "PreTrainedModel.tie_weights"
+_TRANSFORMERS = (
+    ("4.48", (4, 45), (4, 49), "4.48.3", _V4, partial(transformers4.load, version="4.48")),
+    ("4.57", (4, 49), (5, 0), "4.57.6", _V4, partial(transformers4.load, version="4.57")),
+    ("5.0", (5, 0), (5, 4), "5.0.0", _V5, transformers5.load_50),
+    ("5.x", (5, 4), None, "5.23.0", _V5, transformers5.load),
+)
+"""Each version, its range, the release that ran, and what that release does it in."""
+
 CONSUMERS: tuple[Consumer, ...] = (
-    Consumer(
-        "transformers",
-        "4.48",
-        since=(4, 45),
-        before=(4, 49),
-        cited="transformers 4.48.3, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
-        load=partial(transformers4.load, version="4.48"),
-        ran=("4.48.3",),
-    ),
-    Consumer(
-        "transformers",
-        "4.57",
-        since=(4, 49),
-        before=(5, 0),
-        cited="transformers 4.57.6, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
-        load=partial(transformers4.load, version="4.57"),
-        ran=("4.57.6",),
-    ),
-    Consumer(
-        "transformers",
-        "5.0",
-        since=(5, 0),
-        before=(5, 4),
-        cited="transformers 5.0.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
-        load=transformers5.load_50,
-        ran=("5.0.0",),
-    ),
-    Consumer(
-        "transformers",
-        "5.x",
-        since=(5, 4),
-        cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
-        load=transformers5.load,
-        ran=("5.23.0",),
+    *(
+        Consumer(
+            "transformers",
+            version,
+            since=since,
+            before=before,
+            cited=f"transformers {ran}, src/transformers/modeling_utils.py, {function}",
+            load=load,
+            ran=(ran,),
+        )
+        for version, since, before, ran, function, load in _TRANSFORMERS
     ),
     *safetensors.CONSUMERS,
     *accelerate.CONSUMERS,

@@ -91,24 +91,13 @@ def _views(before: Inspection, after: Inspection, plan: write_plan.Plan, asked: 
             continue
         refusal = comes.refused()
         swapped = () if same_order(before.checkpoint, after.checkpoint, was.in_order) else was.in_order
-        unasked = () if refusal else tuple(_unasked(before, after, was, comes, values, asked, release))
-        left = tuple(change for change in unasked if change.before.stored not in swapped)
-        yield _View(release, left, swapped, refusal.sentence if refusal else "")
-
-
-def _unasked(
-    before: Inspection,
-    after: Inspection,
-    was: Loaded,
-    comes: Loaded,
-    values: KnownValues,
-    asked: tuple[Note, ...],
-    release: str,
-) -> Iterator[Change]:
-    for change in changes(before, after, was, comes, values):
-        names = (change.name, *values.equal(change.before.stored or change.name))
-        if not any(note.covers(release, names) for note in asked):
-            yield change
+        left = [] if refusal else [*changes(before, after, was, comes, values)]
+        left = [change for change in left if change.before.stored not in swapped]
+        for change in [*left]:
+            names = (change.name, *values.equal(change.before.stored or change.name))
+            if any(note.covers(release, names) for note in asked):
+                left.remove(change)
+        yield _View(release, tuple(left), swapped, refusal.sentence if refusal else "")
 
 
 def _refuse_in_mlx(before: Inspection, after: Inspection, hint: Hint) -> None:

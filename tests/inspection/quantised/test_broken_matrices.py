@@ -296,10 +296,7 @@ def test_parts_of_an_unknown_role(tmp_path: Path) -> None:
     """One part that no scheme explains: nothing is broken, missing, equal or a copy, and no verb abandons the head."""
     codes, half = np.zeros((32, 32), "|u1"), np.ones((32, 64), "<f2")
     heads: dict[str, tuple[str, dict[str, np.ndarray]]] = {
-        "ModelOpt AWQ": (
-            "modelopt",
-            {"weight": codes, "weight_scale": half[:, :1], "pre_quant_scale": half[0]},
-        ),
+        "ModelOpt AWQ": ("modelopt", {"weight": codes, "weight_scale": half[:, :1], "pre_quant_scale": half[0]}),
         "ModelOpt AWQ, folded": ("modelopt", {"weight": codes, "weight_scale": half[:, :1], "weight_scale_2": half[0]}),
         "EETQ": ("eetq", {"weight": codes.astype("|i1"), "weight_scales": half[0]}),
         "VPTQ": ("vptq", {"centroids.weight": half, "indices": codes, "weight_scale": half[0], "weight_bias": half[0]}),

@@ -36,13 +36,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tieconv.onnx.export.plan import pair_inputs  # noqa: E402
-from tieconv.onnx.parity.batches import (  # noqa: E402  # noqa: E402
-    Cell,
-    Layout,
-    make_batch,
-    with_features,
-    without_tokens,
-)
+from tieconv.onnx.parity.batches import Cell, Layout, make_batch, with_features, without_tokens  # noqa: E402  # noqa: E402
 from tieconv.onnx.parity.bindings import Kind  # noqa: E402
 from tieconv.reference import Batch, EncoderInput, Features, load  # noqa: E402
 from tieconv.reference.model import encoder_input  # noqa: E402

@@ -22,19 +22,8 @@ from tieconv.onnx.export.carry_out import check_once  # noqa: E402
 from tieconv.onnx.export.encoder_decoder import merge, named, write_data  # noqa: E402
 from tieconv.onnx.export.layouts import LAYOUTS  # noqa: E402
 from tieconv.onnx.export.sample_inputs import encoder_decoder_kind  # noqa: E402
-from tieconv.onnx.parity.batches import (  # noqa: E402
-    PROMPT,
-    STEPS,
-    make_batch,
-    stepped,
-)
-from tieconv.onnx.parity.bindings import (  # noqa: E402  # noqa: E402
-    Kind,
-    Padding,
-    pair_faults,
-    pair_files,
-    read_pair,
-)
+from tieconv.onnx.parity.batches import PROMPT, STEPS, make_batch, stepped  # noqa: E402
+from tieconv.onnx.parity.bindings import Kind, Padding, pair_faults, pair_files, read_pair  # noqa: E402  # noqa: E402
 from tieconv.onnx.parity.passes import pieces  # noqa: E402
 from tieconv.reference import Batch  # noqa: E402
 

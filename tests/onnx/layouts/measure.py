@@ -39,11 +39,7 @@ from tieconv.reference.model import encoder_input
 
 FILE = Path(__file__).parents[3] / "docs" / "measured" / "layouts.json"
 HERE = Path(__file__).parent
-VARIABLES = {
-    "optimum": "TIECONV_OPTIMUM",
-    "genai": "TIECONV_GENAI",
-    "transformers.js": "TIECONV_TRANSFORMERS_JS",
-}
+VARIABLES = {"optimum": "TIECONV_OPTIMUM", "genai": "TIECONV_GENAI", "transformers.js": "TIECONV_TRANSFORMERS_JS"}
 PACKAGES = {
     "optimum": ("optimum-onnx", "transformers", "torch", "onnxruntime"),
     "genai": ("onnxruntime-genai", "onnxruntime"),

@@ -10,5 +10,5 @@ import transformers as tr
 from tests.onnx.exported import _SIZES
 
 MORE: dict[str, Callable[[], Any]] = {
-    "mistral-48": lambda: tr.MistralForCausalLM(tr.MistralConfig(**_SIZES, sliding_window=48)),
+    "mistral-48": lambda: tr.MistralForCausalLM(tr.MistralConfig(**_SIZES, sliding_window=48))
 }

@@ -158,11 +158,7 @@ def emulated(steps: Steps, dtype: str) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    width=st.sampled_from([32, 160, 1024]),
-    before=st.lists(STEPS, max_size=3),
-    behind=st.lists(STEPS, max_size=3),
-)
+@given(width=st.sampled_from([32, 160, 1024]), before=st.lists(STEPS, max_size=3), behind=st.lists(STEPS, max_size=3))
 @example(1024, [], [("Div", 30.0), ("Tanh", 1.0), ("Mul", 30.0)])  # Gemma 2
 @example(1024, [("Mul", 1024**-0.5)], [])  # T5
 @example(1024, [("Norm", 1.0)], [("Mul", 0.0625 * 1.3)])  # Cohere

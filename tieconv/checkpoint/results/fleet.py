@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
 from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
-
-if TYPE_CHECKING:
-    from tieconv.checkpoint.finding import Finding
 
 FLEET_SCHEMA = "tieconv.fleet-report/1"
 UNREAD = "unread"

@@ -101,13 +101,7 @@ class Judged:
             yield parity.Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
 
 
-def judge(
-    work: Work,
-    store: LogitStore,
-    errors: Mapping[Cell, str],
-    precision: str,
-    name: str = "graph",
-) -> Judged:
+def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
     """Return the errors of every cell against the reference. The graph's logits are stored under ``name``."""
     cases: list[parity.Case] = []
     of_graph: dict[Cell, Errors] = {}

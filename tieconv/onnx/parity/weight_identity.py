@@ -141,10 +141,7 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unexplained(
-    graph: Graph,
-    held: dict[str, str],
-    matrices: Mapping[str, tuple[int, ...]],
-    computed: Collection[torch.Tensor],
+    graph: Graph, held: dict[str, str], matrices: Mapping[str, tuple[int, ...]], computed: Collection[torch.Tensor]
 ) -> Iterator[Lost]:
     """Yield float weights of the graph that hold no tensor of the checkpoint.
 

@@ -256,10 +256,7 @@ def split_at(directory: Path, name: str, values: Collection[str], first: str) ->
         raise VerificationError(f"{shown(name)} has no value {shown(absent)}", _HINT, "verify.split")
     ends = [typed[value] for value in values]
     inputs = list(whole.graph.input)
-    parts = {
-        first: _part(whole, inputs, ends),
-        name: _part(whole, [*ends, *inputs], list(whole.graph.output)),
-    }
+    parts = {first: _part(whole, inputs, ends), name: _part(whole, [*ends, *inputs], list(whole.graph.output))}
     for path, part in parts.items():
         onnx.save(part, str(directory / path))
     for path in parts:

@@ -44,11 +44,7 @@ Written = tuple[tuple[SessionProof, ...], tuple[str, ...]]
 
 
 def write(
-    target: GraphTarget,
-    store: Store,
-    prove: Prove,
-    progress: Progress | None = None,
-    recheck: Recheck | None = None,
+    target: GraphTarget, store: Store, prove: Prove, progress: Progress | None = None, recheck: Recheck | None = None
 ) -> Written:
     """Write the store, verify it with ``prove(staged root)`` and ``recheck()``, and rename it.
 
@@ -267,9 +263,7 @@ def check(target: GraphTarget, store: Store) -> None:
     """Raise every refusal that is known before writing."""
     if target.target.hardlink:
         raise RefusedError(
-            f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}",
-            NEW_OUT,
-            "onnx.option",
+            f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}", NEW_OUT, "onnx.option"
         )
     if not target.is_file and target.listing.special:
         raise RefusedError(
@@ -281,9 +275,7 @@ def check(target: GraphTarget, store: Store) -> None:
     with writing(final.name, final.parent, 0):
         if target.is_file and final.suffix.lower() != SUFFIX:
             raise DestinationError(
-                f"{shown(target.target.path)} must end in .onnx",
-                f"use {shown(final.name)}.onnx",
-                "out.suffix",
+                f"{shown(target.target.path)} must end in .onnx", f"use {shown(final.name)}.onnx", "out.suffix"
             )
         check_place(target.plan, target.target)
         check_beside(target, store)

@@ -344,9 +344,7 @@ def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: 
         return
     names = ", ".join(shown(member.name) for member in (reference, *differing))
     refuse(
-        f"{names} differ, but retie averages only one input embedding and one head",
-        _choose(inspection),
-        "mean.pair",
+        f"{names} differ, but retie averages only one input embedding and one head", _choose(inspection), "mean.pair"
     )
 
 

@@ -181,9 +181,7 @@ class Body(Stream):
         match = _RANGE.fullmatch(header.strip())
         if match is None or (int(match[1]), int(match[2])) != (self.position, self.end - 1):
             raise UnreadableError(
-                f"{self._label}: the server sent another range than tieconv requested",
-                _DISTRUST,
-                "hub.content-range",
+                f"{self._label}: the server sent another range than tieconv requested", _DISTRUST, "hub.content-range"
             )
         if int(match[3]) != self._file.size:
             raise self._lies(f"the file has {count(int(match[3]), 'byte')}, but the listing says {self._file.size:,}")

@@ -94,9 +94,7 @@ def _untaken(error: Exception, label: str) -> TieconvError:
     status = status_of(error)
     if status in (401, 403):
         return RefusedError(
-            f"{label}: your token has no write access",
-            "log in with a write token: hf auth login",
-            "hub.read-only",
+            f"{label}: your token has no write access", "log in with a write token: hf auth login", "hub.read-only"
         )
     if status in (409, 412):
         return RefusedError(f"{shown(label)} has a new commit since tieconv compared it", "push again", "hub.moved")

@@ -167,12 +167,7 @@ _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
         "hub.gated",
     ),
     (DisabledRepoError, "is disabled on the Hub", "ask its owner", "hub.disabled"),
-    (
-        RevisionNotFoundError,
-        "has no such revision",
-        "give an existing branch, tag or commit",
-        "hub.no-revision",
-    ),
+    (RevisionNotFoundError, "has no such revision", "give an existing branch, tag or commit", "hub.no-revision"),
     (
         RepositoryNotFoundError,
         "is not on the Hub, or is private",

@@ -270,12 +270,7 @@ _TEXTS: tuple[tuple[str, str, str, str], ...] = (
         _ENDPOINT,
         "objects.content-range",
     ),
-    (
-        "list response",
-        "cannot be listed: the response of the server is malformed",
-        _ENDPOINT,
-        "objects.malformed",
-    ),
+    ("list response", "cannot be listed: the response of the server is malformed", _ENDPOINT, "objects.malformed"),
     (
         "TimedOut|kind: Timeout",
         "could not be read: the server did not answer in time",
