@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,3 +81,19 @@ def test_the_current_directory_is_no_package(
     monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
     exec(code, {"__name__": "imported"})
     assert sys.path == left
+
+
+def test_a_wrong_choice_lists_the_right_ones(models: Path) -> None:
+    """Of every argument that takes one of a few words."""
+    calls: dict[str, Callable[[], object]] = {
+        "header, candidates, full": lambda: tieconv.inspect(models / "t5", depth="ful"),
+        "embed, head, mean": lambda: tieconv.plan_retie(models / "t5", survivor="foo"),
+        "keep, zero, strip": lambda: tieconv.plan_untie(models / "t5", bias="zer"),
+        "safetensors, torch": lambda: tieconv.plan_convert("tied", models / "t5"),
+        "true, false, auto": lambda: tieconv.plan_set_tie("yes", models / "t5"),
+        "zeros, mean": lambda: tieconv.plan_resize(models / "t5", to="rows", fill="ones"),
+        "error, warning, note": lambda: tieconv.check(models / "t5", fail_on="warn"),
+    }
+    for choices, call in calls.items():
+        with pytest.raises(ValueError, match=f"is not one of {choices}"):
+            call()

@@ -43,7 +43,7 @@ def test_commas_repetition_and_case() -> None:
     assert selectors(["tie001, STO", "all"], "--select") == ("TIE001", "STO", "ALL")
 
 
-@pytest.mark.parametrize("word", ["TIE099", "TIE0011", "", "TIE001,", "missing-head", "*", "\x1b[31m", "T" * 5000])
+@pytest.mark.parametrize("word", ["TIE099", "TIE0011", "", "TIE001,", "missing-heads", "*", "\x1b[31m", "T" * 5000])
 def test_a_word_that_covers_no_rule_is_refused(word: str) -> None:
     """A typo in a gate must not switch it off; the error is one short line that shows what was meant."""
     with pytest.raises(SettingsError) as caught:
@@ -64,3 +64,10 @@ def test_near_matches_by_code_and_name() -> None:
     assert selectors("TIE002", "select") == selectors(["tie002"], "select") == ("TIE002",)
     with pytest.raises(SettingsError, match="look at the files with: tieconv inspect MODEL --consumers"):
         find_rule("KeyError: 'lm_head.weight'")
+
+
+def test_a_name_selects_its_rule() -> None:
+    """As `explain` takes it; a part of a name selects nothing."""
+    assert selectors("redundant-copy,TIE001", "--ignore") == ("TIE002", "TIE001")
+    with pytest.raises(SettingsError, match="did you mean TIE002"):
+        selectors("redundant", "--ignore")

@@ -91,8 +91,7 @@ def layer_lists(family: Family) -> Iterable[tuple[str, str, bool]]:
     )
     if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
         return ()
-    lists = _record("layers", name) or {}
-    return tuple((start, key, alike) for start, (key, alike) in lists.items())
+    return tuple((start, key, alike) for start, (key, alike) in (_record("layers", name) or {}).items())
 
 
 @cache

@@ -138,8 +138,7 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
     return ()
 
 
-_MOST_LAYERS = 10_000
-_LEAST_TENSORS = 4  # no layer of the table has fewer: a file with fewer is an example of names, not a model
+_MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each layer is an example of names, not a model
 
 
 def missing_layers(inspection: Inspection) -> Iterator[tuple[str, int, list[str], list[str]]]:

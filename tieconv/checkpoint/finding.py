@@ -5,14 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from tieconv.checkpoint.value_type import Listed, record
+from tieconv.checkpoint.value_type import Choice, Listed, record
 from tieconv.text import OUT, Hint, call, shown
 
 REVIEW_FIRST = "(review first: may change the model's outputs)"
 """What is said of every remedy and every plan that may change the model."""
 
 
-class Level(StrEnum):
+class Level(Choice):
     """The severity of a finding."""
 
     ERROR = "error"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.model_files import Adapter, Checkpoint
@@ -14,7 +13,7 @@ from tieconv.checkpoint.quantised_matrix import HEAD, LISTING_METHODS, DeclaredQ
 from tieconv.checkpoint.relation import State as State
 from tieconv.checkpoint.relation.proved import NO_NUMPY, TYPES_NEED_NUMPY, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
-from tieconv.checkpoint.value_type import Printed, plain, quoted, record, values_of
+from tieconv.checkpoint.value_type import Choice, Printed, plain, quoted, record, values_of
 from tieconv.text import count, tally
 from tieconv.version import VERSION
 
@@ -26,16 +25,12 @@ if TYPE_CHECKING:
 INSPECT_SCHEMA = "tieconv.inspect/1"
 
 
-class Depth(StrEnum):
+class Depth(Choice):
     """How much an inspection reads."""
 
     HEADER = "header"  # headers and documents only
     CANDIDATES = "candidates"  # also the bytes of tied names and of tensors shaped like them
     FULL = "full"  # also all bytes needed to prove every duplicate
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        raise ValueError(f"{value!r} is not a depth: choose {', '.join(cls)}")
 
 
 @record

@@ -12,6 +12,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from enum import StrEnum
 from math import isfinite
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+class Choice(StrEnum):
+    """The values of an argument. Another value raises `ValueError`, which lists them."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"{value!r} is not one of {', '.join(cls)}")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

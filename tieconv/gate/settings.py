@@ -63,12 +63,13 @@ def longest(selectors: Iterable[str], code: str) -> str | None:
 
 
 def selectors(words: str | Iterable[str], where: str) -> tuple[str, ...]:
-    """Return the selectors in ``words``; commas separate several in one word. Raises `SettingsError`."""
+    """Return the selectors in ``words``, a code for a name. Commas separate several. Raises `SettingsError`."""
     every = [words] if isinstance(words, str) else words
     named = tuple(part.strip().upper() for word in every for part in word.split(","))
-    codes = [rule.code for rule in rules()] if named else []
+    codes = {rule.name.upper(): rule.code for rule in rules()} if named else {}
+    named = tuple(codes.get(selector, selector) for selector in named)
     for selector in named:
-        if selector != ALL and not (selector and any(code.startswith(selector) for code in codes)):
+        if selector != ALL and not (selector and any(code.startswith(selector) for code in codes.values())):
             raise unknown(selector, where)
     return named
 

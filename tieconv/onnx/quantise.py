@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph_plan import ExportPlan, SessionProof, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Choice, record
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
 from tieconv.onnx.graph_model import GraphBytes, has_onnxruntime, read_graph, sides
@@ -40,7 +39,7 @@ onnxruntime-genai's builder sets it too.
 """
 
 
-class Scheme(StrEnum):
+class Scheme(Choice):
     """How the weights are quantised.
 
     ``int8`` and ``int4`` quantise weights in symmetric blocks of `BLOCK` elements, and activations when the graph runs.

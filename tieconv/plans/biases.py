@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import BiasState
+from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.write_plan import AllZero
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
 from tieconv.text import Hint, shown
 
 
-class BiasChoice(StrEnum):
+class BiasChoice(Choice):
     """What a plan does with the head bias."""
 
     KEEP = "keep"

@@ -91,12 +91,11 @@ def _views(before: Inspection, after: Inspection, plan: write_plan.Plan, asked: 
             continue
         refusal = comes.refused()
         swapped = () if same_order(before.checkpoint, after.checkpoint, was.in_order) else was.in_order
-        left = [] if refusal else [*changes(before, after, was, comes, values)]
-        left = [change for change in left if change.before.stored not in swapped]
-        for change in [*left]:
+        left = list[Change]()
+        for change in () if refusal else changes(before, after, was, comes, values):
             names = (change.name, *values.equal(change.before.stored or change.name))
-            if any(note.covers(release, names) for note in asked):
-                left.remove(change)
+            if change.before.stored not in swapped and not any(note.covers(release, names) for note in asked):
+                left.append(change)
         yield _View(release, tuple(left), swapped, refusal.sentence if refusal else "")
 
 

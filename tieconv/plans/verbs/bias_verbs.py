@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from tieconv.architectures import locate
 from tieconv.architectures.effective_flag import reading_v4
@@ -12,6 +11,7 @@ from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import BiasState, Tie
+from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, FLOATS, ByteRange, TensorRecord
 from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.loaders.load import head_bias
@@ -29,7 +29,7 @@ IsZero = Callable[[TensorRecord], bool]
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
 
 
-class BiasSurvivor(StrEnum):
+class BiasSurvivor(Choice):
     """The values that `bias unify` keeps when two copies differ."""
 
     BIAS = "bias"  # the outer name, which transformers 4 reads

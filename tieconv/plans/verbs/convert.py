@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -15,6 +14,7 @@ from tieconv.architectures.effective_flag import is_foreign
 from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord
 from tieconv.formats.limits import MAX_TENSORS
 from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
@@ -26,7 +26,7 @@ SHARD_SIZE = 5_000_000_000
 """Default number of bytes in a shard; huggingface_hub has the same default."""
 
 
-class Format(StrEnum):
+class Format(Choice):
     """The format that `convert` writes."""
 
     SAFETENSORS = "safetensors"

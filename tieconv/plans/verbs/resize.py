@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from tieconv.architectures import locate
 from tieconv.architectures.effective_flag import vocabulary_rows, vocabulary_sizes
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
 from tieconv.checkpoint.write_plan import OutputText, Plan, Promises, SetConfig
 from tieconv.formats.json_text import set_values
@@ -24,7 +24,7 @@ _MOST_MEAN = 64 * 1024 * 1024
 """Limit in bytes for new rows with mean values, because tieconv holds them in memory."""
 
 
-class Fill(StrEnum):
+class Fill(Choice):
     """The values of new rows."""
 
     ZEROS = "zeros"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import NoReturn
 
 from tieconv.architectures import loads_both
@@ -13,6 +12,7 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.checkpoint.write_plan import NormFold, Plan, Promises, RetieForecast, TiePromise
 from tieconv.errors import RefusedError
@@ -31,7 +31,7 @@ from tieconv.text import OUT, Hint, shown
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
 
-class Survivor(StrEnum):
+class Survivor(Choice):
     """The values that a forced re-tie keeps."""
 
     EMBED = "embed"

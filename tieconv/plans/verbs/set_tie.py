@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NoReturn
 
 from tieconv.architectures.effective_flag import is_foreign
@@ -12,7 +11,7 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables, quantised_twin
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import Choice, record
 from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.config import flag_document
@@ -25,7 +24,7 @@ from tieconv.text import Hint, call, shown
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
 
 
-class Flag(StrEnum):
+class Flag(Choice):
     """The new value of the flag."""
 
     TRUE = "true"
