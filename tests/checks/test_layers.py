@@ -242,6 +242,8 @@ def _problems(name: str, folder: Path) -> list[str]:
     assert family is not None
     for start, _, _ in class_table.layer_lists(family):
         rest = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{start}1.")}
+        if len(rest) == len(tensors):
+            continue  # a list of one layer
         save_file(rest, weights, {"format": "pt"})
         if not any(f"{start}1 is not stored" in message for message in _messages(folder)):
             problems.append(f"{name} without {start}1: {_messages(folder)}")

@@ -118,8 +118,9 @@ def beside(tests: list[str], scratch: Path) -> dict[str, str]:
 
 def alike(text: str) -> str:
     """The first line of an error, without what differs from run to run."""
-    # Python 3.14 says more, errors have other numbers in WebAssembly, and directories of tests are numbered.
-    newer = r", got \d+|\. Did you mean: .*\?|: .* not in list|\[Errno \d+\]"
+    # Python 3.14 says more, errors have other numbers in WebAssembly, directories of tests are numbered, and a test
+    # may begin with another command.
+    newer = r"(?<=tieconv ).* -o OUT|, got \d+|\. Did you mean: .*\?|: .* not in list|\[Errno \d+\]"
     return re.sub(rf"0x[0-9a-f]+|{newer}|(?<=\D)\d+(?=/)", "", text.partition("\n")[0])
 
 
