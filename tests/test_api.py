@@ -92,6 +92,8 @@ def test_a_wrong_choice_lists_the_right_ones(models: Path) -> None:
         "safetensors, torch": lambda: tieconv.plan_convert("tied", models / "t5"),
         "true, false, auto": lambda: tieconv.plan_set_tie("yes", models / "t5"),
         "zeros, mean": lambda: tieconv.plan_resize(models / "t5", to="rows", fill="ones"),
+        "auto, exact, sampled": lambda: tieconv.analyze(models / "t5", neighbours="some"),  # type: ignore[arg-type]
+        "zero, strip, unify, resize": lambda: tieconv.plan_bias("drop", models / "t5"),
         "error, warning, note": lambda: tieconv.check(models / "t5", fail_on="warn"),
     }
     for choices, call in calls.items():

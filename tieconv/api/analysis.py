@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tieconv.api.evidence import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
+from tieconv.checkpoint.value_type import check_choice
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.opened import on_disk, opened
@@ -54,7 +55,7 @@ def analyze(
 
     words = None if text is None else read_text(str(text))
     refuse_graphs(path)
-    exact = {"auto": exact, "exact": True, "sampled": False}[neighbours]
+    exact = _asked_exactly(exact, neighbours)
     listing = locate(str(on_disk(path, True)))
     against, second = (None if model_path is None else on_disk(model_path, True) for model_path in (against, second))
     with open_files(listing.root) as files:
@@ -75,6 +76,12 @@ def analyze(
 
 
 # Measure how the tables of a model change over its revisions.
+
+
+def _asked_exactly(exact: bool | None, neighbours: str) -> bool | None:
+    spellings = {"auto": exact, "exact": True, "sampled": False}
+    check_choice("neighbours", neighbours, spellings)
+    return spellings[neighbours]
 
 
 def analyze_revisions(
@@ -103,7 +110,7 @@ def analyze_revisions(
     from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
     from tieconv.analysis.evolution import revisions as named
 
-    exact = {"auto": exact, "exact": True, "sampled": False}[neighbours]
+    exact = _asked_exactly(exact, neighbours)
     with ExitStack() as stack:
         untied, reference = None, ""
         if against is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from tieconv.api.evidence import inspect, refuse_graphs
 from tieconv.checkpoint.inspection import Depth
+from tieconv.checkpoint.value_type import check_choice
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.opened import on_disk
 from tieconv.sources.local import locate, open_files
@@ -123,11 +124,11 @@ def plan_export(
     with a finding of level error, and for one that the program cannot load. Raises `UnreadableError` if transformers
     does not load the model, and `MissingPackageError` if a package is not installed.
     """
-    _check_choice("precision", precision, ("fp32", "fp16", "bf16"))
+    check_choice("precision", precision, ("fp32", "fp16", "bf16"))
     _check_provider(provider)
-    _check_choice("fuse", fuse, ("none", "cpu", "cuda"))
-    _check_choice("layout", layout, LAYOUT_NAMES)
-    _check_choice("quantise", quantise or "int8", ("int8", "int4", "dynamic-int8"))
+    check_choice("fuse", fuse, ("none", "cpu", "cuda"))
+    check_choice("layout", layout, LAYOUT_NAMES)
+    check_choice("quantise", quantise or "int8", ("int8", "int4", "dynamic-int8"))
     from tieconv.checkpoint.graph_plan import ExportOptions, HeadForm
 
     options = ExportOptions(
@@ -198,8 +199,8 @@ def parity(
     onnx, torch or transformers.
     """
     _check_provider(provider)
-    _check_choice("reference", reference, ("auto", "float64", "float32"))
-    _check_choice("reference_device", reference_device, ("cpu", "cuda"))
+    check_choice("reference", reference, ("auto", "float64", "float32"))
+    check_choice("reference_device", reference_device, ("cpu", "cuda"))
     seconds = None if budget is None else seconds_of(budget)
     if text is not None and not quantised:
         raise ValueError("text needs quantised=True")
@@ -274,9 +275,4 @@ def _check_provider(provider: str) -> None:
     """Raise `ValueError` for a name that is neither a choice nor ``cuda:N``."""
     name, _, number = provider.partition(":")
     if name != "cuda" or not (number.isascii() and number.isdecimal()):
-        _check_choice("provider", provider, ("auto", "cpu", "cuda"))
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")
+        check_choice("provider", provider, ("auto", "cpu", "cuda"))

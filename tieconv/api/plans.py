@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tieconv import plans
 from tieconv.api.evidence import inspect, refuse_graphs
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import check_choice, record
 from tieconv.checkpoint.write_plan import Digest, NormFold, Plan, digest
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.inspection.view_reader import readable, stream
@@ -269,8 +269,7 @@ def plan_bias(
         "unify": partial(bias_verbs.plan_bias_unify, survivor=chosen),
         "resize": resize,
     }
-    if action not in makers:
-        raise ValueError(f"{action!r} is not one of {', '.join(makers)}")
+    check_choice("action", action, makers)
     return Source(path, embed, head, drop_other_formats, fetch).plan(makers[action])
 
 

@@ -85,10 +85,8 @@ def layer_lists(family: Family) -> Iterable[tuple[str, str, bool]]:
     Layers are alike if the default config gives all of them the same tensors. Empty if nothing was measured
     (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
-    own = record(5, family.architecture) or {}
-    name = (
-        family.architecture if own.get("type") == family.model_type else f"{family.architecture}[={family.model_type}]"
-    )
+    is_own = (record(5, family.architecture) or {}).get("type") == family.model_type
+    name = family.architecture if is_own else f"{family.architecture}[={family.model_type}]"
     if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
         return ()
     return tuple((start, key, alike) for start, (key, alike) in (_record("layers", name) or {}).items())

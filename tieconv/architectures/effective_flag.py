@@ -112,11 +112,17 @@ DERIVED_KEY = "scale_decoder_outputs"
 """The key that sets the scale of the logits in transformers 5, instead of the flag."""
 
 
+def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | None:
+    """Return the object at a dotted ``path``; ``None`` if there is none."""
+    value: object = config
+    for key in path.split(".") if path else ():
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else None
+
+
 def text_config(inspection: Inspection) -> Mapping[str, object]:
     """Return the config of the language model: the whole config, or the nested one of the part with the head."""
-    config, level = inspection.checkpoint.config_values, inspection.family.text_level
-    nested = config.get(level) if level else config
-    return nested if isinstance(nested, Mapping) else {}
+    return nested(inspection.checkpoint.config_values, inspection.family.text_level) or {}
 
 
 def cannot_build(inspection: Inspection) -> bool:

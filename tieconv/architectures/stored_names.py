@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.class_table import exceptions, layer_lists
+from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import weight_map
@@ -151,10 +152,9 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, int, list[str]
     index = weight_map(checkpoint.index) if checkpoint.unread else {}
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
     for start, key, alike in layer_lists(family):
-        total: object = checkpoint.config_values
-        for step in key.split("."):
-            total = total.get(step) if isinstance(total, Mapping) else None
-        if not isinstance(total, int) or not 0 < total <= _MOST_LAYERS:
+        level, _, name_of_total = key.rpartition(".")
+        total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
+        if type(total) is not int or not 0 < total <= _MOST_LAYERS:
             continue
         for begin in (start, start.removeprefix(f"{family.prefix}.")):
             layers: dict[str, set[str]] = {}
@@ -225,7 +225,7 @@ def unwrapping(names: Collection[str]) -> dict[str, str]:
     """
     if any(_is_adapted(name) for name in names):
         return {}
-    bare = {name: _inside(name) for name in names}
+    bare = {name: without_wrappers(name) for name in names}
     for start in _leading(bare.values()):
         bare = {name: rest.removeprefix(start) for name, rest in bare.items()}
     changed = {name: rest for name, rest in bare.items() if name != rest}
@@ -236,7 +236,7 @@ def wrappers_of(changed: Mapping[str, str]) -> list[str]:
     """Return the wrappers whose prefixes `unwrapping` removed, in the order of the names in the file."""
     steps = dict.fromkeys(step for name in changed for step in name.split("."))
     inside = [INSIDE[step] for step in steps if step in INSIDE]
-    starts = _leading(_inside(name) for name in changed)
+    starts = _leading(without_wrappers(name) for name in changed)
     return [*(LEADING[start.removesuffix(".")] for start in starts), *inside]
 
 
@@ -259,10 +259,6 @@ def through_wrappers(family: Family, names: Collection[str]) -> Family | None:
 def _is_adapted(name: str) -> bool:
     steps = name.split(".")
     return not _ADAPTED.isdisjoint(steps) or any(step.startswith("lora_") for step in steps)
-
-
-def _inside(name: str) -> str:
-    return ".".join(step for step in name.split(".") if step not in INSIDE)
 
 
 def _leading(names: Iterable[str]) -> list[str]:

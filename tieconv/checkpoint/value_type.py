@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
 from math import isfinite
@@ -32,6 +32,12 @@ class Choice(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         raise ValueError(f"{value!r} is not one of {', '.join(cls)}")
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise `ValueError`, which lists the choices of the argument ``name``, if ``value`` is none of them."""
+    if value not in choices:
+        raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tieconv.architectures import unexplained
-from tieconv.architectures.stored_names import missing_layers
+from tieconv.architectures.stored_names import missing_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from tieconv.architectures import unexplained
 from tieconv.architectures.effective_flag import is_foreign
-from tieconv.architectures.stored_names import unwrapping
+from tieconv.architectures.stored_names import unexplained, unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State

@@ -224,11 +224,11 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    If each layer of the class has the same tensors, it also reports a tensor that a single layer lacks. It does not know
-    the tensors outside the layers, and compares no values.
+    If the default config gives all layers the same tensors, it also reports what a single layer lacks. It does not know the
+    tensors outside the layers, and compares no values.
 
-    The class must be in the table, and the stored layers must have its names. It does not
-    compare layers of fewer than four tensors. In a quantised model it only looks for whole layers.
+    The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
+    tensors. In a quantised model it only looks for whole layers.
 
     ## Why it matters
     transformers fills missing tensors with random values and only prints a load report. mlx-lm fails to load the model.
@@ -249,10 +249,10 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
         return
     for key, total, absent, parts in missing_layers(inspection):
         names = absent or parts
-        reason = (
-            f"the config says {count(total, 'layer')} ({key})" if absent else f"the other {total - 1} layers have it"
-        )
-        outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with random values"
+        pronoun = evidence.verb(names, "it", "them")
+        reason = f"the config says {count(total, 'layer')} ({key})"
+        reason = reason if absent else f"the other {total - 1} layers have {pronoun}"
+        outcome = f"transformers fills {pronoun} with random values"
         if inspection.checkpoint.mlx:
             outcome = "mlx-lm fails to load the model"
         yield missing_layer.finding(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures import effective, find, gate, unexplained
-from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, own_flag, reading_v4
+from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, nested, own_flag, reading_v4
 from tieconv.architectures.lookup import WHY, is_draft, with_names
 from tieconv.checkpoint.family import Family, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
@@ -69,14 +69,6 @@ def gated(config: ConfigView, family: Family) -> bool:
     if not config.model_type and any(not entry.path.endswith(FLAG) for entry in config.declared):
         return config.effective  # the flag of another program
     return gate(family, {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in config.declared})
-
-
-def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | None:
-    """Return the object at a dotted ``path``; ``None`` if there is none."""
-    value: object = config
-    for key in path.split(".") if path else ():
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else None
 
 
 def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared]:

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tieconv.architectures import find, locate, spelled
-from tieconv.architectures.lookup import with_names
-from tieconv.architectures.stored_names import below, known_names, model_prefixes, without_wrappers
+from tieconv.architectures.lookup import find, with_names
+from tieconv.architectures.stored_names import below, known_names, locate, model_prefixes, spelled, without_wrappers
 from tieconv.checkpoint.family import Family, Knowledge, TieGroup, Tying
 from tieconv.checkpoint.inspection import Depth, Shadow, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, FileState, Listing

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 from tieconv.checkpoint.quantised_matrix import BNB_STATES, FaultKind, QuantisedMatrix
 from tieconv.checkpoint.value_type import record
+from tieconv.errors import UnreadableError
+from tieconv.formats.strict_json import loads
 from tieconv.inspection.quantised.block_schemes import (
     CODE_MAP,
     CODES,
@@ -357,13 +359,11 @@ class QuantState:
 
 def quant_state(content: bytes | None) -> QuantState | None:
     """Return the parsed state, or ``None`` if it is not that of a matrix."""
-    if content is None or len(content) > _LONGEST or content.count(b"[") + content.count(b"{") > 200:
-        return None
     try:
-        values = json.loads(content)
-    except ValueError:
+        values: Mapping[str, Any] = loads(content or b"", "quant_state", limit=_LONGEST, lenient=True)
+    except UnreadableError:
         return None
-    if not isinstance(values, Mapping) or not isinstance(shape := values.get("shape"), list):
+    if not isinstance(shape := values.get("shape"), list):
         return None
     block, nested, offset = values.get("blocksize"), values.get("nested_blocksize", 0), values.get("nested_offset", 0.0)
     if len(shape) != 2 or not all(type(number) is int and 0 < number < 1 << 40 for number in (*shape, block)):
