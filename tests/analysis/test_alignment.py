@@ -116,7 +116,7 @@ def test_permuted_tokens_are_at_the_floor() -> None:
     for name, (value, floor, _) in figures(section).items():
         if name.endswith("→T"):
             assert value == pytest.approx(floor, abs=0.06), name
-    assert section.detail.shape == "none"
+    assert section.detail["shape"] == "none"
 
 
 def test_tokens_bring_permuted_rows_together() -> None:
@@ -127,9 +127,9 @@ def test_tokens_bring_permuted_rows_together() -> None:
     section = align(
         Table.of("T", table[order], shuffled), Untied(Table.of("E", profiled(1), words), Table.of("U", table, words))
     )
-    assert section.detail.joined_by == "token string" and section.detail.tokens == V - V // 10
+    assert section.detail["joined_by"] == "token string" and section.detail["tokens"] == V - V // 10
     assert figures(section)["identity U→T"][0] == pytest.approx(1, abs=1e-4)
-    assert section.detail.shape == "output"
+    assert section.detail["shape"] == "output"
 
 
 @pytest.mark.parametrize(("role", "shape"), [("E", "input"), ("U", "output")])
@@ -138,7 +138,7 @@ def test_verdict(role: str, shape: str) -> None:
     tables = {"E": profiled(1), "U": profiled(2)}
     tied = Table.of("T", tables[role] + 0.3 * gaussian(seed=9))
     section = align(tied, Untied(Table.of("E", tables["E"]), Table.of("U", tables["U"])))
-    assert section.detail.shape == shape and f"{shape}-shaped" in section.sentence
+    assert section.detail["shape"] == shape and f"{shape}-shaped" in section.sentence
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_ceilings_change_the_answer() -> None:
     untied = Untied(Table.of("E", weak[0]), Table.of("U", strong[0]))
     alone = align(Table.of("T", tied), untied)
     with_ceiling = align(Table.of("T", tied), untied, Untied(Table.of("E'", weak[1]), Table.of("U'", strong[1])))
-    for before, after in zip(alone.detail.evidence, with_ceiling.detail.evidence, strict=True):
+    for before, after in zip(alone.detail["evidence"], with_ceiling.detail["evidence"], strict=True):
         figures_after = after.to_dict()
         assert figures_after["of_ceiling"] or after.measure == "norms"
         assert figures_after["input"] >= before.to_dict()["input"]
@@ -167,7 +167,7 @@ def test_other_width() -> None:
     found = {measure.name: measure for measure in section.measures}
     assert found["procrustes U→T"].value is None and "width" in found["procrustes U→T"].says
     assert found["least squares U→T"].value == pytest.approx(1, abs=0.05)
-    assert section.detail.shape == "output"
+    assert section.detail["shape"] == "output"
 
 
 def test_rows_without_direction_are_left_out() -> None:

@@ -51,7 +51,7 @@ def test_the_factor_of_the_tied_class_is_no_obstacle(apart: Path, tmp_path: Path
     told = ok("retie --survivor embed --max-kl 0", apart, "-o", tmp_path / "out").output
     assert "the probabilities do not change: the tied class applies the factor itself" in told
     bounds = tieconv.analyze(apart).section("Re-tying")
-    assert bounds is not None and bounds.detail.certified == {"embed": 0.0, "head": 0.0, "mean": 0.0}
+    assert bounds is not None and bounds.detail["certified"] == {"embed": 0.0, "head": 0.0, "mean": 0.0}
 
 
 def drifted(values: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def test_what_the_tied_class_would_rescale_stays_apart(apart: Path, tmp_path: Pa
     edit(apart, CHANGES[change])
     assert "if tied, this class multiplies its logits by 2**-" in retie_of(apart)
     section = tieconv.analyze(apart).section("Re-tying")
-    assert section is not None and section.measures == () and section.detail.certified == {}
+    assert section is not None and section.measures == () and section.detail["certified"] == {}
     refused("retie", apart, "-o", tmp_path / "out")
     refused("retie --survivor embed --max-kl 9", apart, "-o", tmp_path / "out")
 
@@ -154,7 +154,7 @@ def test_a_third_table_that_differs_is_no_free_tie(model_type: str, name: str, t
     edit(tmp_path / "apart", moved(name))
     section = tieconv.analyze(tmp_path / "apart").section("Re-tying")
     assert section is not None and "a re-tie would replace it too" in section.sentence
-    assert not any(section.detail.certified.values()) and all(m.value is None for m in section.measures)
+    assert not any(section.detail["certified"].values()) and all(m.value is None for m in section.measures)
     refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
     refused("retie --survivor embed --max-kl 99", tmp_path / "apart", "-o", tmp_path / "out")
 

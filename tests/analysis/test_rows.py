@@ -54,10 +54,10 @@ def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
     assert mass.value is not None and 0 < mass.value < 1 and mass.floor == PADDING / VOCABULARY
     rows = analysis.section("Rows")
     assert rows is not None
-    assert rows.detail.zero_rows == rows.detail.rows_without_token == [[VOCABULARY - PADDING, VOCABULARY]]
-    assert rows.detail.duplicate_rows == [[5, 9]]
-    assert rows.detail.differing_rows_without_token == [[VOCABULARY - PADDING, VOCABULARY]]
-    assert rows.detail.differing_rows_with_token == [[5, 6]]
+    assert rows.detail["zero_rows"] == rows.detail["rows_without_token"] == [[VOCABULARY - PADDING, VOCABULARY]]
+    assert rows.detail["duplicate_rows"] == [[5, 9]]
+    assert rows.detail["differing_rows_without_token"] == [[VOCABULARY - PADDING, VOCABULARY]]
+    assert rows.detail["differing_rows_with_token"] == [[5, 6]]
     assert f"their tokens still get probability ({mass.value:.2g}, estimated)" in rows.sentence
 
 
@@ -94,7 +94,7 @@ def test_small_numbers_are_no_rows_of_zeros(tmp_path: Path) -> None:
     analysis = tieconv.analyze(tmp_path)
     assert figure(analysis, "Rows", "rows of zeros in the head").value == 1
     rows = analysis.section("Rows")
-    assert rows is not None and rows.detail.zero_rows == [[4, 5]]
+    assert rows is not None and rows.detail["zero_rows"] == [[4, 5]]
     assert "NaN or infinity" not in rows.sentence
 
 

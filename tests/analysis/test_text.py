@@ -142,7 +142,7 @@ def test_bias_and_frequency_are_told_token_by_token(tmp_path: Path, text: Path) 
     section = tieconv.analyze(tmp_path, text=text).section("Bias")
     assert section is not None
     assert "Word frequency explains 100% of the bias: 0.5·log p + 0.25." in section.sentence
-    told = section.detail.to_dict()["on_log_p"]["bias"]
+    told = section.detail["on_log_p"]["bias"].to_dict()
     assert told["slope"] == pytest.approx(0.5, rel=1e-4) and told["start"] == pytest.approx(0.25, rel=1e-3)
     assert told["r2"] == pytest.approx(1, abs=1e-6) and told["tokens"] == np.count_nonzero(counts)
     seen = sorted(np.flatnonzero(counts), key=lambda token: (counts[token], token))

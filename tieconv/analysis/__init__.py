@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -10,7 +10,9 @@ from tieconv.analysis import bias_section, relation_section, retie_section, rows
 from tieconv.analysis.relation import Related, relate_tables
 from tieconv.analysis.relation_section import sentence
 from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, costs, one_shape, scope
-from tieconv.analysis.subject import Subject, open_subject
+from tieconv.analysis.retie_section import OnText, load_model, on_text, survivors
+from tieconv.analysis.subject import Subject, gradients_section, open_subject
+from tieconv.analysis.tables import lengths
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
@@ -18,9 +20,6 @@ from tieconv.checkpoint.write_plan import RetieForecast
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.sources.local import FileSet
 from tieconv.text import FILE, Hint, call, count, option, shown
-
-if TYPE_CHECKING:
-    from tieconv.analysis.retie_section import OnText
 
 
 @record
@@ -57,10 +56,6 @@ def find(
     costs_found = costs(subject, related) if related else None
     if text is None:
         return Findings(subject, related, costs_found)
-    from tieconv.analysis.retie_section import load_model, on_text, survivors
-    from tieconv.analysis.subject import gradients_section
-    from tieconv.analysis.tables import lengths
-
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
     untied = related is not None and (related.kind is not Kinship.BIT_EQUAL or bool(subject.flip.third))
@@ -72,21 +67,17 @@ def find(
 @np.errstate(all="ignore")
 def report(findings: Findings, counts: str | None = None) -> Analysis:
     """Return the analysis of one model. ``counts`` is a file of token counts: see `read_counts` for its errors."""
-    pair = _pair(findings)
+    pair, subject, related = _pair(findings), findings.subject, findings.related
     sections = [
         *pair,
-        rows_section.rows_section(findings.subject, findings.related, findings.measured),
-        bias_section.bias_section(findings.subject, findings.measured),
+        rows_section.rows_section(subject, related, findings.measured),
+        bias_section.bias_section(subject, findings.measured),
         *([findings.gradients] if findings.gradients else []),
-        *([_frequency(findings, counts)] if counts is not None else []),
     ]
-    return Analysis(findings.subject.evidence.checkpoint.source, tuple(sections), _kind(findings), pair[1].sentence)
-
-
-def _frequency(findings: Findings, path: str) -> Section:
-    from tieconv.analysis.rows_section import norm_frequency, read_counts
-
-    return norm_frequency(findings.subject, findings.related, read_counts(path, findings.subject.output.rows))
+    if counts is not None:
+        occurrences = rows_section.read_counts(counts, subject.output.rows)
+        sections.append(rows_section.norm_frequency(subject, related, occurrences))
+    return Analysis(subject.evidence.checkpoint.source, tuple(sections), _kind(findings), pair[1].sentence)
 
 
 def _kind(findings: Findings) -> str:

@@ -19,11 +19,11 @@ from tieconv.analysis import Findings
 from tieconv.analysis.alignment_measures import Compared, Figure, Figures, Pair, ceiling, compare, plane
 from tieconv.analysis.relation import equal_tables
 from tieconv.analysis.retie_cost import MAPPED
-from tieconv.analysis.subject import Subject, open_subject
+from tieconv.analysis.subject import Subject, Tokens, open_subject
 from tieconv.analysis.tables import Table as StoredTable
 from tieconv.analysis.token_tables import Array, Table, token_bytes
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.results.analysis import POINTS, Analysis, Detail, Headline, Kinship, Section
+from tieconv.checkpoint.results.analysis import POINTS, Analysis, Headline, Kinship, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
@@ -35,6 +35,7 @@ ALIGNMENT = "Alignment"
 
 _PAIRS: dict[str, Pair] = {"E→U": (1, 2), "E→T": (1, 0), "U→T": (2, 0)}
 _CEILINGS = {"E→T": "E→E'", "U→T": "U→U'"}
+_NORMS = {"T": "tied_norm", "E": "embed_norm", "U": "head_norm"}
 
 
 @record
@@ -43,41 +44,6 @@ class Untied:
 
     embedding: Table
     head: Table
-
-
-@record
-class ComparedDetail(Detail):
-    """The tables by their letters, the compared tokens, and the floors of Gaussian tables and standard errors.
-
-    ``gaussian_floor`` and ``standard_error`` hold a figure for each measure of each pair of tables. Only an alignment
-    has the role of the tied table (``shape``), how tokens were matched, and the evidence.
-    """
-
-    tables: dict[str, str]
-    tokens: int
-    left_out: int
-    neighbours: int
-    gaussian_floor: dict[str, dict[str, float]]
-    standard_error: dict[str, dict[str, float]]
-    shape: str = ""
-    joined_by: str = ""
-    evidence: tuple[Contest, ...] = ()
-
-    @property
-    def legend(self) -> str:
-        return "; ".join(f"{key}: {name}" for key, name in self.tables.items())
-
-
-def _detail(compared: Compared, letters: Sequence[str]) -> ComparedDetail:
-    joined = compared.joined
-    return ComparedDetail(
-        tables={key: table.name for key, table in zip(letters, joined.tables, strict=False)},
-        tokens=joined.count,
-        left_out=joined.dropped,
-        neighbours=compared.views[0].neighbours.shape[1],
-        gaussian_floor=compared.by_pair(lambda figure: figure.formula),
-        standard_error=compared.by_pair(lambda figure: figure.error or None),
-    )
 
 
 def align(tied: Table, untied: Untied, second: Untied | None = None, *, exact: bool | None = None) -> Section:
@@ -91,15 +57,32 @@ def align(tied: Table, untied: Untied, second: Untied | None = None, *, exact: b
     compared = compare(tables, pairs, exact=exact)
     contests = tuple(_contest(name, compared.figures) for name in ("knn", "rsa", "norms"))
     shape, sentence = verdict(contests)
+    section = _section(ALIGNMENT, sentence, compared, ("T", "E", "U", "E'", "U'"), certainty(shape, contests))
+    role = {"shape": shape, "joined_by": compared.joined.by, "evidence": contests}
+    return replace(section, detail={**section.detail, **role})
+
+
+def _section(title: str, sentence: str, compared: Compared, letters: Sequence[str], certainty: str) -> Section:
+    """Return the section of compared tables. ``detail`` has figures for each measure of each pair of tables."""
+    joined = compared.joined
+    tables = {letter: table.name for letter, table in zip(letters, joined.tables, strict=False)}
+    places = np.linspace(0, joined.count - 1, min(POINTS, joined.count)).astype(int)
+    norms = {letter: view.norms[places].tolist() for letter, view in zip(letters, compared.views, strict=False)}
     return Section(
-        ALIGNMENT,
+        title,
         sentence,
         tuple(compared.measures(_CEILINGS)),
-        dict(norm_profiles(compared, ("tied", "embed", "head"))),
-        replace(
-            _detail(compared, ("T", "E", "U", "E'", "U'")), shape=shape, joined_by=compared.joined.by, evidence=contests
-        ),
-        certainty(shape, contests),
+        {name: tuple(norms[letter]) for letter, name in _NORMS.items() if letter in norms},
+        {
+            "tables": tables,
+            "tokens": joined.count,
+            "left_out": joined.dropped,
+            "neighbours": compared.views[0].neighbours.shape[1],
+            "gaussian_floor": compared.by_pair(lambda figure: figure.formula),
+            "standard_error": compared.by_pair(lambda figure: figure.error or None),
+        },
+        certainty,
+        "; ".join(f"{letter}: {name}" for letter, name in tables.items()),
     )
 
 
@@ -110,14 +93,6 @@ def _contest(name: str, figures: Figures) -> Contest:
         assert figure.value is not None
         sides.append((figure.value, figure.floor, figure.error, top))
     return Contest(name, *sides)
-
-
-def norm_profiles(compared: Compared, names: tuple[str, ...]) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield the row norms of the common tokens, at most `POINTS` of each table."""
-    count = compared.joined.count
-    places = np.linspace(0, count - 1, min(POINTS, count)).astype(int)
-    for name, view in zip(names, compared.views, strict=False):
-        yield f"{name}_norm", tuple(float(norm) for norm in view.norms[places])
 
 
 # Decide from three measures whether a tied table behaves as an output table or as an input table.
@@ -257,25 +232,18 @@ def own_tables(subject: Subject, *, exact: bool | None = None) -> Section:
     assert subject.head is not None
     rows = min(subject.embed.rows, subject.head.rows)
     tables = [
-        _table(subject, subject.embed, "input embedding", rows),
-        _table(subject, subject.head, "output embedding", rows),
+        numbered_table("input embedding", subject.embed, rows, subject.used),
+        numbered_table("output embedding", subject.head, rows, subject.used),
     ]
     compared = compare(tables, {PAIR: (0, 1)}, exact=exact)
-    return Section(
-        SIMILARITY,
-        _similarity_sentence(compared),
-        tuple(compared.measures()),
-        dict(norm_profiles(compared, ("embed", "head"))),
-        _detail(compared, "EU"),
-        "measured; chance is the floor of each figure, with the tokens of one table permuted",
-    )
+    sure = "measured; chance is the floor of each figure, with the tokens of one table permuted"
+    return _section(SIMILARITY, _similarity_sentence(compared), compared, "EU", sure)
 
 
-def _table(subject: Subject, stored: StoredTable, role: str, rows: int) -> Table:
-    """Return the first ``rows`` rows of a table; rows with a token are named by their number."""
-    used = subject.used
+def numbered_table(name: str, stored: StoredTable, rows: int, used: Array | None) -> Table:
+    """Return the first ``rows`` rows of a table. The rows marked in ``used`` are tokens, named by their number."""
     tokens = None if used is None else [int(row) if used[row] else None for row in range(rows)]
-    return Table(role, rows, stored.width, stored.pick_singles, tokens)
+    return Table(name, rows, stored.width, stored.pick_singles, tokens)
 
 
 def _similarity_sentence(compared: Compared) -> str:
@@ -398,8 +366,13 @@ def align_models(
 
 def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
     """Return a stored table, (rows, width), with the tokens of its rows."""
-    tokens = token_bytes(subject.tokens.text, stored.rows) if subject.tokens else None
-    return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick_singles, tokens)
+    return token_table(f"{role} of {shown(_source(subject))}", stored, subject.tokens)
+
+
+def token_table(name: str, stored: StoredTable, tokens: Tokens | None) -> Table:
+    """Return a stored table whose rows are named by the text of their tokens."""
+    text = token_bytes(tokens.text, stored.rows) if tokens else None
+    return Table(name, stored.rows, stored.width, stored.pick_singles, text)
 
 
 def untied_tables(subject: Subject) -> Untied:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tieconv.analysis.relation_maps import EXACT, fitted_rows
 from tieconv.analysis.token_tables import FEWEST, Array, Joined, Table, directed_rows, join
-from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
+from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
 from tieconv.checkpoint.value_type import record
 
 # Measures that need no map: nearest neighbours (KNN), pair similarities (RSA) and row norms.
@@ -564,15 +564,6 @@ def _cosines(mapped: Array, target: Array) -> Array:
 # Map the tokens of a table on its first two principal directions, from one d×d sum. Imports numpy.
 
 
-@record
-class Shown(Detail):
-    """The table of a map, the number of tokens with a direction, and the number that the map shows."""
-
-    table: str
-    tokens: int
-    tokens_shown: int
-
-
 def plane(
     table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
 ) -> Section | None:
@@ -600,7 +591,7 @@ def plane(
         _sentence(table.name, energies),
         (_spread(energies, joined.count, table.width),),
         {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
-        Shown(table.name, joined.count, len(chosen)),
+        {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)},
     )
 
 

@@ -13,7 +13,7 @@ from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, points, spans
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.analysis import Detail, Measure, Section
+from tieconv.checkpoint.results.analysis import Measure, Section
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
@@ -37,14 +37,6 @@ class Explained:
     r2: float
     adjusted: float
     left: float
-
-
-@record
-class BiasDetail(Detail):
-    """The vector c of b ≈ U·c + k (d,) if it explains the bias. With a text, the lines on log p."""
-
-    fold_vector: tuple[float, ...] | None = None
-    on_log_p: dict[str, Line] | None = None
 
 
 def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
@@ -71,7 +63,7 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
         ),
         measures=(*section.measures, *measured.bias, *(m for fitted in lines for m in fitted.measures)),
         series={**section.series, **series},
-        detail=BiasDetail(_fold_vector(explained), {_SERIES[fitted.name]: fitted for fitted in lines}),
+        detail=_detail(explained) | {"on_log_p": {_SERIES[fitted.name]: fitted for fitted in lines}},
     )
 
 
@@ -105,8 +97,7 @@ def _stored(subject: Subject) -> tuple[Section, Explained | None]:
         *_fold_measures(explained, table),
     )
     series = {"bias": points(bias)}
-    detail = BiasDetail(_fold_vector(explained))
-    return Section(TITLE, _sentence(spread, explained), measures, series, detail), explained
+    return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained)), explained
 
 
 def _unknown(evidence: Inspection) -> str:
@@ -189,10 +180,9 @@ def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, 
     return (Measure(name, explained.adjusted, floor=0.0, ceiling=1.0, n=table.rows), bound)
 
 
-def _fold_vector(explained: Explained | None) -> tuple[float, ...] | None:
-    if explained is None or explained.adjusted < FOLDS:
-        return None
-    return tuple(float(value) for value in explained.vector)
+def _detail(explained: Explained | None) -> dict[str, object]:
+    """Return the vector c of b ≈ U·c + k (d,) if it explains the bias."""
+    return {"fold_vector": explained.vector.tolist()} if explained and explained.adjusted >= FOLDS else {}
 
 
 def _sentence(spread: float, explained: Explained | None) -> str:

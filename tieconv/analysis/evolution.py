@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.alignment import Untied
+from tieconv.analysis.alignment import Untied, numbered_table, token_table
 from tieconv.analysis.alignment_measures import Compared, Pair, compare
 from tieconv.analysis.subject import Tokens, open_tables, read_tokens
-from tieconv.analysis.tables import Table, lengths, spans
-from tieconv.analysis.token_tables import Array, token_bytes
-from tieconv.analysis.token_tables import Table as TokenTable
+from tieconv.analysis.tables import Array, Table, lengths, spans
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.results.analysis import Evolution, Headline, Measure, RevisionFigures
@@ -223,40 +221,31 @@ def _change(role: str, table: Table, since: str, before: Table | None, used: Arr
     change = row_change(before, table, used)
     if change is None:
         return Measure(name, None, unit="cosine", says="fewer than two rows have a direction"), 0.0
-    return Measure(name, change.cosine, change.floor, 1.0, change.rows, "cosine", _SINCE[since]), change.error
+    cosine, floor, error, rows = change
+    return Measure(name, cosine, floor, 1.0, rows, "cosine", _SINCE[since]), error
 
 
 def _compared(
     now: RevisionTables, tokens: Tokens | None, exact: bool | None, untied: Untied | None
 ) -> Iterator[Compared]:
     if "U" in now.tables:
-        yield compare(
-            [_numbered(role, table, tokens) for role, table in now.tables.items()], {"E→U": (0, 1)}, exact=exact
-        )
+        tables = [
+            numbered_table(f"table {role}", table, table.rows, _used(tokens, table.rows))
+            for role, table in now.tables.items()
+        ]
+        yield compare(tables, {"E→U": (0, 1)}, exact=exact)
     elif untied is not None:
-        table = now.tables["T"]
-        text = token_bytes(tokens.text, table.rows) if tokens else None
-        tied = TokenTable("the tied table", table.rows, table.width, table.pick_singles, text)
+        tied = token_table("the tied table", now.tables["T"], tokens)
         pairs: dict[str, Pair] = {"E→T": (1, 0), "U→T": (2, 0)}
         yield compare([tied, untied.embedding, untied.head], pairs, exact=exact)
-
-
-def _numbered(role: str, table: Table, tokens: Tokens | None) -> TokenTable:
-    """Return a table whose rows with a token are named by their number."""
-    used = _used(tokens, table.rows)
-    names = None if used is None else [int(row) if used[row] else None for row in range(table.rows)]
-    return TokenTable(f"table {role}", table.rows, table.width, table.pick_singles, names)
 
 
 def _length(role: str, table: Table, used: Array | None) -> Figured:
     norms = lengths(table)
     norms = norms[np.isfinite(norms) if used is None else used & np.isfinite(norms)]
-    says = "mean length (Euclidean norm) of the rows"
-    if not len(norms):
-        return Measure(f"mean norm {role}", None, n=0, says=says), 0.0
-    return Measure(f"mean norm {role}", float(norms.mean()), n=len(norms), says=says), float(norms.std()) / sqrt(
-        len(norms)
-    )
+    rows, says = len(norms), "mean length (Euclidean norm) of the rows"
+    mean, error = (float(norms.mean()), float(norms.std()) / sqrt(rows)) if rows else (None, 0.0)
+    return Measure(f"mean norm {role}", mean, n=rows, says=says), error
 
 
 # Open the tables of a revision. Tables of a remote model are fetched once, to a temporary directory.
@@ -274,10 +263,6 @@ class RevisionTables:
 
     tables: dict[str, Table]
     tokens: Tokens | None = None
-
-    def used(self, rows: int) -> Array | None:
-        """Return which of the first ``rows`` rows have a token, or ``None`` if that is unknown."""
-        return self.tokens.used(rows) if self.tokens else None
 
 
 def identity(listing: Listing, revision: str) -> str:
@@ -346,23 +331,12 @@ def _no_space(source: str, why: str) -> UnreadableError:
 # Measure how far the rows of a table moved: the mean cosine of each row with its earlier self. Imports numpy.
 
 
-@record
-class RowChange:
-    """The mean cosine of rows with their earlier values, its standard error, and the number of rows.
-
-    ``floor`` is the mean cosine of a row with the earlier values of another row, over all pairs.
-    """
-
-    cosine: float
-    floor: float
-    error: float
-    rows: int
-
-
-def row_change(earlier: Table, now: Table, used: Array | None) -> RowChange | None:
+def row_change(earlier: Table, now: Table, used: Array | None) -> tuple[float, float, float, int] | None:
     """Compare two tables of one shape row by row, not centred; ``None`` if fewer than two rows have a direction.
 
-    ``used`` (rows,) chooses rows. A row of zeros, or with a number that is not finite, does not count.
+    Returns the mean cosine of rows with their earlier values, its floor, its standard error, and the number of rows.
+    The floor is the mean cosine of a row with the earlier values of another row, over all pairs. ``used`` (rows,)
+    chooses rows. A row of zeros, or with a number that is not finite, does not count.
     """
     cosines: list[Array] = []
     sums = np.zeros((2, now.width))
@@ -379,7 +353,7 @@ def row_change(earlier: Table, now: Table, used: Array | None) -> RowChange | No
     if rows < 2:
         return None
     floor = (float(sums[0] @ sums[1]) - float(values.sum())) / (rows * (rows - 1))
-    return RowChange(float(values.mean()), floor, float(values.std()) / sqrt(rows), rows)
+    return float(values.mean()), floor, float(values.std()) / sqrt(rows), rows
 
 
 def _units(rows: Array) -> Array:

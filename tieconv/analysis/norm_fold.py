@@ -30,23 +30,15 @@ class _NoFoldError(Exception):
 
 
 def unfold(subject: Subject) -> NormFold:
-    """Return the fold of `fold_or_reason`. Raises `RefusedError` with the reason if there is no fold."""
-    fold = fold_or_reason(subject)
-    if isinstance(fold, NormFold):
-        return fold
-    source = shown(subject.evidence.checkpoint.source)
-    raise RefusedError(fold, Hint("see how the tables relate: ", call("analyze")), "retie.fold", source=source)
-
-
-def fold_or_reason(subject: Subject) -> NormFold | str:
     """Return the last norm's new values that let the embedding replace the head, proved on every byte of both tables.
 
-    Returns the reason if there are no such values. Reads both tables three or four times.
+    Raises `RefusedError` with the reason if there are no such values. Reads both tables three or four times.
     """
     try:
         return _fold(subject)
     except _NoFoldError as why:
-        return str(why)
+        hint, source = Hint("see how the tables relate: ", call("analyze")), shown(subject.evidence.checkpoint.source)
+        raise RefusedError(str(why), hint, "retie.fold", source=source) from why
 
 
 def _fold(subject: Subject) -> NormFold:
@@ -210,43 +202,27 @@ def weights(final: Final, gains: Array) -> Array:
 
 # The last norm with the factors of a scaled head: exact, or fitted for the user to write.
 
-Numbers = tuple[float, ...]
-
 
 @record
-class ExactFold:
-    """The last norm as `retie --fold-norm` writes it.
+class FoldedNorm:
+    """The last norm with the factors of a scaled head.
 
-    ``values`` are the norm's new weights: (d,), in the norm's own convention (1 + weight for Gemma).
+    If it is exact, `retie --fold-norm` writes it. Otherwise the user must write the fitted values, and ``reason`` says
+    why no command does. ``values`` are the norm's new weights: (d,), in the norm's own convention (1 + weight for
+    Gemma).
     """
 
-    rounded_elements: int
+    exact: bool
     tensor: str
-    values: Numbers
+    values: list[float]
+    rounded_elements: int | None = None
+    reason: str | None = None
     bias_tensor: str | None = None
-    bias_values: Numbers | None = None
+    bias_values: list[float] | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the object under ``fold``."""
-        return {"exact": True, **stated_fields(self)}
-
-
-@record
-class FittedFold:
-    """The last norm with fitted weights, which the user must write. ``reason`` says why no command does."""
-
-    reason: str
-    tensor: str
-    values: Numbers
-    bias_tensor: str | None = None
-    bias_values: Numbers | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``fold``."""
-        return {"exact": False, **stated_fields(self)}
-
-
-FoldedNorm = ExactFold | FittedFold
+        return stated_fields(self)
 
 
 def folded_norm(subject: Subject, related: Related) -> FoldedNorm | None:
@@ -258,28 +234,16 @@ def folded_norm(subject: Subject, related: Related) -> FoldedNorm | None:
     fit, final = related.fit, subject.final
     if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
         return None
-    if subject.flip.third:
+    if subject.flip.third or final is None or not final.norm or (final.capped and np.any(fit.shift)):
         return None
-    if final is None or not final.norm:
-        return None
-    if final.capped and np.any(fit.shift):
-        return None
-    fold = fold_or_reason(subject)
-    if isinstance(fold, NormFold):
-        values = floats(fold.values[final.norm], final.dtype)
-        shift = floats(fold.values[final.shift_name], final.shift_dtype) if final.shift is not None else None
-        return ExactFold(fold.rounded, *_values(final, values, shift))
-    values = final.gains * fit.gains - final.offset
-    shift = None if final.shift is None else final.shift * fit.gains  # γ ⊙ x̂ + β: the factor is on both
-    return FittedFold(fold, *_values(final, values, shift))
-
-
-def _values(final: Final, values: Array, shift: Array | None) -> tuple[str, Numbers, str | None, Numbers | None]:
-    """Return the norm's weight and its values, and its bias and its values or ``None``."""
-    if shift is None:
-        return final.norm, _numbers(values), None, None
-    return final.norm, _numbers(values), final.shift_name, _numbers(shift)
-
-
-def _numbers(values: Array) -> Numbers:
-    return tuple(float(value) for value in values)
+    fold, reason, bias = None, None, None
+    try:
+        fold = _fold(subject)
+    except _NoFoldError as why:
+        reason = str(why)
+    values = floats(fold.values[final.norm], final.dtype) if fold else weights(final, fit.gains)
+    if final.shift is not None:  # γ ⊙ x̂ + β: the factor is on both
+        shift = floats(fold.values[final.shift_name], final.shift_dtype) if fold else final.shift * fit.gains
+        bias = shift.tolist()
+    written = fold.rounded if fold else None
+    return FoldedNorm(bool(fold), final.norm, values.tolist(), written, reason, final.shift_name or None, bias)

@@ -7,20 +7,9 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from tieconv.analysis import relation_maps
-from tieconv.analysis.tables import (
-    Array,
-    Moments,
-    Table,
-    digests,
-    measure,
-    most_overlap,
-    numbers,
-    overlap,
-    spans,
-    untellable,
-)
-from tieconv.checkpoint.results.analysis import Detail, Kinship
+from tieconv.analysis import relation_maps, tables
+from tieconv.analysis.tables import Array, Moments, Table, numbers, spans
+from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import BF16, FORMATS, convert
 from tieconv.inspection.quantised.part_reader import E4M3
@@ -41,16 +30,16 @@ def relate_tables(embed: Table, head: Table, exact: bool | None = None) -> Relat
     Long tables get their linear map from a sample, unless ``exact`` is set: see `fit_rows`. Raises the errors of the
     reader.
     """
-    moments = measure(embed, head)
+    moments = tables.measure(embed, head)
     equality = _equal(embed, head, moments)
     if equality is not None:
         return equality
-    reason = untellable(moments, FEW)
+    reason = tables.untellable(moments, FEW)
     differing = int(np.count_nonzero(moments.unequal))
     if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # the other classes need more
-        return _exact(Kinship.ROWS_DIFFER, moments, _differing(embed, head, moments))
+        return _exact(Kinship.ROWS_DIFFER, moments, _differing(moments) | {"extra_rows": head.rows - embed.rows})
     if reason:
-        return Related(Kinship.UNKNOWN, moments, figures=NotClassified(reason))
+        return Related(Kinship.UNKNOWN, moments, figures={"reason": reason})
     kinds = relation_maps.precision(embed), relation_maps.precision(head)
     once = _once_rounded(embed, head, moments, kinds)
     if once is not None:
@@ -60,12 +49,11 @@ def relate_tables(embed: Table, head: Table, exact: bool | None = None) -> Relat
         return Related(Kinship.DRIFT, moments, fits[0].residual, fits[0].tolerance, True, fit=fits[0], fits=fits)
     for fit in fits:
         if fit.exact and fit.kind is not Kinship.DRIFT:
-            shifted, length = bool(np.any(fit.shift)), float(np.linalg.norm(fit.shift))
-            figures = Shifted(shifted, length)
+            figures = {"shifted": bool(np.any(fit.shift)), "shift_length": float(np.linalg.norm(fit.shift))}
             if fit.kind is Kinship.SCALAR:
-                figures = Scaled(shifted, length, float(fit.gains[0]))
+                figures["factor"] = float(fit.gains[0])
             if fit.kind is Kinship.DIAGONAL:
-                figures = ColumnsScaled(shifted, length, float(fit.gains.min()), float(fit.gains.max()))
+                figures |= {"gain_min": float(fit.gains.min()), "gain_max": float(fit.gains.max())}
             return Related(fit.kind, moments, fit.residual, fit.tolerance, True, fit=fit, fits=fits, figures=figures)
     return _mapped(embed, head, moments, fits, kinds, exact)
 
@@ -77,9 +65,9 @@ def equal_tables(embed: Table, head: Table) -> bool:
     """
     if _surely_differ(embed, head):
         return False
-    moments = measure(embed, head)
+    moments = tables.measure(embed, head)
     equality = _equal(embed, head, moments)
-    if equality is None and not untellable(moments, FEW):
+    if equality is None and not tables.untellable(moments, FEW):
         equality = _once_rounded(embed, head, moments, (relation_maps.precision(embed), relation_maps.precision(head)))
     return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
 
@@ -103,8 +91,7 @@ def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str,
         if (left != right).any():
             return None
     moments = replace(moments, cast=form.name)
-    differing = int(np.count_nonzero(moments.unequal))
-    return _exact(Kinship.CAST, moments, OnceRounded(differing, moments.rows, form.name, stored="F32"))
+    return _exact(Kinship.CAST, moments, _differing(moments) | {"stored": "F32"})
 
 
 def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
@@ -113,25 +100,23 @@ def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
     telling = rows - int(np.count_nonzero((moments.norms[0][:rows] == 0) & (moments.norms[1][:rows] == 0)))
     extra = head.rows - embed.rows
     if not differing and extra:
-        return _exact(Kinship.ROW_SUBSET, moments, RowsAppended(0, rows, moments.cast, prefix=True, extra_rows=extra))
+        return _exact(Kinship.ROW_SUBSET, moments, _differing(moments) | {"prefix": True, "extra_rows": extra})
     if not differing:
-        kind = Kinship.CAST if moments.cast else Kinship.BIT_EQUAL
-        return _exact(kind, moments, RowsEqual(0, rows, moments.cast))
+        return _exact(Kinship.CAST if moments.cast else Kinship.BIT_EQUAL, moments, _differing(moments))
     if not moments.cast:
         moved = _moved_rows(embed, head, moments, extra)
         if moved is not None:
             return moved
     if differing <= HALF * telling and rows >= FEW:  # rows of zeros in both would be equal under any map
-        return _exact(Kinship.ROWS_DIFFER, moments, _differing(embed, head, moments))
+        return _exact(Kinship.ROWS_DIFFER, moments, _differing(moments) | {"extra_rows": extra})
     return None
 
 
-def _differing(embed: Table, head: Table, moments: Moments) -> RowsDiffering:
-    differing = int(np.count_nonzero(moments.unequal))
-    return RowsDiffering(differing, moments.rows, moments.cast, head.rows - embed.rows)
+def _differing(moments: Moments) -> dict[str, float | str]:
+    return {"rows_differing": int(np.count_nonzero(moments.unequal)), "rows": moments.rows, "cast": moments.cast}
 
 
-def _exact(kind: Kinship, moments: Moments, figures: RelationFigures) -> Related:
+def _exact(kind: Kinship, moments: Moments, figures: Figures) -> Related:
     residual = 0.0
     if kind is Kinship.ROWS_DIFFER:
         differences = moments.distances[moments.finite]
@@ -146,19 +131,25 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
     telling = int(np.count_nonzero(there[0]))
     of_small, of_large = moments.norms[::-1] if from_head else moments.norms
-    if most_overlap(of_small, of_large, small.width) < min(small.rows, HALF * telling):  # no digest needed
+    if tables.most_overlap(of_small, of_large, small.width) < min(small.rows, HALF * telling):  # no digest needed
         return None
-    small_digests, large_digests = digests(small), digests(large)
-    matched = overlap(small_digests, large_digests)
+    small_digests, large_digests = tables.digests(small), tables.digests(large)
+    matched = tables.overlap(small_digests, large_digests)
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
     # Rows of zeros are all equal, so they do not show that a row moved.
-    shared = overlap(small_digests[there[0]], large_digests[there[1]])
+    shared = tables.overlap(small_digests[there[0]], large_digests[there[1]])
     if matched < small.rows and (shared <= HALF * telling or small.rows < FEW):
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most rows are in place
         return None
-    smaller = "head" if from_head else "embedding"
-    figures = RowsMoved(small.rows, matched, in_place, extra, prefix=False, smaller=smaller)
+    figures = {
+        "rows": small.rows,
+        "rows_matched": matched,
+        "rows_in_place": in_place,
+        "extra_rows": extra,
+        "prefix": False,
+        "smaller": "head" if from_head else "embedding",
+    }
     return Related(Kinship.ROW_SUBSET if extra else Kinship.ROW_PERMUTATION, moments, 0.0, 0.0, True, figures=figures)
 
 
@@ -191,14 +182,14 @@ def _mapped(
         return structured
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
-        figures = round_trip(embed, head, moments.rows, kinds) or NoFigures()
+        figures = round_trip(embed, head, moments.rows, kinds)
         residual, tolerance = plain.residual, plain.tolerance
         return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
     if fitted and linear and unseen is not None and linear.adjusted >= CLOSE:
         return _linear(measured, linear, fitted.grams, residual, most)
     if unseen is None:
         reason = "the tables have too few rows for each column, or too many columns, to test for a linear map"
-        return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
+        return replace(measured, residual=best.residual, fit=best, figures={"reason": reason})
     kind = Kinship.PARTLY_EQUAL if relation_maps.equal_share(moments).large else Kinship.INDEPENDENT
     return replace(measured, kind=kind, residual=best.residual, fit=best)
 
@@ -209,171 +200,30 @@ def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Rel
     scaled = relation_maps.row_factors(embed, head, moments, kinds)
     if scaled is not None:
         residual, factors = scaled
-        figures = RowsScaled(float(factors.min()), float(factors.max()))
+        figures = {"factor_min": float(factors.min()), "factor_max": float(factors.max())}
         return replace(measured, kind=Kinship.ROW_SCALED, residual=residual, within_rounding=True, figures=figures)
     low = relation_maps.difference_rank(embed, head, moments, kinds)
     if low is None:
         return None
     rank, residual, explained = low
-    return replace(
-        measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=LowRank(rank, explained)
-    )
+    figures = {"rank": rank, "explained": explained}
+    return replace(measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=figures)
 
 
 def _linear(
     measured: Related, linear: relation_maps.Linear, grams: relation_maps.Grams, residual: float, most: float
 ) -> Related:
     kind, figure = relation_maps.shape(linear, grams, residual, most)
-    is_turned = kind is Kinship.ORTHOGONAL
-    figures = Orthogonal(figure, linear.adjusted) if is_turned else LinearlyMapped(figure, linear.adjusted)
+    name = "factor" if kind is Kinship.ORTHOGONAL else "condition"
+    figures = {name: figure, "adjusted_r2": linear.adjusted}
     within = residual <= most
     return replace(measured, kind=kind, residual=residual, tolerance=most, within_rounding=within, figures=figures)
 
 
-# The figures of each class of relation: one record for each, with its JSON under a section's ``detail``.
-#
-# ``rows`` are the rows that both tables have, and ``rows_differing`` those of them that differ.
+# The class of the relation, and its figures under a section's ``detail``.
 
 
-@record
-class NoFigures(Detail):
-    """A class without figures."""
-
-
-@record
-class RowsEqual(Detail):
-    """No row differs, bit by bit or after the wider type is rounded to ``cast``."""
-
-    rows_differing: int
-    rows: int
-    cast: str
-
-
-@record
-class OnceRounded(RowsEqual):
-    """Both tables have the type ``stored``, and one is the other rounded to ``cast``."""
-
-    stored: str
-
-
-@record
-class RowsAppended(RowsEqual):
-    """The common rows are equal, and the head has ``extra_rows`` more rows (negative: fewer)."""
-
-    prefix: bool
-    extra_rows: int
-
-
-@record
-class RowsMoved(Detail):
-    """``rows`` of the ``smaller`` table, how many are in the larger one, and how many under the same number."""
-
-    rows: int
-    rows_matched: int
-    rows_in_place: int
-    extra_rows: int
-    prefix: bool
-    smaller: str
-
-
-@record
-class RowsDiffering(RowsEqual):
-    """Some rows differ and the others are equal."""
-
-    extra_rows: int
-
-
-@record
-class Shifted(Detail):
-    """One vector of length ``shift_length`` is added to each row."""
-
-    shifted: bool
-    shift_length: float
-
-
-@record
-class Scaled(Shifted):
-    """The whole table is multiplied by ``factor``. If ``shifted``, one vector is added to each row."""
-
-    factor: float
-
-
-@record
-class ColumnsScaled(Shifted):
-    """Each column has a factor. If ``shifted``, one vector is added to each row."""
-
-    gain_min: float
-    gain_max: float
-
-
-@record
-class RowsScaled(Detail):
-    """Each row has a factor."""
-
-    factor_min: float
-    factor_max: float
-
-
-@record
-class Orthogonal(Detail):
-    """An orthogonal map times ``factor``."""
-
-    factor: float
-    adjusted_r2: float
-
-
-@record
-class LinearlyMapped(Detail):
-    """A linear map of this condition number."""
-
-    condition: float
-    adjusted_r2: float
-
-
-@record
-class LowRank(Detail):
-    """The difference of the tables has this rank, up to the share ``explained`` of its energy."""
-
-    rank: int
-    explained: float
-
-
-@record
-class Quantised(Detail):
-    """The head is the embedding after a round trip through ``scheme``.
-
-    One scale is that of ``group`` numbers, 0 for a scheme without scales.
-    """
-
-    scheme: str
-    bits: int
-    group: int
-
-
-@record
-class NotClassified(Detail):
-    """The class is unknown. ``reason`` is a clause that says why."""
-
-    reason: str
-
-
-RelationFigures = (
-    NoFigures
-    | RowsEqual
-    | OnceRounded
-    | RowsAppended
-    | RowsMoved
-    | RowsDiffering
-    | Shifted
-    | Scaled
-    | ColumnsScaled
-    | RowsScaled
-    | Orthogonal
-    | LinearlyMapped
-    | LowRank
-    | Quantised
-    | NotClassified
-)
+Figures = Mapping[str, float | str]
 
 
 @record
@@ -381,6 +231,12 @@ class Related:
     """The class of the head and the evidence. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
 
     ``within_rounding`` says whether rounding explains that residual; ``retrieval`` is P@1 by map, over ``asked`` rows.
+
+    ``figures`` are those of the class, by their keys in JSON. There ``rows`` are the rows that both tables have. Of
+    these, ``rows_differing`` rows differ after the wider type is rounded to ``cast``. The head has ``extra_rows``
+    more rows than the embedding (negative: fewer). Of the table ``smaller``, ``rows_matched`` rows are in the larger
+    one, and ``rows_in_place`` under the same number. ``group`` is how many numbers share a scale, 0 for no scale.
+    ``explained`` is the share of the difference's energy in its ``rank``. ``reason`` says why no class is known.
     """
 
     kind: Kinship
@@ -393,7 +249,7 @@ class Related:
     fits: tuple[relation_maps.Fit, ...] = ()
     retrieval: Mapping[str, float] = field(default_factory=dict)
     asked: int = 0
-    figures: RelationFigures = NoFigures()
+    figures: Figures = field(default_factory=dict)
 
 
 # Find out whether the head is the embedding after a quantisation round trip, which is not drift.
@@ -483,8 +339,8 @@ SCHEMES = (
 )
 
 
-def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> Quantised | None:
-    """Return the scheme if the head is the embedding after its round trip, else ``None``.
+def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> dict[str, float | str]:
+    """Return the figures of the scheme if the head is the embedding after its round trip, else none.
 
     Every number of the first ``rows`` rows is compared. It must equal one of the two levels around the embedding's
     number, within the error of the types. A merely small change does not pass. ``kinds`` are the types that the tables
@@ -495,8 +351,8 @@ def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> 
     for scheme, size in _choices(width):
         parts = (some, *spans(rows, width))
         if all(_coded(embed, head, part, scheme, size, error) for part in parts):
-            return Quantised(scheme.name, scheme.bits, 0 if scheme.groups == (-1,) else size)
-    return None
+            return {"scheme": scheme.name, "bits": scheme.bits, "group": 0 if scheme.groups == (-1,) else size}
+    return {}
 
 
 def _choices(width: int) -> Iterator[tuple[Scheme, int]]:

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import numpy as np
 
-from tieconv.analysis import relation
+from tieconv.analysis.relation import Related
 from tieconv.analysis.relation_maps import equal_share
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import lengths, points, ranges
-from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
-from tieconv.checkpoint.value_type import record, stated_fields
+from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
 from tieconv.text import count
 
 TITLE = "Relation"
-
-
-@record
-class OneTable(Detail):
-    """The name of the stored table."""
-
-    embedding: str
-
-
-@record
-class TwoTables(Detail):
-    """The names of both tables, the class of the head and its figures, and which rows and columns are equal."""
-
-    embedding: str
-    head: str
-    kind: Kinship
-    within_rounding: bool
-    figures: relation.RelationFigures
-    rows_equal: int | None = None
-    columns_equal: int | None = None
-    rows_differing_ranges: list[list[int]] | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        parts = stated_fields(self)
-        names = {"embedding": parts.pop("embedding"), "head": parts.pop("head"), "class": str(parts.pop("kind"))}
-        within = {"within_rounding": parts.pop("within_rounding")}
-        del parts["figures"]
-        return names | within | self.figures.to_dict() | parts
 
 
 def one_table(subject: Subject) -> Section:
@@ -59,36 +28,36 @@ def one_table(subject: Subject) -> Section:
         sentence = f"{output.name} is not stored and not tied to another tensor. Loaders fill it with random numbers."
     series = {"embed_norm": points(lengths(table))}
     measures = (Measure("rows", float(table.rows)), Measure("columns", float(table.width)))
-    return Section(TITLE, sentence, measures, series, OneTable(table.record.name))
+    return Section(TITLE, sentence, measures, series, {"embedding": table.record.name})
 
 
-def two_tables(subject: Subject, related: relation.Related) -> Section:
+def two_tables(subject: Subject, related: Related) -> Section:
     """Return the section of a model that stores both tables."""
-    head = subject.output
     moments = related.moments
     series = {
         "embed_norm": points(moments.norms[0]),
         "head_norm": points(moments.norms[1]),
         "row_difference": points(moments.distances),
     }
-    share = equal_share(moments) if related.kind not in (Kinship.BIT_EQUAL, Kinship.CAST) else None
-    detail = TwoTables(
-        subject.embed.record.name,
-        head.record.name,
-        related.kind,
-        related.within_rounding,
-        related.figures,
-        share.rows if share else None,
-        share.columns if share else None,
-        ranges(np.flatnonzero(moments.unequal)) if moments.unequal.any() else None,
-    )
+    detail: dict[str, object] = {
+        "embedding": subject.embed.record.name,
+        "head": subject.output.record.name,
+        "class": related.kind,
+        "within_rounding": related.within_rounding,
+        **related.figures,
+    }
+    if related.kind not in (Kinship.BIT_EQUAL, Kinship.CAST):
+        share = equal_share(moments)
+        detail |= {"rows_equal": share.rows, "columns_equal": share.columns}
+    if moments.unequal.any():
+        detail["rows_differing_ranges"] = ranges(np.flatnonzero(moments.unequal))
     text = sentence(related)
     if related.kind is Kinship.GAUGE and subject.final is not None and subject.final.capped:
         text = text.replace("which the softmax cannot see", "which the soft cap of the logits sees")
     return Section(TITLE, text, _measures(related), series, detail)
 
 
-def _measures(related: relation.Related) -> tuple[Measure, ...]:
+def _measures(related: Related) -> tuple[Measure, ...]:
     moments = related.moments
     rows, width = moments.rows, moments.width
     says = f"after the wider type is rounded to {moments.cast}" if moments.cast else ""
@@ -126,7 +95,7 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     return (middle - half) / (1 + squared), (middle + half) / (1 + squared)
 
 
-def _residuals(related: relation.Related) -> list[tuple[str, float, float]]:
+def _residuals(related: Related) -> list[tuple[str, float, float]]:
     """Return the best column map of each kind and the linear map: (name, residual, residual that rounding explains)."""
     names = {Kinship.DRIFT: "as stored", Kinship.GAUGE: "shift", Kinship.SCALAR: "scalar", Kinship.DIAGONAL: "diagonal"}
     best: dict[str, tuple[float, float]] = {}
@@ -139,47 +108,40 @@ def _residuals(related: relation.Related) -> list[tuple[str, float, float]]:
     return [(name, *figures) for name, figures in best.items()]
 
 
-def sentence(related: relation.Related) -> str:
+def sentence(related: Related) -> str:
     """Return the sentence that describes the relation."""
     match related.figures:
-        case relation.RowsAppended(extra_rows=extra):
-            larger = _larger(extra)
-            return f"The common rows are equal, and the {larger} has {count(abs(extra), 'more row')}."
-        case relation.RowsMoved() as figures:
-            return _moved(figures, related.kind)
-        case relation.Scaled(factor=factor):
+        case {"rows": int(rows), "rows_matched": int(matched), "extra_rows": int(extra)}:
+            return _moved(related.kind, rows, matched, extra)
+        case {"prefix": True, "extra_rows": int(extra)}:
+            return f"The common rows are equal, and the {_larger(extra)} has {count(abs(extra), 'more row')}."
+        case {"factor": float(factor)} if related.kind is Kinship.SCALAR:
             return f"The head is the embedding times {factor:.6g}, to within rounding."
-        case relation.RowsScaled(factor_min=least, factor_max=most):
+        case {"factor_min": float(least), "factor_max": float(most)}:
             return (
                 f"The head is the embedding with each row scaled, to within rounding. The factors are {least:.3g} to "
                 f"{most:.3g}."
             )
-        case relation.LowRank(rank=rank, explained=explained):
+        case {"rank": int(rank), "explained": float(explained)}:
             return (
                 f"The head is the embedding plus a matrix of rank {rank}, to within rounding. It explains "
                 f"{min(explained, 0.9999):.2%} of the energy of the difference. Merging an adapter into the head has "
                 "this effect."
             )
-        case relation.Quantised() as figures:
-            return _coded(figures, related)
-        case relation.NotClassified(reason=reason):
+        case {"scheme": str(scheme), "group": int(group)}:
+            each = "row" if group == related.moments.width else f"{group} numbers"
+            scales = f"one scale for each {each}" if group else "no scale"
+            article = "a" if scheme.startswith("Q") else "an"
+            return (
+                f"The head is the embedding after {article} {scheme} round trip, with {scales}. The difference is "
+                f"{_left(related)} of the head."
+            )
+        case {"reason": str(reason)}:
             return f"The relation is unknown: {reason}."
-        case (
-            relation.NoFigures()
-            | relation.RowsEqual()
-            | relation.OnceRounded()
-            | relation.RowsDiffering()
-            | relation.Shifted()
-            | relation.ColumnsScaled()
-            | relation.Orthogonal()
-            | relation.LinearlyMapped()
-        ):
-            return _of_class(related)
-        case never:
-            assert_never(never)
+    return _of_class(related)
 
 
-def _of_class(related: relation.Related) -> str:
+def _of_class(related: Related) -> str:
     """Return the sentence of a class that has no separate figures."""
     moments = related.moments
     differing = int(np.count_nonzero(moments.unequal))
@@ -206,12 +168,12 @@ def _of_class(related: relation.Related) -> str:
     return texts[related.kind]
 
 
-def _left(related: relation.Related) -> str:
+def _left(related: Related) -> str:
     """Return the residual of the map as a share of the head."""
     return f"{related.residual:.2g}" if related.residual is not None else "?"
 
 
-def _share(related: relation.Related) -> str:
+def _share(related: Related) -> str:
     """Return which rows and columns are equal, or an empty text."""
     share, cast = equal_share(related.moments), related.moments.cast
     equal = f"equal after rounding to {cast}" if cast else "byte-identical"
@@ -223,17 +185,7 @@ def _share(related: relation.Related) -> str:
     return f"{' and '.join(parts)} are {equal}" if parts else ""
 
 
-def _coded(figures: relation.Quantised, related: relation.Related) -> str:
-    each = "row" if figures.group == related.moments.width else f"{figures.group} numbers"
-    scales = f"one scale for each {each}" if figures.group else "no scale"
-    article = "a" if figures.scheme.startswith("Q") else "an"
-    return (
-        f"The head is the embedding after {article} {figures.scheme} round trip, with {scales}. The difference is "
-        f"{_left(related)} of the head."
-    )
-
-
-def _drift(related: relation.Related) -> str:
+def _drift(related: Related) -> str:
     left = _left(related)
     if related.within_rounding:
         return f"The difference is {left} of the head, which rounding to the stored type explains."
@@ -246,13 +198,13 @@ def _drift(related: relation.Related) -> str:
     return f"{drift} {equal[0].upper()}{equal[1:]}." if equal else drift
 
 
-def _moved(figures: relation.RowsMoved, kind: Kinship) -> str:
-    matched, rows, larger = figures.rows_matched, figures.rows, _larger(figures.extra_rows)
+def _moved(kind: Kinship, rows: int, matched: int, extra: int) -> str:
     if kind is Kinship.ROW_PERMUTATION:
         return (
             f"{count(matched, 'row')} of the head are rows of the embedding in another order. One table has other "
             "token ids."
         )
+    larger = _larger(extra)
     if matched < rows:
         return f"{matched:,} of {rows:,} rows of the smaller table are in the {larger} under another row number."
     return f"Every row of the smaller table is in the {larger} under another row number. The vocabulary was reduced."

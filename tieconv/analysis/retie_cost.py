@@ -59,9 +59,10 @@ def costs(subject: Subject, related: Related) -> Costs:
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
     if third:
-        return _none(
+        why = (
             f"no bound from the weights: a re-tie would also replace {shown(third)}, which differs; measure with --text"
         )
+        return Costs({"embed": None, "head": None}, None, (_kl("embed", None, why), _kl("head", None, why)))
     head_bound = _head_change(subject, related)
     rows, why = _unread(subject, related)
     certified = {
@@ -69,12 +70,10 @@ def costs(subject: Subject, related: Related) -> Costs:
         "head": None if why else 0.0,
         "mean": None,
     }
-    head = _unread_measure(why, rows)
-    mean = Measure("KL bound, mean survives", None, unit=_NATS, says=_input(""))
     uncovered = "" if why else shown_ranges(rows)
-    return Costs(
-        certified, head_bound, (*_embed_measures(head_bound, subject.withheld), head, mean), uncovered=uncovered
-    )
+    head = _kl("head", None, _input(why)) if why else _kl("head", 0.0, f"proved for {scope(uncovered)}", len(rows))
+    measures = (*_embed_measures(head_bound, subject.withheld), head, _kl("mean", None, _input("")))
+    return Costs(certified, head_bound, measures, uncovered=uncovered)
 
 
 def one_shape(subject: Subject) -> bool:
@@ -83,14 +82,12 @@ def one_shape(subject: Subject) -> bool:
 
 
 def _free(says: str) -> Costs:
-    survivors = ("embed", "head", "mean")
-    measures = tuple(Measure(f"KL bound, {name} survives", 0.0, unit=_NATS, says=says) for name in survivors)
-    return Costs(dict.fromkeys(survivors, 0.0), None, measures, free=True)
+    certified = dict.fromkeys(("embed", "head", "mean"), 0.0)
+    return Costs({**certified}, None, tuple(_kl(name, 0.0, says) for name in certified), free=True)
 
 
-def _none(says: str) -> Costs:
-    measures = tuple(Measure(f"KL bound, {name} survives", None, unit=_NATS, says=says) for name in ("embed", "head"))
-    return Costs({"embed": None, "head": None}, None, measures)
+def _kl(survivor: str, bound: float | None, says: str, n: int | None = None) -> Measure:
+    return Measure(f"KL bound, {survivor} survives", bound, n=n, unit=_NATS, says=says)
 
 
 def _head_change(subject: Subject, related: Related) -> Bound | None:
@@ -124,34 +121,19 @@ def _unread(subject: Subject, related: Related) -> tuple[Array, str]:
 
 def _embed_measures(head_bound: Bound | None, withheld: str) -> tuple[Measure, ...]:
     if head_bound is None:
-        why = f"no bound: {withheld}; measure with --text"
-        return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
+        return (_kl("embed", None, f"no bound: {withheld}; measure with --text"),)
     if not head_bound.finite:
-        why = "no bound: a table or the last norm holds NaN or infinity"
-        return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
-    return (
-        Measure("KL bound, embed survives", head_bound.kl, unit=_NATS, says="proved for every input"),
-        Measure(
-            "log-probability bound, embed survives",
-            head_bound.log_p,
-            unit="nats",
-            says="proved for every input and token",
-        ),
-        Measure(
-            "KL estimate, embed survives",
-            head_bound.estimate,
-            unit=_NATS,
-            says="for random hidden states and equally likely tokens. Right for rounding; up to 10 times too low if "
-            "the head was trained further",
-        ),
+        return (_kl("embed", None, "no bound: a table or the last norm holds NaN or infinity"),)
+    every = "proved for every input and token"
+    random = (
+        "for random hidden states and equally likely tokens. Right for rounding; up to 10 times too low if the head "
+        "was trained further"
     )
-
-
-def _unread_measure(why: str, rows: Array) -> Measure:
-    name = "KL bound, head survives"
-    if why:
-        return Measure(name, None, unit=_NATS, says=_input(why))
-    return Measure(name, 0.0, n=len(rows), unit=_NATS, says=f"proved for {scope(shown_ranges(rows))}")
+    return (
+        _kl("embed", head_bound.kl, "proved for every input"),
+        Measure("log-probability bound, embed survives", head_bound.log_p, unit="nats", says=every),
+        Measure("KL estimate, embed survives", head_bound.estimate, unit=_NATS, says=random),
+    )
 
 
 def _input(why: str) -> str:
@@ -194,7 +176,6 @@ class Bound:
     kl: float
     log_p: float
     estimate: float
-    radius: float
 
     @property
     def finite(self) -> bool:
@@ -239,7 +220,7 @@ def bound(change: Change, used: Array | None = None) -> Bound:
     scale = abs(final.scale)
     reach = scale * (2 * sqrt(width) * radius + spread)
     reach = reach if np.isfinite(reach) else float("inf")
-    return Bound(reach**2 / 8 * UP, reach * UP, scale**2 * _variance(change, used) / 2, radius)
+    return Bound(reach**2 / 8 * UP, reach * UP, scale**2 * _variance(change, used) / 2)
 
 
 def _shift_range(change: Change) -> float:
@@ -316,14 +297,9 @@ def _farthest(blocks: Blocks, centre: Array, core: Array) -> tuple[float, Array]
             continue
         farthest = float(distances.max())
         largest = max(largest, farthest) if np.isfinite(farthest) else np.inf  # NaN compares as false
-        core = _far(np.concatenate([core, block[np.argsort(distances)[-CORE:]]]), centre)
+        core = np.concatenate([core, block[np.argsort(distances)[-CORE:]]])
+        core = core[np.argsort(np.linalg.norm(core - centre, axis=1))[-CORE:]]
     return largest, core
-
-
-def _far(rows: Array, centre: Array) -> Array:
-    distances = np.linalg.norm(rows - centre, axis=1)
-    core: Array = rows[np.argsort(distances)[-CORE:]]
-    return core
 
 
 def _search(core: Array, centre: Array) -> Array:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.norm_fold import ExactFold, FoldedNorm, folded_norm
+from tieconv.analysis.norm_fold import FoldedNorm, folded_norm
 from tieconv.analysis.relation import Related
 from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, one_shape, scope
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
-from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
+from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.arithmetic import floats, midpoints, rounded
@@ -41,14 +41,6 @@ ON_TEXT = "measured on the given text; another text can differ"
 
 _OPEN = "The weights alone do not decide."
 _MEASURE = "Measure the change on a text with --text FILE."
-
-
-@record
-class RetieDetail(Detail):
-    """The certified KL bound of each surviving table, and the last norm with the factors of the head."""
-
-    certified: dict[str, float | None]
-    fold: FoldedNorm | None = None
 
 
 def one_table(subject: Subject) -> Section:
@@ -87,7 +79,7 @@ def retie_section(subject: Subject, related: Related, costs: Costs, measured: tu
     """Return the section of two tables: whether a re-tie is possible, its cost, and the next command."""
     fold = folded_norm(subject, related)
     answer, certainty = verdict(subject, related, costs, measured, fold)
-    detail = RetieDetail(dict(costs.certified), fold)
+    detail = {"certified": costs.certified} | ({"fold": fold} if fold else {})
     return Section(TITLE, answer, (*costs.measures, *measured), {}, detail, certainty)
 
 
@@ -134,7 +126,7 @@ def _verdict(
     if subject.flip.third:
         return (on_text, ON_TEXT) if on_text else (_third(subject), "")
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return _folded(subject, related, fold), EVERY_BYTE if isinstance(fold, ExactFold) else WITHIN_ROUNDING
+        return _folded(subject, related, fold), EVERY_BYTE if fold and fold.exact else WITHIN_ROUNDING
     certain = _certainly(costs)
     if certain:
         return certain, CERTIFIED
@@ -201,7 +193,7 @@ def _folded(subject: Subject, related: Related, fold: FoldedNorm | None) -> str:
         capped = final is not None and bool(final.norm)  # then only the cap prevents the fold
         why = "the soft cap of the logits sees the vector added to every row" if capped else known
         return f"Not in this form: {factors}, and {why}."
-    if isinstance(fold, ExactFold):
+    if fold.exact:
         return f"Yes, exactly: the last norm can hold the factors. Run: {_command(subject, ' --fold-norm')}."
     return (
         f"Yes, to within rounding, after you edit the model. Give {shown(fold.tensor)} the values of detail.fold "

@@ -14,7 +14,7 @@ from tieconv.analysis.relation import Related
 from tieconv.analysis.retie_cost import zero_mass
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import SQUARED, Array, Table, digests, duplicates, lengths, points, ranges, spans, twins
-from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
+from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record, values_of
 from tieconv.errors import SettingsError
 from tieconv.sources.user_files import read_text
@@ -28,32 +28,6 @@ LISTED = 20
 _BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "the model directory has no tokenizer.json, vocab.json or vocab.txt"
-
-Ranges = list[list[int]]
-"""Half-open ranges of rows, in ascending order: [first, last + 1]."""
-
-
-@record
-class UntrainedToken:
-    """A token whose row looks like the rows without a token."""
-
-    id: int
-    token: str
-    score: float
-
-
-@record
-class RowsDetail(Detail):
-    """The rows behind the figures. A group is ``None`` if it is unknown, for example without a tokenizer."""
-
-    zero_rows: Ranges
-    duplicate_rows: list[list[int]]
-    tokenizer: str | None
-    differing_rows_with_token: Ranges | None = None
-    differing_rows_without_token: Ranges | None = None
-    rows_without_token: Ranges | None = None
-    under_trained: tuple[UntrainedToken, ...] | None = None
-    indicator: str | None = None
 
 
 def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
@@ -77,17 +51,19 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         *_differing(related, used, subject),
     ]
     judged = flagged if flagged and flagged.distinct else None
-    with_token, without_token = _which_differ(related, used)
-    detail = RowsDetail(
-        ranges(np.flatnonzero(zero)),
-        groups[:LISTED],
-        subject.tokens.file if subject.tokens else None,
-        with_token,
-        without_token,
-        None if used is None else ranges(np.flatnonzero(~used)),
-        tuple(_listed(subject, judged)) if judged else None,
-        judged.indicator if judged else None,
-    )
+    detail: dict[str, object] = {
+        "zero_rows": ranges(np.flatnonzero(zero)),
+        "duplicate_rows": groups[:LISTED],
+        "tokenizer": subject.tokens.file if subject.tokens else None,
+    }
+    if used is not None and related is not None and related.moments.unequal.any():
+        rows = np.flatnonzero(related.moments.unequal)
+        detail["differing_rows_with_token"] = ranges(rows[used[rows]])
+        detail["differing_rows_without_token"] = ranges(rows[~used[rows]])
+    if used is not None:
+        detail["rows_without_token"] = ranges(np.flatnonzero(~used))
+    if judged:
+        detail |= {"under_trained": list(_listed(subject, judged)), "indicator": judged.indicator}
     series = {"under_trained_score": points(np.sort(np.nan_to_num(judged.score, posinf=0.0)))} if judged else {}
     sentence = _sentence(subject, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
     return Section(ROWS, sentence, tuple(measures), series, detail)
@@ -171,14 +147,6 @@ def _differing(related: Related | None, used: Array | None, subject: Subject) ->
     yield Measure("differing rows without a token", float(np.count_nonzero(~used[rows])), n=len(rows), unit="rows")
 
 
-def _which_differ(related: Related | None, used: Array | None) -> tuple[Ranges | None, Ranges | None]:
-    """Return the differing rows as ranges: those with a token, and those without one."""
-    if related is None or used is None or not related.moments.unequal.any():
-        return None, None
-    rows = np.flatnonzero(related.moments.unequal)
-    return ranges(rows[used[rows]]), ranges(rows[~used[rows]])
-
-
 def _share(measures: list[Measure]) -> str:
     """Return the probability of the rows of zeros as text, measured or estimated; empty if it is unknown."""
     values = {measure.name: measure.value for measure in measures}
@@ -189,11 +157,11 @@ def _share(measures: list[Measure]) -> str:
     return ""
 
 
-def _listed(subject: Subject, flagged: Flagged) -> Iterator[UntrainedToken]:
+def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
     assert subject.tokens is not None
     for row in flagged.rows[:LISTED]:
         text = shown(subject.tokens.text.get(int(row), ""), 60)
-        yield UntrainedToken(int(row), text, float(flagged.score[row]))
+        yield {"id": int(row), "token": text, "score": float(flagged.score[row])}
 
 
 def _sentence(
@@ -319,15 +287,6 @@ _WIDER = {"Spearman": 1.03, "Pearson of log p": 1.0}
 """The standard error of Fisher's z, times √(n − 3). For ranks see Fieller, Hartley and Pearson 1957."""
 
 
-@record
-class FrequencyDetail(Detail):
-    """The number of tokens that occur, the sum of their counts, and the 95 % interval of each correlation."""
-
-    tokens: int
-    occurrences: int
-    interval: dict[str, list[float]]
-
-
 def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> Section:
     """Return the section for ``counts`` (V,) of tokens; rows of tokens that do not occur are left out.
 
@@ -358,7 +317,7 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
         _frequency_sentence(tables, {measure.name: measure.value or 0.0 for measure in measures}, intervals),
         tuple(measures),
         by_frequency(series, counts),
-        FrequencyDetail(len(seen), int(counts.sum()), intervals),
+        {"tokens": len(seen), "occurrences": int(counts.sum()), "interval": intervals},
     )
 
 

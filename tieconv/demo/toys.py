@@ -19,7 +19,7 @@ from tieconv.analysis.alignment_measures import plane
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Table as StoredTable
 from tieconv.analysis.token_tables import Table
-from tieconv.checkpoint.results.analysis import Analysis, Detail, Headline, Measure, Section
+from tieconv.checkpoint.results.analysis import Analysis, Headline, Measure, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.demo import toy_settings
 from tieconv.demo.toy_settings import REFERENCE, REFERENCE_FLOORS, SECOND, TIED, UNTIED, VOCABULARY, Text, Toy, generate
@@ -156,15 +156,6 @@ class Losses:
     held_out: float
 
 
-@record
-class TrainingText(Detail):
-    """The number of words, of training tokens, and of table rows that no word uses."""
-
-    words: int
-    trained_on: int
-    rows_of_padding: int
-
-
 def analyze_toys(out: Path, directory: Path, text: Text, losses: Mapping[str, Losses]) -> Analysis:
     """Analyze the files in ``directory``, which are published as ``out``."""
     with ExitStack() as stack:
@@ -213,7 +204,7 @@ def _training(text: Text, losses: Mapping[str, Losses]) -> Section:
         f"Word frequencies alone give {text.unigram:.2f}.",
         tuple(_held_out(text, losses)),
         {f"loss {name}": _smooth(toy.training) for name, toy in losses.items()},
-        TrainingText(len(text.words), int(text.train.size), VOCABULARY - len(text.words)),
+        {"words": len(text.words), "trained_on": int(text.train.size), "rows_of_padding": VOCABULARY - len(text.words)},
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
+from typing import Any
 
-from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record, stated_fields, values_of
+from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -64,43 +65,25 @@ class Measure(Listed):
 
 
 @record
-class Detail:
-    """The base of a section's ``detail``; a section without details uses this class."""
-
-    @property
-    def legend(self) -> str:
-        """The meaning of the letters in the measures' tables; empty if there are none."""
-        return ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object under ``detail``: each field except those at their default."""
-        return stated_fields(self)
-
-
-@record
 class Section:
-    """One question: a sentence that answers it, the figures behind, numbers to plot, and its own record.
+    """One question: a sentence that answers it, the figures behind, numbers to plot, and its JSON ``detail``.
 
     ``series`` have at most `POINTS` numbers each. ``certainty`` says how sure the sentence is, if it can answer the
-    question of the command.
+    question of the command. ``legend`` is the meaning of the letters in the measures' tables; empty if there are none.
     """
 
     title: str
     sentence: str
     measures: tuple[Measure, ...]
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    detail: Detail = Detail()
+    detail: Mapping[str, Any] = field(default_factory=dict)
     certainty: str = ""
+    legend: str = ""
 
     @property
     def figures(self) -> tuple[Measure, ...]:
         """The measures for people: without those that are not given for the reason in the sentence."""
         return tuple(part for part in self.measures if part.value is not None or part.says not in self.sentence)
-
-    @property
-    def legend(self) -> str:
-        """The meaning of the letters in the measures' tables; empty if there are none."""
-        return self.detail.legend
 
     def to_dict(self) -> dict[str, object]:
         """Return one entry of ``sections``."""

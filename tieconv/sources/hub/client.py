@@ -17,19 +17,8 @@ from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources import is_inside
-from tieconv.sources.hub import RepoPath
-from tieconv.sources.hub.session import (
-    LONGEST_WAIT,
-    MALFORMED,
-    Transport,
-    file_key,
-    limits,
-    listing,
-    malformed,
-    retry_after,
-    retryable,
-    translate,
-)
+from tieconv.sources.hub import RepoPath, session
+from tieconv.sources.hub.session import listing
 from tieconv.sources.local import MAX_FILES
 from tieconv.sources.ranged import Stream, Traffic
 from tieconv.text import count, shown
@@ -82,10 +71,10 @@ class Client(Traffic):
             try:
                 with listing(label):
                     return ask()
-            except Transport as error:
+            except session.Transport as error:
                 again(error, attempt, label)
-            except MALFORMED as error:
-                raise malformed(label) from error
+            except session.MALFORMED as error:
+                raise session.malformed(label) from error
         raise AssertionError("the last attempt raises")
 
     def open(self, file: RemoteFile, start: int, end: int) -> Body:
@@ -95,9 +84,9 @@ class Client(Traffic):
 
 def again(error: Exception, attempt: int, label: str) -> None:
     """Wait before the next attempt, as long as the server asks. Raises the error if no attempt is left."""
-    asked = retry_after(getattr(error, "response", None))
-    if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
-        raise translate(error, label, attempt) from None  # the cause's text may hold a signed address
+    asked = session.retry_after(getattr(error, "response", None))
+    if attempt >= ATTEMPTS or not session.retryable(error) or (asked or 0) > session.LONGEST_WAIT:
+        raise session.translate(error, label, attempt) from None  # the cause's text may hold a signed address
     pause = asked if asked is not None else FIRST_PAUSE * 2 ** (attempt - 1)
     time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads the load, not for security
 
@@ -115,7 +104,7 @@ class Body(Stream):
     def _next(self) -> memoryview:
         try:
             return self._chunk()
-        except Transport as error:
+        except session.Transport as error:
             self.close()
             self._failures += 1
             again(error, self._failures - (self.position - self._start) // FORGIVEN, self._label)
@@ -144,7 +133,7 @@ class Body(Stream):
             "GET", self._file.url, headers=headers, timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
         )
         try:
-            with limits(self._file.size, {file_key(self._file.url): self._file.digest}):
+            with session.limits(self._file.size, {session.file_key(self._file.url): self._file.digest}):
                 response = self._answer.__enter__()
         except BaseException:
             self._answer = None  # no response is open

@@ -17,17 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from httpx2 import SyncByteStream
-from huggingface_hub import constants, set_client_factory
-from huggingface_hub.errors import (
-    DisabledRepoError,
-    EntryNotFoundError,
-    GatedRepoError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import constants, errors, set_client_factory
 from huggingface_hub.utils import (
     _http,
     are_progress_bars_disabled,
@@ -45,7 +35,7 @@ from tieconv.text import count, shown, size
 # Translate errors of the Hub and the network to tieconv's words, because theirs may hold a token.
 
 
-Transport = (HTTPError, OSError, ValueError)
+Transport = (errors.HTTPError, OSError, ValueError)
 """Errors of huggingface_hub and its HTTP client. A `ValueError` is a response that is not JSON."""
 
 MALFORMED = (TypeError, AttributeError, LookupError, AssertionError, RecursionError)
@@ -74,12 +64,12 @@ def status_of(error: BaseException) -> int | None:
 
 def retryable(error: BaseException) -> bool:
     """Return whether the same request may succeed later."""
-    if isinstance(error, (UnreadableError, AnswerError, OfflineModeIsEnabled, LocalEntryNotFoundError)):
+    if isinstance(error, (UnreadableError, AnswerError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)):
         return False
     status = status_of(error)
     if status is not None:
         return status in BUSY
-    return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
+    return isinstance(error, (errors.HTTPError, ConnectionError, TimeoutError))
 
 
 def retry_after(response: Any) -> float | None:
@@ -131,7 +121,7 @@ def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableErro
         return UnreadableError(f"{label}: the Hub returned HTTP {status}{tries}", "try again later", "hub.http")
     if isinstance(error, ValueError):
         return malformed(label)
-    if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError, HTTPError)):
+    if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError, errors.HTTPError)):
         return _on_disk(error, label)
     if "timeout" in type(error).__name__.lower():
         hint = "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60"
@@ -161,32 +151,32 @@ def _on_disk(error: OSError, label: str) -> UnreadableError:
 
 _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (
-        GatedRepoError,
+        errors.GatedRepoError,
         "is gated: its owner grants access on request",
         "request access on the model's page, then log in: hf auth login",
         "hub.gated",
     ),
-    (DisabledRepoError, "is disabled on the Hub", "ask its owner", "hub.disabled"),
-    (RevisionNotFoundError, "has no such revision", "give an existing branch, tag or commit", "hub.no-revision"),
+    (errors.DisabledRepoError, "is disabled on the Hub", "ask its owner", "hub.disabled"),
+    (errors.RevisionNotFoundError, "has no such revision", "give an existing branch, tag or commit", "hub.no-revision"),
     (
-        RepositoryNotFoundError,
+        errors.RepositoryNotFoundError,
         "is not on the Hub, or is private",
         "check the name; for a private model log in: hf auth login",
         "hub.no-model",
     ),
     (
-        OfflineModeIsEnabled,
+        errors.OfflineModeIsEnabled,
         "cannot be fetched, because HF_HUB_OFFLINE is set",
         "unset HF_HUB_OFFLINE, then try again",
         "hub.offline",
     ),
     (
-        LocalEntryNotFoundError,
+        errors.LocalEntryNotFoundError,
         "is not complete in the local cache, and tieconv could not reach the Hub",
         "check the network, unset HF_HUB_OFFLINE, then try again",
         "hub.not-cached",
     ),
-    (EntryNotFoundError, "is not in the repository", "check the path, then try again", "hub.no-file"),
+    (errors.EntryNotFoundError, "is not in the repository", "check the path, then try again", "hub.no-file"),
 )
 
 
