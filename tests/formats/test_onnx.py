@@ -206,6 +206,20 @@ def test_nesting(tmp_path: Path) -> None:
     assert read(saved(tmp_path, circle())).graphs[0].head is None
 
 
+def test_a_long_chain_of_factors(tmp_path: Path) -> None:
+    """Logits times a computed number, behind more products than calls of Python can nest."""
+    factors = [helper.make_node("Mul", ["c", f"f{number}"], [f"f{number + 1}"]) for number in range(1100)]
+    ends = [
+        helper.make_node("ReduceMean", ["ids"], ["f0"], keepdims=0),
+        helper.make_node("MatMul", ["ids", "head"], ["products"]),
+        helper.make_node("Mul", ["products", "f1100"], ["logits"]),
+    ]
+    sides = [helper.make_tensor_value_info("ids", 1, [1, 8])], [helper.make_tensor_value_info("logits", 1, [1, 64])]
+    tensors = [numpy_helper.from_array(np.ones((8, 64), "<f4"), "head"), numpy_helper.from_array(np.float32(2), "c")]
+    graph = helper.make_graph([*factors, *ends], "g", *sides, tensors)
+    assert read(saved(tmp_path, helper.make_model(graph))).graphs[0].nodes == 1103
+
+
 def test_many_fields(tmp_path: Path) -> None:
     """Fields of two bytes by the million cost seconds of work, not minutes."""
     raw(tmp_path, field(7, b"\x08\x00" * (MAX_FIELDS + 10)))

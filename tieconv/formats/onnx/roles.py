@@ -253,15 +253,17 @@ def _onward(scope: Scope, node: Node) -> list[str]:
 
 def _is_scale(scope: Scope, name: str) -> bool:
     """Return whether a value is a scale of `DynamicQuantizeLinear`, perhaps times a constant."""
-    scope, producer = scope.find(name)
-    if producer is None or isinstance(producer, Tensor):
-        return False
-    node, index = producer
-    if node.standard == "Mul":
-        return any(is_constant(scope, operand) for operand in node.inputs) and any(
-            _is_scale(scope, operand) for operand in node.inputs
-        )
-    return node.standard == "DynamicQuantizeLinear" and index == 1
+    for _ in range(_STEPS):
+        scope, producer = scope.find(name)
+        if producer is None or isinstance(producer, Tensor):
+            return False
+        if producer[0].standard != "Mul":
+            return producer[0].standard == "DynamicQuantizeLinear" and producer[1] == 1
+        computed = [operand for operand in producer[0].inputs if not is_constant(scope, operand)]
+        if len(computed) != 1:
+            return False
+        name = computed[0]
+    return False
 
 
 def _product(scope: Scope, node: Node) -> Role | None:

@@ -293,18 +293,19 @@ def _may_be_number(value: ir.Value | None) -> bool:
     if tensor is not None:
         return tensor.size == 1
     sides = None if value.shape is None else [side for side in value.shape if side != 1]
-    return not sides and not _depends_on_inputs(value, set())
+    return not sides and not _depends_on_inputs(value)
 
 
-def _depends_on_inputs(value: ir.Value, seen: set[ir.Value]) -> bool:
+def _depends_on_inputs(value: ir.Value) -> bool:
     """Return whether the value is computed from an input of the graph or of a branch of it."""
-    if value in seen or ir.convenience.get_const_tensor(value) is not None:
-        return False
-    seen.add(value)
-    maker = value.producer()
-    if maker is None:
-        return True
-    return any(_depends_on_inputs(operand, seen) for operand in maker.inputs if operand is not None)
+    pending, seen = [value], set[ir.Value]()
+    for value in pending:
+        if value not in seen and ir.convenience.get_const_tensor(value) is None:
+            seen.add(value)
+            if (maker := value.producer()) is None:
+                return True
+            pending += [operand for operand in maker.inputs if operand is not None]
+    return False
 
 
 def _reads_again(head: ir.Node, factors: Sequence[ir.Node]) -> bool:
