@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -75,14 +76,34 @@ def test_nothing_is_run_or_imported(tmp_path: Path) -> None:
         b"\x00_tied_weights_keys",
         b"\xff_tied_weights_keys",
         "_tied_weights_keys = " + "(" * 5000,
-        "_tied_weights_keys = " + "-" * 200_000 + "1",
-        "_tied_weights_keys = a" + ".a" * 100_000,
+        "_tied_weights_keys = " + "-" * 200 + "1",
+        "_tied_weights_keys = a" + ".a" * 200,
         "_tied_weights_keys = '\\d'",
     ],
     ids=["syntax", "nul", "encoding", "parentheses", "signs", "attributes", "escape"],
 )
 def test_hostile_source_says_nothing(source: bytes | str, tmp_path: Path) -> None:
     assert rules(tmp_path / "model", source) == []
+
+
+def test_only_what_cannot_be_nested_deeply_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python in a browser ends in an expression of some thousand levels. Texts and comments are no levels."""
+    parsed: list[str] = []
+    parse = ast.parse
+    monkeypatch.setattr(directory.ast, "parse", lambda text: parsed.append(text) or parse(text))
+    attributes, limit = ".a" * ((directory.NESTING_LIMIT - 5) // 2), directory.NESTING_LIMIT
+    for count, (value, expected) in enumerate(
+        [
+            (f'["lm_head.weight", a{attributes}]', ["COD001 error"]),
+            (f'["lm_head.weight", a{attributes}.a]', []),
+            ("[" + "'lm_head.weight',  # [(\n" * limit + "]", ["COD001 error"]),
+            ("['lm_head.weight'," + "()," * limit + "]", []),
+        ]
+    ):
+        source = "x = 0" + "".join(f"\nif {word}:\n    y = a{'.a' * 200}" for word in "xy")
+        assert rules(tmp_path / str(count), f"{source}\n{CLASS.format('', value)}") == expected, value
+        assert len(parsed) == bool(expected)
+        parsed.clear()
 
 
 def test_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

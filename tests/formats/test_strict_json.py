@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.patience import examples, prompt
 from tieconv.errors import UnreadableError
 from tieconv.formats import strict_json
-from tieconv.formats.strict_json import MAX_DEPTH, check_budget, loads
+from tieconv.formats.strict_json import MAX_DEPTH, check_part, loads
 
 LIMIT = 10_000_000
 TOO_LARGE = "9" * 21
@@ -110,14 +110,16 @@ def test_depth(opening: str, closing: str) -> None:
 
 
 def test_levels_are_counted_not_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list beside 64 open levels is no level more; a part has no limit of levels, and may take all the budget."""
+    """A list beside 64 open levels is no level more; a part may begin and end anywhere, and take all the budget."""
     assert refused("[[]," + "[" * (MAX_DEPTH - 1)) == "json.malformed"
-    check_budget(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "part")
+    check_part(b"]}}" + b"[" * MAX_DEPTH, "part")
+    with pytest.raises(UnreadableError, match="nested more than 64 levels deep"):
+        check_part(b"]}}" + b"[" * (MAX_DEPTH + 1), "part")
     part = b"[]" * 66 + b'"":,'  # lists, a member and a comma, of 80, 190 and 60 bytes
     monkeypatch.setattr(strict_json, "BUDGET", 66 * 80 + 190 + 60)
-    check_budget(part, "part")
+    check_part(part, "part")
     with pytest.raises(UnreadableError, match="need too much memory"):
-        check_budget(part + b",", "part")
+        check_part(part + b",", "part")
 
 
 def test_brackets_inside_strings_are_no_nesting() -> None:

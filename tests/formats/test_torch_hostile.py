@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
 from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.torch.pickle_stack import opcode_name
+from tieconv.formats.torch import pickle_machine
+from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.pickle_stack import MAX_NESTED, PickleProblem, opcode_name
 from tieconv.formats.torch.reader import read_torch_file
 
 CANARY = Path("/nonexistent") / "canary"
@@ -45,6 +48,27 @@ def test_honest_file_is_read(case: Case) -> None:
     """What real writers make, and what is merely unusual, is no fault."""
     tensors = read(case).tensors
     assert [tensor.name for tensor in tensors] == (["weight"] if case.name != "empty-state" else [])
+
+
+LEVELS: dict[str, Callable[[int], bytes]] = {
+    "tuples": lambda inner: b")" + b"\x85" * inner,
+    "tuples after a mark": lambda inner: b"(" * inner + b")" + b"t" * inner,
+    "lists": lambda inner: b"]" + b"]" * inner + b"a" * inner,
+    "lists, the outer one first": lambda inner: (
+        b"]q\x000" + b"".join(b"h%c]q%ca0" % (at, at + 1) for at in range(inner)) + b"h\x00"
+    ),
+    "dictionaries": lambda inner: b"}" + b"N}" * inner + b"s" * inner,
+    "attributes": lambda inner: b"}" + b"}" * inner + b"b" * inner,
+}
+
+
+@pytest.mark.parametrize("levels", LEVELS.values(), ids=LEVELS)
+def test_the_levels_of_a_value_are_bounded(levels: Callable[[int], bytes]) -> None:
+    """Python frees a value with its parts. Some thousand levels end it in a browser."""
+    for inner in (1, MAX_NESTED - 1):
+        pickle_machine.run(levels(inner) + b".", 0, ALLOWED, storage_reference, lambda: 10_000)
+    with pytest.raises(PickleProblem, match=f"nests values more than {MAX_NESTED} levels"):
+        pickle_machine.run(levels(MAX_NESTED) + b".", 0, ALLOWED, storage_reference, lambda: 10_000)
 
 
 def test_the_corpus_is_wide() -> None:

@@ -6,10 +6,13 @@ import ast
 import json
 import os
 import re
+import tokenize
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
+from io import StringIO
+from itertools import islice, takewhile
 from typing import Protocol
 
 from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing
@@ -373,8 +376,11 @@ def prepare(files: Files, names: Iterable[str]) -> None:
 # for transformers 4 declares a list.
 
 DECLARATION = "_tied_weights_keys"
-SIZE_LIMIT = 1_000_000
+SIZE_LIMIT, STATEMENT_LIMIT = 1_000_000, 10_000
 FILE_LIMIT = 20
+NESTING_LIMIT = 50
+"""The most brackets, names and operators of a declaration."""
+_DECLARED = re.compile(rf"^[ \t]+(?={DECLARATION}\s*[:=])".encode(), re.MULTILINE)
 
 
 def scan(listing: Listing, files: Files) -> tuple[Caution, ...]:
@@ -404,23 +410,21 @@ def _scan_one(name: str, listing: Listing, files: Files) -> Iterator[Caution]:
 
 
 def _declared(source: bytes) -> list[ast.expr]:
-    try:
-        with warnings.catch_warnings():
+    """Return what indented lines assign. Parses these statements alone, and only if they cannot be nested deeply.
+
+    A deep expression, such as an attribute of an attribute and so on, would end Python in a browser.
+    """
+    values: list[ast.expr] = []
+    for line in islice(_DECLARED.finditer(source), FILE_LIMIT):
+        text = StringIO(source[line.end() : line.end() + STATEMENT_LIMIT].decode("utf-8", "replace"))
+        with suppress(SyntaxError, ValueError, tokenize.TokenError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about the escapes of the file
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return [value for node in tree.body if isinstance(node, ast.ClassDef) for value in _in_class(node)]
-
-
-def _in_class(node: ast.ClassDef) -> Iterator[ast.expr]:
-    for statement in node.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
-        value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
-        if value is not None and any(isinstance(target, ast.Name) and target.id == DECLARATION for target in targets):
-            yield value
+            tokens = takewhile(lambda token: token.type != tokenize.NEWLINE, tokenize.generate_tokens(text.readline))
+            words = [token.string for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
+            if sum(word[-1:] not in ",:'\"" for word in words) <= NESTING_LIMIT:
+                body = ast.parse(" ".join(words)).body
+                values += [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    return values
 
 
 def _strings(values: list[ast.expr]) -> tuple[str, ...]:

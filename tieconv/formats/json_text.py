@@ -13,7 +13,7 @@ from typing import cast
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.limits import WINDOW
-from tieconv.formats.strict_json import MAX_INTEGER_DIGITS, check_budget, loads, refuse
+from tieconv.formats.strict_json import MAX_INTEGER_DIGITS, check_part, loads, refuse
 
 # Read the members of a large JSON object, or the items of a list, in batches that save memory.
 #
@@ -95,7 +95,7 @@ class Members:
         """Return the complete members of a window, at least one, and whether the object ends behind them."""
         size = WINDOW
         while True:
-            check_budget(data, self._name)
+            check_part(data, self._name)
             cut, follow, closed = self._cut(data)
             if cut or closed:
                 batch = self._loads(data[:cut])
@@ -119,8 +119,6 @@ class Members:
                 refuse(self._name, "it holds an integer of thousands of digits", "json.refused")
             offset = self.position + _bytes(text, error.pos)
             refuse(self._name, f"byte {offset}: {error.msg}", "json.malformed")
-        except RecursionError:
-            refuse(self._name, "it is nested too deeply", "json.refused")
         return _bytes(text, cut), _bytes(text, follow), closed
 
     def _loads(self, members: bytes) -> dict[str, object]:

@@ -151,10 +151,10 @@ _PLAIN = bytes(code for code in range(256) if code not in _STRUCTURE + b'"')
 _STRING_OR_PLAIN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\],:"]++'
 
 
-def check_budget(data: bytes, name: str) -> None:
-    """Refuse a text, or a part of one, whose values would need more memory than `BUDGET`. Does not parse it."""
+def check_part(data: bytes, name: str) -> None:
+    """Refuse a part of a text with deep nesting, or whose values would need more memory than `BUDGET`."""
     try:
-        _check_structure(data, nesting=False)
+        _check_structure(data)
     except _Problem as error:
         refuse(name, str(error), error.code)
 
@@ -165,7 +165,7 @@ def value_cost(data: bytes) -> int:
     return _cost(structure, structure.count(b"{") + structure.count(b"["))
 
 
-def _check_structure(data: bytes, *, nesting: bool = True) -> None:
+def _check_structure(data: bytes) -> None:
     """Refuse deep nesting, and more values than fit `BUDGET`, before the parser builds them."""
     containers = data.count(b"{") + data.count(b"[")
     if containers <= MAX_DEPTH and _cost(data, containers) <= BUDGET:
@@ -176,7 +176,7 @@ def _check_structure(data: bytes, *, nesting: bool = True) -> None:
         problem = _Problem(f"its {structure.count(b',') + containers:,} values need too much memory")
         problem.code = "json.too-large"
         raise problem
-    if not nesting or containers <= MAX_DEPTH:
+    if containers <= MAX_DEPTH:
         return
     brackets = structure.translate(_BRACKETS, b",:")
     for _ in range(MAX_DEPTH):  # one level in each pass

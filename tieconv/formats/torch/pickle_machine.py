@@ -11,7 +11,6 @@ from typing import NoReturn
 from tieconv.formats.torch.pickle_stack import (
     HINT,
     MAX_INTEGER,
-    MAX_MARKS,
     PROTOCOLS,
     SHORTCUT,
     Global,
@@ -90,7 +89,7 @@ def _reduce(machine: Machine) -> None:
         refuse(f"calls {describe(function)}, which is not an allowed function", "pickle.call", HINT)
     if type(arguments) is not tuple:
         refuse(f"calls {describe(function)} with {describe(arguments)} instead of a tuple", "pickle.malformed")
-    machine.stack.append(function.make(arguments))
+    machine.stack.append(machine.nest(function.make(arguments), (arguments,)))
 
 
 def _build(machine: Machine) -> None:
@@ -98,6 +97,7 @@ def _build(machine: Machine) -> None:
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Opaque):
         return
+    machine.nest(target, (state,), grown=True)
     if isinstance(target, Instance):
         target.build(state)
         return
@@ -124,10 +124,8 @@ def _mark(machine: Machine) -> None:
     stack = machine.stack
     if stack and type(stack[-1]) is Global and stack[-1].shortcut and _skip(machine, stack[-1].shortcut):
         return
-    if len(machine.outer) >= MAX_MARKS:
-        refuse(f"nests more than {MAX_MARKS:,} groups", "pickle.stack")
     machine.outer.append(stack)
-    machine.below += len(stack)
+    machine.below += len(stack) + 1
     machine.stack = []
 
 
@@ -151,7 +149,7 @@ def _tuple(length: int) -> Callable[[Machine], None]:
             underflow()
         values = tuple(stack[-length:])
         del stack[-length:]
-        stack.append(values)
+        stack.append(machine.nest(values, values))
 
     return push
 
@@ -161,7 +159,7 @@ def _marked(made: Callable[[list[object]], object]) -> Callable[[Machine], None]
 
     def push(machine: Machine) -> None:
         values = machine.pop_marked()  # first, because it changes the stack
-        machine.stack.append(made(values))
+        machine.stack.append(machine.nest(made(values), values))
 
     return push
 
@@ -192,6 +190,7 @@ def _append(machine: Machine, values: list[object]) -> None:
     target = machine.stack[-1]
     if not isinstance(target, list):
         refuse(f"adds items to {describe(target)}", "pickle.append")
+    machine.nest(target, values, grown=True)
     target.extend(values)
 
 
@@ -200,6 +199,7 @@ def _set_items(machine: Machine, values: list[object]) -> None:
     mappings = ("OrderedDict", "defaultdict", "Counter", "builtins.dict")
     if not isinstance(target, Pairs) and not (isinstance(target, Instance) and target.name.endswith(mappings)):
         refuse(f"sets a key of {describe(target)}", "pickle.setitem")
+    machine.nest(target, values, grown=True)
     target.items.extend(_paired(values))
 
 
@@ -211,7 +211,8 @@ def _additems(machine: Machine) -> None:
 
 
 CONTAINERS: Opcodes = {
-    b"(": _mark, b"]": lambda machine: machine.stack.append([]), b"}": lambda machine: machine.stack.append(Pairs()),
+    b"(": _mark, b"]": lambda machine: machine.stack.append(machine.nest([], ())),
+    b"}": lambda machine: machine.stack.append(machine.nest(Pairs(), ())),
     b")": lambda machine: machine.stack.append(()), b"\x8f": lambda machine: machine.stack.append(_SET),
     b"t": _marked(tuple), b"l": _marked(list), b"d": _marked(lambda values: Pairs(_paired(values))),
     b"\x91": _marked(lambda _: _SET), b"\x85": _tuple(1), b"\x86": _tuple(2), b"\x87": _tuple(3),

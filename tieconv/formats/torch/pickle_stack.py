@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, TypeGuard
 
@@ -187,7 +187,8 @@ WIDTHS = {dtype.name: dtype.width for dtype in DTYPES.values()}
 
 MAX_STACK = 1 << 17
 """The most values on the stack. Picklers write items in batches of a thousand, except the items of a tuple."""
-MAX_MARKS = 10_000
+MAX_NESTED = 100
+"""The most levels of values. Python frees a value with its parts; some thousand levels end it in a browser."""
 MAX_SCATTERED = 100_000
 """The most memo entries out of order. Picklers number them 0, 1, 2 …; Python 2 starts at 1."""
 MAX_INTEGER = 255
@@ -232,8 +233,8 @@ class Machine:
     """The state of a run. ``stack`` holds the values above the last MARK; ``outer`` holds the stacks below it."""
 
     __slots__ = (
-        "allowed", "below", "charged", "data", "memo", "most", "outer", "persistent", "position", "scattered",
-        "shortcuts", "stack", "unsupported",
+        "allowed", "below", "charged", "data", "heights", "late", "memo", "most", "outer", "persistent", "position",
+        "scattered", "shortcuts", "stack", "unsupported",
     )  # fmt: skip
 
     def __init__(
@@ -255,7 +256,9 @@ class Machine:
         self.charged = 0
         self.stack: list[object] = []
         self.outer: list[list[object]] = []
-        self.below = 0  # values in the outer stacks
+        self.below = 0  # values in the outer stacks, and the MARKs
+        self.heights: dict[int, int] = {}  # levels of each container by its id, negative if another one holds it
+        self.late = 0  # levels that containers grew by after others held them
         self.memo: list[object] = []
         self.scattered: dict[int, object] = {}
         self.unsupported: dict[int | str, None] = {}
@@ -298,6 +301,22 @@ class Machine:
         if self.charged > self.most():
             refuse("has a pickle with more opcodes than its tensors need", "pickle.opcodes")
 
+    def nest(self, container: object, parts: Iterable[object], *, grown: bool = False) -> object:
+        """Return a new or ``grown`` container of ``parts``. Refuses too many levels."""
+        before = self.heights.get(id(container), 1) if grown else 1
+        height = abs(before)
+        for part in parts:
+            if type(part) not in _FLAT:
+                inner = abs(self.heights.get(id(part), 1))
+                self.heights[id(part)] = -inner
+                height = max(height, inner + 1)
+        if before < 0:
+            self.late, height = self.late + height + before, -height
+        self.heights[id(container)] = height
+        if abs(height) + self.late > MAX_NESTED:
+            refuse(f"nests values more than {MAX_NESTED} levels deep", "pickle.stack")
+        return container
+
     # --- arguments ------------------------------------------------------------------------------------------
 
     def take(self, size: int) -> bytes:
@@ -334,7 +353,7 @@ class Machine:
             refuse("closes a group that it never opened", "pickle.malformed")
         values = self.stack
         self.stack = stack = self.outer.pop()
-        self.below -= len(stack)
+        self.below -= len(stack) + 1
         return values
 
     def remember(self, number: int) -> None:
@@ -375,6 +394,7 @@ Opcodes = dict[bytes, Callable[[Machine], object]]
 Handlers = Sequence[Callable[[Machine], object] | None]
 """The handler of each opcode by its byte. ``None`` for STOP and for opcodes that are refused."""
 _NEVER = object()
+_FLAT = frozenset({str, int, float, bool, bytes, type(None), StoredTensor, StorageRef, Global, Opaque})
 _STOP = ord(".")
 
 

@@ -133,15 +133,9 @@ def _nested(places: list[_Candidate]) -> Iterator[_Candidate]:
             continue
         depth = len(outer.path)
         inner = [candidate for candidate in places if candidate.path[:depth] == outer.path and candidate.number]
-        pairs = Pairs(
-            [
-                (".".join((*candidate.path[depth:], key)), value)
-                for candidate in inner
-                for key, value in _tensors(candidate)
-            ]
-        )
         if inner:
-            yield _candidate(outer.path, pairs)
+            items = (((*part.path[depth:], key), value) for part in inner for key, value in _tensors(part))
+            yield _candidate(outer.path, Pairs([(".".join(path), value) for path, value in items]))
 
 
 def _tensors(candidate: _Candidate) -> Iterator[tuple[str, StoredTensor]]:
@@ -157,11 +151,7 @@ def _choose(places: list[_Candidate]) -> _Candidate:
     decides first, because a random state or a step count can be a tensor at the top level.
     """
     own = [candidate for candidate in places if not candidate.path]
-    named = [
-        candidate
-        for candidate in places
-        if candidate.path and candidate.path[-1] in _NAMED and "optim" not in candidate.path[0]
-    ]
+    named = [entry for entry in places if entry.path and entry.path[-1] in _NAMED and "optim" not in entry.path[0]]
     return max([*own, *(named or places)], key=lambda candidate: candidate.number)
 
 
