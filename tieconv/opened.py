@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from tieconv.architectures.effective_flag import sizes_disagree
+from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
@@ -84,7 +84,7 @@ def inspected(
     evidence = _with_base(
         inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head), base
     )
-    if sizes_disagree(evidence):
+    if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
         from tieconv.loaders import predict

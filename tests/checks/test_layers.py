@@ -1,4 +1,4 @@
-"""STO006: the layers in the tensor names against the number of layers in the config."""
+"""STO006 and STO007: the layers in the tensor names, and what is beside them, against the config and its class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tieconv as api
-from tests.checks.fixtures.files import FIRST, FOUR, SECOND, layers
+from tests.checks.fixtures.files import FIRST, FOUR, NORM, SECOND, layers
 from tests.checks.fixtures.model import (
     NESTED_EMBED,
     REMOTE,
@@ -26,7 +26,7 @@ from tests.checks.fixtures.model import (
     save_shards,
 )
 from tieconv.architectures import class_table
-from tieconv.architectures.stored_names import missing_layers
+from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.family import Family
 
 UP, DOWN = "model.layers.2.mlp.up_proj.weight", "model.layers.2.mlp.down_proj.weight"
@@ -39,6 +39,7 @@ VISION: Config = {
     "vision_config": {"depth": 2},
     "tie_word_embeddings": True,
 }
+LN_F = {"ln_f.weight": matrix(), "ln_f.bias": matrix()}
 PARTS = {NESTED_EMBED.replace("language_model.model", "model.language_model"): matrix()}
 
 
@@ -46,38 +47,38 @@ def without(tensors: Tensors, *names: str) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(names)}
 
 
-WHOLE = {**llama(), **layers(range(4))}
+WHOLE = {**llama(), **NORM, **layers(range(4))}
 CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "whole": (FOUR, WHOLE, ""),
     "the last two": (
         FOUR,
         without(WHOLE, "model.layers.2.", "model.layers.3."),
         "model.layers.2 and model.layers.3 are not stored, but the config says 4 layers (num_hidden_layers). "
-        "transformers fills them with random values.",
+        "transformers fills them with untrained values.",
     ),
     "the first, without the prefix of the base model": (
         GPT2,
-        {"wte.weight": matrix(), **layers([1, 2], "h.")},
-        "h.0 is not stored, but the config says 3 layers (n_layer). transformers fills it with random values.",
+        {"wte.weight": matrix(), **layers([1, 2], "h."), **LN_F},
+        "h.0 is not stored, but the config says 3 layers (n_layer). transformers fills it with untrained values.",
     ),
     "more than the config counts": (FOUR, {**WHOLE, **layers([4, 61])}, ""),
     "one tensor of one layer": (
         FOUR,
         without(WHOLE, UP),
-        f"{UP} is not stored, but the other 3 layers have it. transformers fills it with random values.",
+        f"{UP} is not stored, but the other 3 layers have it. transformers fills it with untrained values.",
     ),
     "two tensors of one layer": (
         FOUR,
         without(WHOLE, UP, DOWN),
         f"{DOWN} and {UP} are not stored, but the other 3 layers have them. "
-        "transformers fills them with random values.",
+        "transformers fills them with untrained values.",
     ),
     "two layers differ from the rest": (FOUR, without(WHOLE, UP, UP.replace("2", "1")), ""),
     "a layer with another tensor instead": (FOUR, {**without(WHOLE, UP), UP + "_scale": matrix()}, ""),
     "a layer with one more tensor": (FOUR, {**WHOLE, "model.layers.1.rotary.inv_freq": matrix()}, ""),
     "two layers in all": (
         {**FOUR, "num_hidden_layers": 2},
-        {**llama(), **without(layers([0, 1]), UP[:13] + "1.mlp.up")},
+        {**llama(), **NORM, **without(layers([0, 1]), UP[:13] + "1.mlp.up")},
         "",
     ),
     "a class whose layers differ": (MOE, without(WHOLE, UP), ""),
@@ -85,7 +86,7 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
         MOE,
         without(WHOLE, "model.layers.2."),
         "model.layers.2 is not stored, but the config says 4 layers (num_hidden_layers). "
-        "transformers fills it with random values.",
+        "transformers fills it with untrained values.",
     ),
     "one tensor of a quantised model": (
         {**FOUR, "quantization_config": {"quant_method": "fp8"}},
@@ -96,13 +97,40 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
         flagged(FOUR, False),
         {**without(WHOLE, "model.layers.0."), **gptq()},
         "model.layers.0 is not stored, but the config says 4 layers (num_hidden_layers). "
-        "transformers fills it with random values.",
+        "transformers fills it with untrained values.",
     ),
     "mlx": (
         {**FOUR, "quantization": {"bits": 4, "group_size": 32}},
         without(WHOLE, "model.layers.0."),
         "model.layers.0 is not stored, but the config says 4 layers (num_hidden_layers). "
         "mlx-lm fails to load the model.",
+    ),
+    "the last norm": (
+        FOUR,
+        without(WHOLE, *NORM),
+        "model.norm.weight is not stored, but LlamaForCausalLM always has it. "
+        "transformers fills it with untrained values.",
+    ),
+    "the last norm, without the prefix of the base model": (
+        {**GPT2, "n_layer": 2},
+        {"wte.weight": matrix(), **layers([0, 1], "h.")},
+        "ln_f.bias and ln_f.weight are not stored, but GPT2LMHeadModel always has them. "
+        "transformers fills them with untrained values.",
+    ),
+    "the bias of the last norm": (
+        {**GPT2, "n_layer": 2},
+        {"wte.weight": matrix(), **layers([0, 1], "h."), "ln_f.weight": matrix()},
+        "ln_f.bias is not stored, but GPT2LMHeadModel always has it. transformers fills it with untrained values.",
+    ),
+    "a norm with old names": (
+        {**GPT2, "n_layer": 2},
+        {"wte.weight": matrix(), **layers([0, 1], "h."), "ln_f.gamma": matrix(), "ln_f.beta": matrix()},
+        "",
+    ),
+    "a norm that a key of the config removes": (
+        {"architectures": ["OPTForCausalLM"], "model_type": "opt", "num_hidden_layers": 2, "vocab_size": 8},
+        {"model.decoder.embed_tokens.weight": matrix(), **layers([0, 1], "model.decoder.layers.")},
+        "",
     ),
     "no layer at all": (FOUR, llama(), ""),
     "layers under names of another class": (FOUR, {**llama(), **layers([0], "transformer.h.")}, ""),
@@ -129,37 +157,102 @@ def test_layers(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["the last two", "one tensor of one layer"])
+NEXTN = {"model.layers.4.eh_proj.weight": matrix()}
+SURPLUS: dict[str, tuple[Config, Tensors, str]] = {
+    "whole": (FOUR, WHOLE, ""),
+    "one": (
+        FOUR,
+        {**WHOLE, **layers([4])},
+        "model.layers.4 is stored, but the config says 4 layers (num_hidden_layers). transformers leaves it out.",
+    ),
+    "two, with a gap": (
+        FOUR,
+        {**WHOLE, **layers([4, 61])},
+        "model.layers.4 and model.layers.61 are stored, but the config says 4 layers (num_hidden_layers). "
+        "transformers leaves them out.",
+    ),
+    "mlx": (
+        {**FOUR, "quantization": {"bits": 4, "group_size": 32}},
+        {**WHOLE, **layers([4])},
+        "model.layers.4 is stored, but the config says 4 layers (num_hidden_layers). mlx-lm fails to load the model.",
+    ),
+    "the config names more tokens": ({**MOE, "num_nextn_predict_layers": 1}, {**WHOLE, **layers([4])}, ""),
+    "the layer has their modules": (MOE, {**WHOLE, **layers([4]), **NEXTN}, ""),
+    "a smaller list in the vision part": (
+        {**VISION, "vision_config": {"depth": 1}},
+        {
+            **PARTS,
+            "model.language_model.norm.weight": matrix(),
+            **layers(range(3), "model.language_model.layers."),
+            **layers(range(2), "model.visual.blocks."),
+        },
+        "model.visual.blocks.1 is stored, but the config says 1 layer (vision_config.depth). "
+        "transformers leaves it out.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SURPLUS)
+def test_surplus_layers(name: str, tmp_path: Path) -> None:
+    config, tensors, message = SURPLUS[name]
+    findings = api.inspect(save(tmp_path / "model", config, tensors)).findings
+    layered = [finding.message for finding in findings if finding.rule in {"STO006", "STO007"}]
+    assert layered == [message] * bool(message)
+
+
+@pytest.mark.parametrize("name", ["the last two", "one tensor of one layer", "the last norm"])
 def test_strict_loaders_fail(name: str, tmp_path: Path) -> None:
-    """As safetensors 0.8.0 and mlx-lm 0.32.2 do. The others leave the layer random: the head is the same."""
-    config, tensors, _ = CASES[name]
+    """As safetensors 0.8.0 and mlx-lm 0.32.2 do. The others fill in the parameter: the head is the same."""
+    config, tensors, message = CASES[name]
     folder = save(tmp_path / "model", {**config, "max_position_embeddings": 8, "rope_theta": 1e4}, tensors)  # type: ignore[dict-item]
     rows = api.inspect(folder, consumers="safetensors,mlx-lm,transformers").consumers
     outcomes = {f"{row.name} {row.version}": (str(row.outcome), row.detail) for row in rows}
     for loader in ("safetensors 0.8", "mlx-lm <0.32", "mlx-lm 0.32"):
         outcome, reason = outcomes[loader]
-        assert outcome == "error" and "the file does not contain model.layers.2" in reason, outcomes
+        assert outcome == "error" and f"the file does not contain {message.split()[0]}" in reason, outcomes
     assert outcomes["transformers 5.x"][0] == "tied"
+
+
+def _rows(folder: Path, config: Config, tensors: Tensors) -> dict[str, tuple[str, str]]:
+    sizes = {"max_position_embeddings": 8, "rope_theta": 1e4}
+    rows = api.inspect(save(folder, {**config, **sizes}, tensors), consumers="safetensors,mlx-lm").consumers  # type: ignore[dict-item]
+    return {row.name: (str(row.outcome), row.detail) for row in rows}
+
+
+def test_strict_loaders_refuse_surplus_layers(tmp_path: Path) -> None:
+    """As safetensors 0.8.0 and mlx-lm 0.32.2 do. mlx-lm's types whose layers differ may drop them: no claim."""
+    rows = _rows(tmp_path / "alike", FOUR, {**WHOLE, **layers([4])})
+    assert {name: outcome for name, (outcome, _) in rows.items()} == {"safetensors": "error", "mlx-lm": "error"}
+    assert all("has no layer model.layers.4" in reason for _, reason in rows.values())
+
+
+def test_mlx_lm_does_not_read_the_vision_part(tmp_path: Path) -> None:
+    """A layer of images that is missing does not stop it: it drops all of them."""
+    text = {**PARTS, "model.language_model.norm.weight": matrix(), **layers(range(3), "model.language_model.layers.")}
+    rows = _rows(tmp_path / "model", VISION, {**text, **layers([1], "model.visual.blocks.")})
+    assert "model.visual.blocks.0" in rows["safetensors"][1] and "visual" not in rows["mlx-lm"][1]
 
 
 def test_each_list_is_compared_with_its_own_key(tmp_path: Path) -> None:
     """A composite has a list of text layers and one of image layers; T5 has an encoder and a decoder."""
     text, image = layers([0, 2], "model.language_model.layers."), layers([1], "model.visual.blocks.")
-    findings = api.inspect(save(tmp_path / "model", VISION, {**PARTS, **text, **image})).findings
+    parts = {**PARTS, "model.language_model.norm.weight": matrix()}
+    findings = api.inspect(save(tmp_path / "model", VISION, {**parts, **text, **image})).findings
     assert [finding.tensors for finding in findings if finding.rule == "STO006"] == [
         ("model.language_model.layers.1",),
         ("model.visual.blocks.0",),
     ]
     assert "(text_config.num_hidden_layers)" in findings[0].message and "1 layer (" not in findings[0].message
     blocks = {**layers([0, 1], "encoder.block."), **layers([0], "decoder.block.")}
+    norms = {f"{part}.final_layer_norm.weight": matrix() for part in ("encoder", "decoder")}
     config = {**T5, "num_layers": 2, "num_decoder_layers": 2}
-    findings = api.inspect(save(tmp_path / "t5", config, {"shared.weight": matrix(), **blocks})).findings
+    findings = api.inspect(save(tmp_path / "t5", config, {"shared.weight": matrix(), **blocks, **norms})).findings
     assert [finding.tensors for finding in findings if finding.rule == "STO006"] == [("decoder.block.1",)]
 
 
 def test_files_that_are_not_the_whole_model(tmp_path: Path) -> None:
     """One shard that the user names has no config, and IDX002 reports a shard outside the index."""
-    shards = {FIRST: {**llama(), **layers([0, 1])}, SECOND: layers([2, 3])}
+    shards = {FIRST: {**llama(), **NORM, **layers([0, 1])}, SECOND: layers([2, 3])}
     listed = {name: file for file, tensors in shards.items() for name in tensors}
     whole = save_shards(tmp_path / "whole", FOUR, shards, listed)
     assert not {"STO006"} & {finding.rule for finding in api.inspect(whole).findings}
@@ -203,7 +296,7 @@ def test_default_configs() -> None:
     pytest.importorskip("torch")
     from fixtures import families, zoo
 
-    compared = 0
+    compared = removed = 0
     for name in class_table.names():
         try:
             config = zoo.config_class(name)()
@@ -213,14 +306,18 @@ def test_default_configs() -> None:
         family, raw = class_table.load(name), families.as_saved(config)
         assert family is not None
         assert [*missing_layers(_evidence(family, raw, names))] == [], name
-        for start, _, _ in class_table.layer_lists(family):
+        assert [*surplus_layers(_evidence(family, raw, names))] == [], name
+        for start, _, _, beside in class_table.layer_lists(family):
+            parent = start[: start.rstrip(".").rfind(".") + 1]
+            for lost in [f"{parent}{leaf}" for leaf in beside if f"{parent}{leaf}" in names]:
+                rest = [key for key in names if key != lost]
+                assert any(lost in absent for _, absent in missing_layers(_evidence(family, raw, rest))), lost
+                removed += 1
             rest = [key for key in names if not key.startswith(f"{start}1.")]
             if len(rest) < len(names):  # the list has this name in memory too
-                assert any(f"{start}1" in absent for *_, absent, _ in missing_layers(_evidence(family, raw, rest))), (
-                    name
-                )
+                assert any(f"{start}1" in absent for _, absent in missing_layers(_evidence(family, raw, rest))), name
                 compared += 1
-    assert compared > 450
+    assert compared > 450 and removed > 500
 
 
 def _evidence(family: Family, config: Config, names: list[str]) -> Any:
@@ -241,7 +338,7 @@ def _problems(name: str, folder: Path) -> list[str]:
     problems = [f"{name} as saved: {message}" for message in _messages(folder)]
     family = class_table.load(name)
     assert family is not None
-    for start, _, _ in class_table.layer_lists(family):
+    for start, *_ in class_table.layer_lists(family):
         rest = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{start}1.")}
         if len(rest) == len(tensors):
             continue  # a list of one layer

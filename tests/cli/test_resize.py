@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tieconv
+from tests.checks.fixtures.more import inkling
 from tests.cli.run import ok, refused, run
 from tieconv.checkpoint.finding import Finding
 
@@ -181,3 +182,13 @@ def test_python(model, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not rows, config or a number"):
         tieconv.plan_resize(folder, to="all")
     assert np.isfinite(load_file(tmp_path / "out" / "model.safetensors")[EMBED].float().numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("unpadded", "tokens", "reported"), [(6, 8, True), (8, 8, False), (6, 6, False), (6, None, False)]
+)
+def test_a_head_that_the_config_cuts(tmp_path: Path, unpadded: int, tokens: int | None, reported: bool) -> None:
+    """Inkling has a second size for the head. Without a tokenizer nothing is compared."""
+    folder = inkling(tmp_path / "model", unpadded, tokens)
+    assert [finding.rule for finding in tieconv.inspect(folder).findings] == ["VOC002"] * reported
+    assert "cannot tell which config key counts" in refused("resize --to 9", folder, "-o", tmp_path / "out")

@@ -79,17 +79,18 @@ def composites() -> Mapping[str, Any]:
     return header
 
 
-def layer_lists(family: Family) -> Iterable[tuple[str, str, bool]]:
-    """Return the lists of layers of a class: start, key of their number, likeness.
+def layer_lists(family: Family) -> Iterable[tuple[str, str, bool, list[str]]]:
+    """Return the lists of layers of a class: start, key of their number, likeness, and the parameters beside them.
 
-    Layers are alike if the default config gives all of them the same tensors. Empty if nothing was measured
+    Layers are alike if the default config gives all of them the same tensors. The parameters beside them, in the same
+    module, are those that no Boolean of the config removes. Empty if nothing was measured
     (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
     is_own = (record(5, family.architecture) or {}).get("type") == family.model_type
     name = family.architecture if is_own else f"{family.architecture}[={family.model_type}]"
     if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
         return ()
-    return tuple((start, key, alike) for start, (key, alike) in (_record("layers", name) or {}).items())
+    return tuple((start, *values) for start, values in (_record("layers", name) or {}).items())
 
 
 @cache

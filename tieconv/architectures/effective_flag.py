@@ -229,6 +229,13 @@ def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
     return {} if mixed or inspection.family.knowledge is not Knowledge.TABLE else sizes
 
 
+def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:
+    """Return the config's key for how many rows of the head predict a token, with its value; ``None`` without one."""
+    sizes = _sizes(inspection.checkpoint.config_values, "", 0)
+    cut = next((item for item in sizes if item[0].rpartition(".")[2] == "unpadded_vocab_size"), None)
+    return cut if inspection.family.knowledge is Knowledge.TABLE else None
+
+
 def vocabulary_rows(inspection: Inspection) -> dict[str, int]:
     """Return the rows of the stored embedding and head by name, without a head that TIE010 reports."""
     tensors = inspection.checkpoint.tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import weight_map
 from tieconv.checkpoint.quantised_matrix import HEAD, parametrised_parts
+from tieconv.text import count
 
 
 # Map a name in the architecture table to the name in a file.
@@ -142,39 +144,76 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
 _MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each layer is an example of names, not a model
 
 
-def missing_layers(inspection: Inspection) -> Iterator[tuple[str, int, list[str], list[str]]]:
-    """Yield each list of layers that the files store in part: the config's key, its value, and what is missing.
+def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+    """Yield how it is known that something is missing in or beside a list of layers, and its names.
 
     That is the layers without a tensor. If all are stored, it is what a single layer lacks, in a class whose layers are
-    alike. A list is not compared if no layer of it is stored: the file may use other names.
+    alike. Beside the layers it is a parameter that the class has with every config, such as the last norm. A list is
+    not compared if no layer of it is stored: the file may use other names.
+    """
+    checkpoint = inspection.checkpoint
+    quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
+    for counted, total, begin, layers, (alike, beside) in _stored_lists(inspection):
+        parent = begin[: begin.rstrip(".").rfind(".") + 1]
+        lacking = [f"{parent}{name}" for name in beside if f"{parent}{name}" not in layers[""]]
+        if lacking:  # a module with other parts is quantised, adapted, or has old names
+            parted = {name.rpartition(".")[0] for name in layers[""] if not name.endswith((".weight", ".bias"))}
+            lacking = [name for name in lacking if name.rpartition(".")[0] not in parted]
+        if lacking:
+            yield f"{inspection.family.architecture} always has {'it' if len(lacking) == 1 else 'them'}", lacking
+        numbers = [str(number) for number in range(total)]
+        absent = [begin + number for number in numbers if number not in layers]
+        kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
+        if absent:
+            yield f"the config says {counted}", absent
+        elif alike and not quantised and len(kinds) == 2 and total > 2:
+            small, large = sorted(kinds, key=len)
+            if small < large and kinds[small] == 1:
+                number = next(number for number in numbers if layers[number] == small)
+                lacking = [f"{begin}{number}.{leaf}" for leaf in sorted(large - small)]
+                yield f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking
+
+
+_MORE_TOKENS = re.compile("nextn|mtp|eh_proj|hnorm|shared_head")
+"""Keys of a config, and modules of a layer, for the prediction of several tokens. Its layers follow the last one."""
+
+
+def surplus_layers(inspection: Inspection) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield the config's number of layers, the stored layers that it does not count, and whether layers are alike."""
+    for counted, total, begin, layers, (alike, _) in _stored_lists(inspection):
+        surplus = sorted({int(number) for number in layers if _NUMBER.fullmatch(number)} - {*range(total)})
+        words = [*inspection.checkpoint.config_values, *(leaf for number in surplus for leaf in layers[str(number)])]
+        if surplus and not any(map(_MORE_TOKENS.search, words)):
+            yield counted, [f"{begin}{number}" for number in surplus], alike
+
+
+_NUMBER = re.compile("0|[1-9][0-9]{0,3}")
+
+
+def _stored_lists(
+    inspection: Inspection,
+) -> Iterator[tuple[str, int, str, dict[str, set[str]], tuple[bool, list[str]]]]:
+    """Yield each stored list of layers: the config's number in words, the number, and the start of its names.
+
+    The names in each layer follow, with all names under ``""``, and what `layer_lists` knows about the list.
     """
     checkpoint, family = inspection.checkpoint, inspection.family
-    index = weight_map(checkpoint.index) if checkpoint.unread else {}
-    quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
-    for start, key, alike in layer_lists(family):
+    names = {*checkpoint.tensors, *(weight_map(checkpoint.index) if checkpoint.unread else ())}
+    for start, key, alike, beside in layer_lists(family):
         level, _, name_of_total = key.rpartition(".")
         total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
             continue
         for begin in (start, start.removeprefix(f"{family.prefix}.")):
             layers: dict[str, set[str]] = {}
-            for name in (*checkpoint.tensors, *index):
+            for name in names:
                 if name.startswith(begin):
                     number, _, leaf = name[len(begin) :].partition(".")
                     layers.setdefault(number, set()).add(leaf)
-            numbers = [str(number) for number in range(total)]
-            absent = [begin + number for number in numbers if number not in layers]
-            if len(absent) == total or max(map(len, layers.values())) < _LEAST_TENSORS:
-                continue
-            kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
-            if absent:
-                yield key, total, absent, []
-            elif alike and not quantised and len(kinds) == 2 and total > 2:
-                small, large = sorted(kinds, key=len)
-                if small < large and kinds[small] == 1:
-                    number = next(number for number in numbers if layers[number] == small)
-                    yield key, total, [], [f"{begin}{number}.{leaf}" for leaf in sorted(large - small)]
-            break
+            stored = [layers[str(number)] for number in range(total) if str(number) in layers]
+            if stored and max(map(len, layers.values())) >= _LEAST_TENSORS:
+                yield f"{count(total, 'layer')} ({key})", total, begin, {**layers, "": names}, (alike, beside)
+                break
 
 
 _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})

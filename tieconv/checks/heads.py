@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tieconv.architectures import lookup, unexplained
-from tieconv.architectures.effective_flag import sizes_disagree, vocabulary_rows, vocabulary_sizes
+from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree, vocabulary_rows, vocabulary_sizes
 from tieconv.architectures.lookup import is_headless
 from tieconv.architectures.stored_names import is_outside_layers, unwrapping, without_wrappers, wrappers_of
 from tieconv.checkpoint.family import Knowledge, Role, Tying
@@ -606,3 +606,33 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
         most = max(longest, used or 0)
         return remedies.resize(inspection, to=most, fill="mean", safe=False)
     return remedies.resize(inspection, to="rows", safe=True)
+
+
+@rule("VOC002", "unpredicted-tokens", Level.WARNING)
+def unpredicted(inspection: Inspection) -> Iterator[Finding]:
+    """The config cuts the output head below the last id of the tokenizer.
+
+    ## What it does
+    Reads the tokenizer if the config has the key `unpadded_vocab_size`, as those of Inkling have. It reports a tokenizer
+    with ids from that number on. It does not report one whose ids the files do not show.
+
+    ## Why it matters
+    transformers computes no logits for rows from that number on. Inkling slices them off, Inkling2 loads the head without
+    them. `resize_token_embeddings` sets `vocab_size` alone. So new tokens are read and never predicted.
+
+    ## Example
+    An Inkling2 that got 2 tokens:
+
+        warning VOC002: transformers predicts 6 tokens (unpadded_vocab_size), but
+        the tokenizer has ids below 8. It never predicts the others.
+
+    ## How to fix
+    Set `unpadded_vocab_size` to the number of tokens, before the model is loaded and saved again. A save after that load
+    writes zeros for the rows.
+    """
+    limit, used = predicted_tokens(inspection), inspection.tokenizer_rows
+    if limit is not None and used is not None and used > limit[1]:
+        yield unpredicted.finding(
+            f"transformers predicts {limit[1]:,} tokens ({shown(limit[0])}), but the tokenizer has ids below {used:,}. "
+            "It never predicts the others."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import missing_layers
+from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING
@@ -220,25 +220,26 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
 
 @rule("STO006", "missing-layer", Level.ERROR)
 def missing_layer(inspection: Inspection) -> Iterator[Finding]:
-    """The files lack a layer that the config counts, or a tensor of one layer.
+    """The files lack a layer that the config counts, a tensor of one layer, or one beside the layers.
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    If the default config gives all layers the same tensors, it also reports what a single layer lacks. It does not know the
-    tensors outside the layers, and compares no values.
+    If the default config gives all layers the same tensors, it also reports what a single layer lacks. It also
+    looks for the parameters beside the layers that the class has with every config. An example is the last norm. It
+    compares no values.
 
     The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
     tensors. In a quantised model it only looks for whole layers.
 
     ## Why it matters
-    transformers fills missing tensors with random values and only prints a load report. mlx-lm fails to load the model.
+    transformers fills missing tensors with untrained values and only prints a load report. mlx-lm fails to load the model.
     One cause is a save that lost a rank. Others are layers removed under an old config, and a merge of too few files.
 
     ## Example
     A Llama whose config says 4 layers:
 
         error STO006: model.layers.2 is not stored, but the config says 4 layers
-        (num_hidden_layers). transformers fills it with random values.
+        (num_hidden_layers). transformers fills it with untrained values.
 
     ## How to fix
     Only you know whether the config or the file is wrong. Save the model again from the run or checkpoint that has the
@@ -247,14 +248,42 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     # Yield one finding for each list of layers. IDX002 reports layers that only a file outside the index holds.
     if evidence.unlisted_parts(inspection):
         return
-    for key, total, absent, parts in missing_layers(inspection):
-        names = absent or parts
-        pronoun = evidence.verb(names, "it", "them")
-        reason = f"the config says {count(total, 'layer')} ({key})"
-        reason = reason if absent else f"the other {total - 1} layers have {pronoun}"
-        outcome = f"transformers fills {pronoun} with random values"
+    for reason, names in missing_layers(inspection):
+        outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with untrained values"
         if inspection.checkpoint.mlx:
             outcome = "mlx-lm fails to load the model"
         yield missing_layer.finding(
             f"{evidence.clause(names, 'is', 'are')} not stored, but {reason}. {outcome}.", names[: evidence.LISTED]
+        )
+
+
+@rule("STO007", "surplus-layer", Level.WARNING)
+def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
+    """The files store a layer that the config does not count.
+
+    ## What it does
+    Compares the numbers in the tensor names with the number of layers in the config. It reports stored layers from that
+    number on. Layers for the prediction of several tokens (MTP) follow the last one, and are not reported.
+
+    ## Why it matters
+    transformers leaves these layers out and only prints a load report. So the model computes something else than the
+    stored one. mlx-lm fails to load a model whose layers are alike. One cause is the config of a smaller model beside the
+    weights. Another is a number that somebody lowered for a test.
+
+    ## Example
+    A Llama with 5 layers whose config says 4:
+
+        warning STO007: model.layers.4 is stored, but the config says 4 layers
+        (num_hidden_layers). transformers leaves it out.
+
+    ## How to fix
+    If the model has these layers, set the number in the config. If it does not, save it again from the loaded model.
+    """
+    for counted, names, alike in surplus_layers(inspection):
+        outcome = f"transformers leaves {evidence.verb(names, 'it', 'them')} out"
+        if inspection.checkpoint.mlx and alike:
+            outcome = "mlx-lm fails to load the model"
+        yield surplus_layer.finding(
+            f"{evidence.clause(names, 'is', 'are')} stored, but the config says {counted}. {outcome}.",
+            names[: evidence.LISTED],
         )

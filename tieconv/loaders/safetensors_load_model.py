@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import missing_layers
+from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
 from tieconv.loaders import evidence
@@ -71,8 +71,10 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
             yield Refusal(Cause.NAMES, sentence, tuple(stored))
         absent = [name for name in group.names if name not in stored]
         yield from _missing(absent if not group.declared else [] if stored else [group.names[0]])
-    for *_, absent, parts in missing_layers(inspection):
-        yield missing(absent or parts)
+    for _, absent in missing_layers(inspection):
+        yield missing(absent)
+    for _, names, _ in surplus_layers(inspection):
+        yield Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))
     extra = () if family.output_biases else evidence.stored_bias(inspection)
     if extra:
         yield Refusal(Cause.NAMES, f"the model class has no parameter {in_words(extra)}", extra)

@@ -20,8 +20,21 @@ from tests.checks.fixtures.model import Array, gptq, matrix, weights
 from tieconv.formats.safetensors import read_weight_file
 
 OF_THE_PAIR = ("TIE", "NUM", "VOC", "QNT", "HED", "CON", "STO002")
-STAYS = {"TIE012", "TIE013", "CON004", "CON005", "VOC001", "QNT006", "QNT007", "QNT008", "QNT009", "QNT010", "HED002"}
-"""Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows,
+STAYS = {
+    "TIE012",
+    "TIE013",
+    "CON004",
+    "CON005",
+    "VOC001",
+    "VOC002",
+    "QNT006",
+    "QNT007",
+    "QNT008",
+    "QNT009",
+    "QNT010",
+    "HED002",
+}
+"""Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows, ids,
 codes that contradict the config, each other or a loader, and a parametrised head."""
 
 CLASS = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM")

@@ -121,7 +121,8 @@ def test_healthy_states_have_no_error(path: Path, state: str, tmp_path: Path) ->
         tensors |= renamed(path, "lm_head")
     if state == STATES[2]:
         values = np.ones((24, 64), "<f4")
-        tensors = {"model.embed_tokens.weight": ("F32", values), **renamed(path, "model.layers.0.mlp.up_proj")}
+        tensors = {"model.embed_tokens.weight": ("F32", values), "model.norm.weight": ("F32", values[0])}
+        tensors |= renamed(path, "model.layers.0.mlp.up_proj")
     inspection = inspect(save(tmp_path, entries, tensors))
     scales_are_lost = state == STATES[0] and path.stem.startswith("ct_fp8")  # measured in transformers 5.23
     errors = [finding.rule for finding in inspection.findings if finding.level is Level.ERROR]
