@@ -19,12 +19,13 @@ from tieconv.checkpoint.write_plan import plan_rows
 from tieconv.errors import VerificationError
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
+from tieconv.execute.write import Progress
 from tieconv.onnx.graph_model import GraphFile, blamed_on_source, has_onnxruntime, read_sources
 from tieconv.onnx.share.share_pass import LEFT, SharePass
 from tieconv.onnx.share.untie import untie
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
-from tieconv.onnx.write.write import GraphTarget, Progress, check, data_name, old_data, write
+from tieconv.onnx.write.write import GraphTarget, check, data_name, old_data, write
 from tieconv.planned import WriteOptions
 from tieconv.sources.local import open_files
 from tieconv.text import shown, size

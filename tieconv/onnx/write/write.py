@@ -9,10 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from tieconv.checkpoint.graph_plan import SessionProof
 from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing
@@ -22,14 +18,14 @@ from tieconv.checkpoint.write_plan import Gathered, LinkFile, Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, VerificationError
 from tieconv.execute import publish as swap
 from tieconv.execute import tree
-from tieconv.execute.copy import Like, Tick, copy_range, first_like, inherit_directory, notes, read_full, write_full
+from tieconv.execute.copy import Like, Tick, copy_range, first_like, inherit_directory, notes, write_full
 from tieconv.execute.publish import Interrupts, check_unchanged, checked, interrupts, owning, standing
 from tieconv.execute.publish import exchange_in_place as exchange
 from tieconv.execute.staging import Staging
 from tieconv.execute.target import Target, check_place, destination, is_staging, stale
 from tieconv.execute.tree import free_bytes, no_space, writing
-from tieconv.execute.verify import first_difference
-from tieconv.execute.write import Record, Syncer, Writer, created
+from tieconv.execute.verify import first_difference, first_unlike_blocks
+from tieconv.execute.write import ByteMeter, Progress, Record, Syncer, Writer, blocks, created
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.write.data_placement import DATA, Source, Store, WrittenFile
 from tieconv.sources.local import locate, open_files
@@ -38,7 +34,6 @@ from tieconv.text import ANOTHER_OUT, NEW_OUT, Hint, shell_word, shown
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
 """Raises `StalePlanError` if what was proved about the source is no longer true."""
-Progress = Callable[[int, int], None]
 Written = tuple[tuple[SessionProof, ...], tuple[str, ...]]
 """The proofs of the written graphs, and notes about file attributes that could not be kept."""
 
@@ -54,23 +49,10 @@ def write(
     final = target.final
     with interrupts() as signals:
         checked(final, lambda: check(target, store))
-        ticker = _ticker(target, store, progress)
+        meter = ByteMeter(target.bytes_needed(store) * (2 if target.target.verify == "full" else 1), progress)
         return owning(
-            final, signals, lambda staging: _Job(target, store, final, staging, ticker, recheck).run(prove, signals)
+            final, signals, lambda staging: _Job(target, store, final, staging, meter.tick, recheck).run(prove, signals)
         )
-
-
-def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tick:
-    total = target.bytes_needed(store) * (2 if target.target.verify == "full" else 1)
-    done = 0
-
-    def tick(count: int) -> None:
-        nonlocal done
-        done = min(done + count, total)
-        if progress is not None:
-            progress(done, total)
-
-    return tick
 
 
 @dataclass
@@ -176,39 +158,47 @@ class _Job:
                 swap.publish_directory(self.staging.new, self.final, self.staging.old, self.replaced)
             else:
                 swap.publish_new(self.staging.new, self.final)
-        elif self.target.target.in_place:
-            names = [file.name for file in self.store.data]
-            publish(self.staging.new, self.final, names, self.store.removed)
         else:
             self._publish_file()
 
     def _publish_file(self) -> None:
-        """Rename the data first and the graph last. If the graph cannot be renamed, remove the data."""
+        """Rename the new data, then the graph, then remove the old data. If the graph stays, remove the new data.
+
+        If the process is killed between two steps, the graph under the final name still has its data.
+        """
+        new, in_place = self.staging.new, self.target.target.in_place
         published: list[Path] = []
         try:
             for file in self.store.data:
-                self.staging.set_data(os.lstat(self.staging.new / file.name))
-                swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
-                published.append(self.final.parent / file.name)
-            replaces = self.target.target.overwrite and self.final.exists()
-            (swap.publish_file if replaces else swap.publish_new)(self.staging.new / self.final.name, self.final)
+                self.staging.set_data(os.lstat(new / file.name))
+                path = self.final.parent / file.name
+                (swap.publish_file if in_place and os.path.lexists(path) else swap.publish_new)(new / file.name, path)
+                published.append(path)
+            replaces = in_place or (self.target.target.overwrite and self.final.exists())
+            (swap.publish_file if replaces else swap.publish_new)(new / self.final.name, self.final)
         except BaseException:
             for path in published:
                 path.unlink()
             raise
+        for name in self.store.removed if in_place else ():
+            (self.final.parent / name).unlink(missing_ok=True)
 
 
 def write_pieces(file: WrittenFile, made: int, source: Callable[[str], int], tick: Tick) -> None:
     """Write the contents of ``file`` to the descriptor ``made``. ``source`` opens the files of byte ranges."""
     os.ftruncate(made, file.size)
     for offset, content in file.pieces:
-        if isinstance(content, bytes):
-            write_full(made, content, offset)
-            tick(len(content))
-        elif isinstance(content, ByteRange):
+        if isinstance(content, ByteRange):
             copy_range(source(content.file), content.start, made, offset, content.size, tick)
-        else:
-            write_turned(source(content.range.file), made, offset, content, tick)
+            continue
+        for done, block in _blocks(content, source):
+            write_full(made, memoryview(block), offset + done)
+            tick(len(block))
+
+
+def _blocks(content: Gathered | bytes, source: Callable[[str], int]) -> Iterable[tuple[int, bytes | bytearray]]:
+    """Return (offset, bytes) of a content that is not a byte range, such as a matrix that is stored transposed."""
+    return [(0, content)] if isinstance(content, bytes) else blocks(source(content.range.file), content)
 
 
 # Decide where graphs are written and which files are copied, and raise every refusal before writing.
@@ -308,7 +298,7 @@ def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> Non
     with open_files(new) as written, open_files(target.listing.root) as sources:
         for file in store.files if target.target.verify == "full" else store.graphs.values():
             for offset, content in file.pieces:
-                at = _difference(written.descriptor(file.name), offset, content, sources.descriptor, tick)
+                at = difference(written.descriptor(file.name), offset, content, sources.descriptor, tick)
                 if at is not None:
                     raise VerificationError(
                         f"written {shown(file.name)} differs from its source at byte {at:,}",
@@ -317,18 +307,14 @@ def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> Non
                     )
 
 
-def _difference(
+def difference(
     written: int, offset: int, content: Source | bytes, source: Callable[[str], int], tick: Tick
 ) -> int | None:
-    if isinstance(content, bytes):
-        stored = bytearray(len(content))
-        read_full(written, memoryview(stored), offset)
-        tick(len(content))
-        return None if stored == content else offset
+    """Return the first offset at which the file ``written`` differs from the content at ``offset``, or ``None``."""
     if isinstance(content, ByteRange):
         span = [(offset, offset + content.size)]
         return first_difference(source(content.file), written, span, content.start - offset, tick)
-    return first_not_turned(source(content.range.file), written, offset, content, tick)
+    return first_unlike_blocks(_blocks(content, source), written, offset, tick)
 
 
 def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[str, FileState]) -> None:
@@ -404,111 +390,3 @@ def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str
                     Hint("move it out of the directory, or ", NEW_OUT),
                     "in-place.other-graph",
                 ) from error
-
-
-def publish(staged: Path, final: Path, data: Iterable[str], old: Iterable[str]) -> None:
-    """Exchange a lone graph: rename the new data, then the graph, then remove the old data.
-
-    If the process is killed between two steps, the graph under the final name still has its data.
-    """
-    published: list[Path] = []
-    try:
-        for name in data:
-            target = final.parent / name
-            (swap.publish_file if os.path.lexists(target) else swap.publish_new)(staged / name, target)
-            published.append(target)
-        swap.publish_file(staged / final.name, final)
-    except BaseException:
-        for path in published:
-            path.unlink()
-        raise
-    for name in old:
-        (final.parent / name).unlink(missing_ok=True)
-
-
-# Write a stored matrix transposed, tile by tile, and check that a file holds it.
-
-SIDE = 2048
-"""Rows and columns of a tile: 16 MiB of float32, read and written in runs of 8 KiB."""
-_STRIP = 64
-
-Array = npt.NDArray[Any]
-
-
-@record
-class _Tile:
-    """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of the stored matrix."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.bottom - self.top, self.right - self.left
-
-
-def write_turned(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
-    """Write the content at ``offset``. Content that is not transposed is copied."""
-    if not _is_turned(content):
-        copy_range(source, content.range.start, descriptor, offset, content.range.size, tick)
-        return
-    width = _width(content)
-    columns, rows = content.shape
-    for tile in _tiles(rows, columns):
-        turned = _turned(source, content, tile, width)
-        for number, line in enumerate(turned, tile.left):
-            write_full(descriptor, line.data.cast("B"), offset + (number * rows + tile.top) * width)
-        tick(turned.nbytes)
-
-
-def first_not_turned(source: int, descriptor: int, start: int, content: Gathered, tick: Tick) -> int | None:
-    """Return the first offset at which the file differs from the content, or ``None`` if it holds all of it.
-
-    The content starts at offset ``start`` of the file.
-    """
-    if not _is_turned(content):
-        span: ByteRange = content.range
-        return first_difference(source, descriptor, [(start, start + span.size)], span.start - start, tick)
-    width = _width(content)
-    columns, rows = content.shape
-    for tile in _tiles(rows, columns):
-        expected = _turned(source, content, tile, width)
-        stored = np.empty_like(expected)
-        for number, line in enumerate(stored, tile.left):
-            read_full(descriptor, line.data.cast("B"), start + (number * rows + tile.top) * width)
-        if not np.array_equal(expected, stored):
-            line, column = np.argwhere(expected != stored)[0]
-            return start + ((int(line) + tile.left) * rows + tile.top + int(column)) * width
-        tick(expected.nbytes)
-    return None
-
-
-def _is_turned(content: Gathered) -> bool:
-    return content.stride[0] == 1 and content.shape[1] != 1
-
-
-def _width(content: Gathered) -> int:
-    return content.range.size // (content.shape[0] * content.shape[1])
-
-
-def _tiles(rows: int, columns: int) -> Iterator[_Tile]:
-    for top in range(0, rows, SIDE):
-        for left in range(0, columns, SIDE):
-            yield _Tile(top, min(top + SIDE, rows), left, min(left + SIDE, columns))
-
-
-def _turned(source: int, content: Gathered, tile: _Tile, width: int) -> Array:
-    """Return the transposed tile.
-
-    Strips as wide as a few cache lines are three times as fast as the whole tile.
-    """
-    columns = content.shape[0]
-    stored: Array = np.empty(tile.shape, np.dtype(f"<u{width}"))
-    for row, line in enumerate(stored, tile.top):
-        read_full(source, line.data.cast("B"), content.range.start + (row * columns + tile.left) * width)
-    turned: Array = np.empty(tile.shape[::-1], stored.dtype)
-    for left in range(0, stored.shape[1], _STRIP):
-        turned[left : left + _STRIP] = stored[:, left : left + _STRIP].T
-    return turned
