@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tieconv.text import shell_word
-from tieconv.version import PUBLISHED, REPOSITORY
+from tieconv.version import PUBLISHED, REPOSITORY, VERSION
 
 _PLACEHOLDER = "/OWNER/"
 
@@ -20,6 +20,15 @@ def documented_requirement(*extras: str) -> str:
     if PUBLISHED:
         return name
     return f".{_brackets(extras)}" if _PLACEHOLDER in REPOSITORY else f"{name} @ git+{REPOSITORY}"
+
+
+def documentation(page: str) -> str:
+    """Return where to read a page of the docs: its address, or its path in a clone."""
+    return (
+        f"docs/{page} in a clone of tieconv"
+        if _PLACEHOLDER in REPOSITORY
+        else f"{REPOSITORY}/blob/v{VERSION}/docs/{page}"
+    )
 
 
 def install_command(*extras: str, upgrade: bool = False) -> str:

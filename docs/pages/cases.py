@@ -27,8 +27,9 @@ a message. Each case is a failure that users reported in public or that we measu
 file with this failure. The tests compare the output of `tieconv inspect` with this page. `MODEL` is your model, `OUT` a
 path that does not exist yet.
 
-If a message has a version, that version printed it for a model with this failure. If a message has a link, it is from
-that report, and we did not reproduce it. Rows of a load report show several spaces as one.
+If a message has a version, that version printed it for a model with this failure, or we read it in its source. If a
+message has a link, it is from that report, and we did not reproduce it. Rows of a load report show several spaces as
+one.
 """
 
 _RESULT = {
@@ -37,6 +38,8 @@ _RESULT = {
     Status.SILENT: "Nothing is wrong, so tieconv reports nothing.",
     Status.ANOTHER_COMMAND: "The files of one checkpoint do not show this failure.",
     Status.LATER: "These files do not show this failure.",
+    Status.REFUSED: "No command of tieconv reads such a file. The error says what is wrong with it.",
+    Status.UNREPORTED: "No rule of tieconv reports this.",
 }
 
 
@@ -50,14 +53,16 @@ def page() -> str:
 def data() -> str:
     """Return the cases as `tieconv explain MESSAGE` reads them, one in a line."""
     lines = []
+    names = {rule.code: f"{rule.code} ({rule.name})" for rule in RULES}
     for name, case in CASES.items():
-        codes = sorted({*(rule.split()[0] for rule in case.rules), *case.related})
+        guide = case.guide or f"cases.md#{name.lower()}"
         record = {
             "symptom": f"{case.symptom}.",
             "messages": [message.text for message in case.messages],
-            "rules": codes,
+            "rules": [names[code] for code in sorted(case.linked_from)],
             "fix": case.fix or (f"tieconv {case.remedy} MODEL -o OUT" if case.remedy else ""),
-            "guide": case.guide,
+            "guide": guide,
+            "title": _title(guide),
         }
         lines.append(f"{json.dumps(name)}: {json.dumps(record)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

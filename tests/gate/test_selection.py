@@ -62,7 +62,7 @@ def test_near_matches_by_code_and_name() -> None:
         find_rule("zzzzzzz")
     assert caught.value.hint == "list all rules with: tieconv rules"
     assert selectors("TIE002", "select") == selectors(["tie002"], "select") == ("TIE002",)
-    with pytest.raises(SettingsError, match="look at the files with: tieconv inspect MODEL --consumers"):
+    with pytest.raises(SettingsError, match="look at the files: tieconv inspect MODEL;"):
         find_rule("KeyError: 'lm_head.weight'")
 
 

@@ -13,6 +13,7 @@ from click.shell_completion import get_completion_class
 from tieconv.api.check import find_cases, find_rule, select_rules
 from tieconv.cli.options import common_options, complete_rules, json_option, rules_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
+from tieconv.install import documentation
 from tieconv.text import in_words
 
 if TYPE_CHECKING:
@@ -158,10 +159,12 @@ def explain_command(rule: str) -> None:
     if cases := find_cases(rule):
         for name, case in cases.items():
             echo(f"{paint(name, 'heading')} {case['symptom']}")
-            fix = f"usual fix: {case['fix']}; " if case["fix"] else ""
-            reported_by = f"reported by {in_words(case['rules'], 9)}; " if case["rules"] else ""
-            echo(f"    {fix}{reported_by}read docs/{case['guide'] or f'cases.md#{name.lower()}'}")
-        echo("\nRun: tieconv inspect MODEL --consumers")
+            texts = {"Fix": case["fix"], "Rules": in_words(case["rules"], 9) if case["rules"] else ""}
+            texts["Guide"] = f"{case['title']} ({documentation(case['guide'])})"
+            for label, text in texts.items():
+                if text:
+                    echo(f"    {label}: {text}")
+        echo("\nRun: tieconv inspect MODEL")
         return
     known_rule = find_rule(rule)
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")

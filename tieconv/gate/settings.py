@@ -14,6 +14,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.formats.strict_json import parse_toml
+from tieconv.install import documentation
 from tieconv.package_data import data_text
 from tieconv.text import close, shown
 
@@ -96,16 +97,24 @@ def find_rule(word: str) -> Rule:
 def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     """Return the cases of docs/cases.md whose message is in ``message``, or that contain it; or the case of this name.
 
-    Only the last two parts of a tensor's name count, because models put different ones before them.
+    Only the last two parts of a tensor's name count, because models put different ones before them. If no case has the
+    message so, then a case about a tensor of a layer has it for any tensor and any number.
     """
-    asked = _comparable(message)
     every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
-    return {
-        name: case
-        for name, case in every.items()
-        if name.lower() == asked
-        or any(text in asked or (len(asked) >= _PART and asked in text) for text in map(_comparable, case["messages"]))
-    }
+    for simpler, about in (_comparable, ""), (_any_tensor, "layers."):
+        asked = simpler(message)
+        matching = {
+            name: case
+            for name, case in every.items()
+            if name.lower() == asked
+            or any(
+                text in asked or (len(asked) >= _PART and asked in text)
+                for text in (simpler(text) for text in case["messages"] if about in text)
+            )
+        }
+        if matching:
+            return matching
+    return {}
 
 
 _PART = 12  # characters of a part of a message that show which one it is
@@ -116,11 +125,20 @@ def _comparable(message: str) -> str:
     return " ".join(re.sub("[`'\"]", "", last_two).split())
 
 
+def _any_tensor(message: str) -> str:
+    text = " ".join(re.sub("[`'\"]", "", message.lower()).split())
+    text = re.sub(r"[\w.]*lora_\w+[\w.]*|\b(?:_orig_mod|base_model|module)\.[\w.]+", "<wrapped>", text)
+    text = re.sub(r"[\w.]*\blayers\.[\w.…]+|[\w.]+\.(?:weight|bias)\b", "<tensor>", text)
+    return re.sub(r"\d+", "#", re.sub(r"<tensor>(?:, <tensor>)+", "<tensor>", text))
+
+
 def unknown(word: str, where: str = "") -> SettingsError:
     """Return the error for a word that is neither a rule's code nor its name."""
     prefix = f"{where}: " if where else ""
-    kind = "a rule, and no case has this message" if " " in word else "a rule"
-    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not {kind}", _meant(word), "rule.unknown")
+    if " " in word and not where:
+        hint = f"look at the files: tieconv inspect MODEL; all cases are in {documentation('cases.md')}"
+        return SettingsError("No known case matches this message", hint, "case.unknown")
+    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
 
 
 def _meant(word: str) -> str:
@@ -130,8 +148,7 @@ def _meant(word: str) -> str:
     likely += [named[name] for name in close(word.lower(), named)]
     likely += [rule for name, rule in named.items() if len(word) > 2 and word.lower() in name]
     if not likely:
-        of_loader = "look at the files with: tieconv inspect MODEL --consumers; " if " " in word else ""
-        return f"{of_loader}list all rules with: tieconv rules"
+        return "list all rules with: tieconv rules"
     unique = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in likely)
     return f"did you mean {' or '.join(list(unique)[:3])}? List all rules with: tieconv rules"
 
