@@ -27,9 +27,9 @@ a message. Each case is a failure that users reported in public or that we measu
 file with this failure. The tests compare the output of `tieconv inspect` with this page. `MODEL` is your model, `OUT` a
 path that does not exist yet.
 
-If a message has a version, that version printed it for a model with this failure, or we read it in its source. If a
+If a message has a version, that version printed it for such a model, or its source has it. If a
 message has a link, it is from that report, and we did not reproduce it. Rows of a load report show several spaces as
-one.
+one. The table shows up to three messages of a case.
 """
 
 _RESULT = {
@@ -72,14 +72,14 @@ def _summary() -> Iterator[str]:
     yield "| symptom | message | case |"
     yield "|---|---|---|"
     for name, case in CASES.items():
-        messages = "<br>".join(_code(message.text).replace("|", r"\|") for message in case.messages) or "none known"
+        messages = "<br>".join(_code(message.text).replace("|", r"\|") for message in case.messages[:3]) or "none known"
         yield f"| {case.symptom} | {messages} | [{name}](#{name.lower()}) |"
 
 
 def _section(name: str, case: Case, folder: Path) -> str:
     lines = [f"## {name}", "", f"**{case.symptom}.**", ""]
     if case.messages:
-        lines += ["Messages: " + " · ".join(map(_message, case.messages)), ""]
+        lines += ["Messages:", "", *(f"- {_message(message)}" for message in case.messages), ""]
     inspection = _inspect(name, case, folder)
     findings = inspection.findings if inspection else ()
     lines += [line for finding in findings for line in _finding(finding, folder / name)]

@@ -98,7 +98,7 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     """Return the cases of docs/cases.md whose message is in ``message``, or that contain it; or the case of this name.
 
     Only the last two parts of a tensor's name count, because models put different ones before them. If no case has the
-    message so, then a case about a tensor of a layer has it for any tensor and any number.
+    message so, cases about a layer's tensor are tried with any tensor and any number.
     """
     every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
     for simpler, about in (_comparable, ""), (_any_tensor, "layers."):
