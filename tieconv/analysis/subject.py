@@ -19,21 +19,12 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.checkpoint.write_plan import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
+from tieconv.inspection import token_ids
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.config_values import WithheldError, class_values, guard_class, number
 from tieconv.inspection.equality import relate
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.ties import EQUAL
-from tieconv.inspection.token_ids import (
-    TOKENIZER,
-    VOCABULARY,
-    WORDS,
-    fed_ids,
-    read_files,
-    read_generation,
-    token_ids,
-    too_large,
-)
 from tieconv.inspection.view_reader import readable
 from tieconv.reference import Apart
 from tieconv.sources.local import FileSet
@@ -358,8 +349,8 @@ def _final(evidence: Inspection, files: ByteReader, width: int) -> tuple[Final |
 
 def _fed(evidence: Inspection, files: FileSet, rows: int) -> tuple[frozenset[int], str]:
     """Return the ids below ``rows`` that the model reads with every text, and why there may be more (or empty)."""
-    generation, unread = read_generation(files, evidence.checkpoint.companions)
-    ids = frozenset(fed_ids(evidence.checkpoint.config_values, generation, rows))
+    generation, unread = token_ids.read_generation(files, evidence.checkpoint.companions)
+    ids = frozenset(token_ids.fed_ids(evidence.checkpoint.config_values, generation, rows))
     if unread:
         return ids, unread
     try:
@@ -446,14 +437,18 @@ def read_tokens(files: Files, names: Mapping[str, int], config: Mapping[str, obj
 
     The reason is empty for a malformed vocabulary, which counts as absent.
     """
-    tokenizer = read_files(files, names)
-    vocabularies = ((TOKENIZER, tokenizer.model), (VOCABULARY, tokenizer.vocabulary), (WORDS, tokenizer.words))
+    tokenizer = token_ids.read_files(files, names)
+    vocabularies = (
+        (token_ids.TOKENIZER, tokenizer.model),
+        (token_ids.VOCABULARY, tokenizer.vocabulary),
+        (token_ids.WORDS, tokenizer.words),
+    )
     for file, vocabulary in vocabularies:
         if vocabulary:
-            ids = token_ids(tokenizer, config)
+            ids = token_ids.token_ids(tokenizer, config)
             text = dict.fromkeys(sorted(ids.listed), "") | tokenizer.added | vocabulary
             return Tokens(file, text, ids.spans, ids.undecided), ""
-    return None, next(too_large(tokenizer), "")
+    return None, next(token_ids.too_large(tokenizer), "")
 
 
 # Split the gradient of the tied table into its input part and its output part, in weight space.

@@ -106,9 +106,8 @@ _MATRIX = 2
 
 @record
 class Quantisation:
-    """The number of quantised products, the matrices that embedding and head read, and what stays float, with why."""
+    """The matrices that embedding and head read, and what stays float, with why."""
 
-    products: int
     tied: tuple[str, ...]
     float_matrices: tuple[tuple[str, str], ...]
 
@@ -146,15 +145,14 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
     read = read_columns if scheme is Scheme.DYNAMIC else read_blocks
     tied = tuple(codes for name, head in turned_names.items() if (codes := read(made, name, head)))
     _remove_unread(made)
-    products = sum(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes())
-    if not products:
+    if not any(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes()):
         raise RefusedError(
             f"ONNX Runtime's quantiser finds no product to quantise in {shown(raw.name)}",
             Hint("export without ", option("quantise")),
             "export.quantise",
         )
     ir.save(made, new / "model.onnx", external_data=data)
-    return Quantisation(products, tied, tuple(_float_matrices(made)))
+    return Quantisation(tied, tuple(_float_matrices(made)))
 
 
 def _dynamic(model: ir.Model, directory: Path) -> ir.Model:

@@ -70,7 +70,7 @@ def test_the_comparison_holds_one_float_matrix() -> None:
         def values() -> Any:
             return round_to_nearest(layer.weight.detach().numpy(), Rounding(4, 32, symmetric=True))
 
-        return Matrix(f"m{number}", "MatMulNBits", (512, 512), values, 4, 32, True, False, True)
+        return Matrix(f"m{number}", "MatMulNBits", (512, 512), values, Rounding(4, 32, symmetric=True), False, True)
 
     matrices = [quantised(number, layer) for number, layer in enumerate(layers)]
     reference: Any = SimpleNamespace(model=layers)

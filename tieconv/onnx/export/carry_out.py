@@ -15,6 +15,7 @@ import torch
 
 from tieconv.checkpoint import graph_plan
 from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.value_type import record
@@ -42,7 +43,7 @@ from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
 from tieconv.onnx.write.write import write_pieces
 from tieconv.reference import Reference, load, load_config
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local import closing, locate, open_files
 from tieconv.sources.user_files import new_file
 from tieconv.text import Hint, call, option, shown
 from tieconv.version import VERSION
@@ -79,9 +80,11 @@ def run(
             if made.outcome.parity is not None and made.outcome.parity.verdict is not Verdict.PASSED:
                 return made.outcome
             begin("write")
-            files = job.write_documents(made)
+            copied = job.write_documents(made)
             check(False)
-            files.check_fresh()
+            for name, state in copied.items():
+                if tree.file_state_at(Path(evidence.checkpoint.root) / name) != state:
+                    raise stale(name)
             begin("rename")
             with signals.shielded(), writing(final.name, staging.held, 0):
                 staging.check()
@@ -95,15 +98,6 @@ def run(
             return replace(made.outcome, executed=True, verified=True)
 
         return owning(final, signals, write)
-
-
-@record
-class Traced:
-    """The exporter's ``document`` as JSON, the names of its graphs, and the loaded model to compare them with."""
-
-    document: str
-    stems: tuple[str, ...]
-    reference: Reference | None
 
 
 @record
@@ -135,9 +129,7 @@ class Job:
         raw = self.staging.held / "raw"
         os.mkdir(raw)
         versions = export_adapter.versions()
-        traced = self._traced(raw)
-        stems, reference, document = traced.stems, traced.reference, traced.document
-        del traced
+        document, stems, reference = self._traced(raw)
         self.begin("share")
         shared = self._shared(raw)
         # The graph that parity measures, or the directory with the graphs of an encoder-decoder.
@@ -161,8 +153,8 @@ class Job:
         )
         return Made(outcome, document, stems, identity)
 
-    def _traced(self, raw: Path) -> Traced:
-        """Write the exporter's graph to ``raw``.
+    def _traced(self, raw: Path) -> tuple[str, tuple[str, ...], Reference | None]:
+        """Write the exporter's graph to ``raw``. Return the exporter's document, JSON, and the names of its graphs.
 
         Without parity, also return the loaded model: the axes and weights of the finished graph are compared with it.
         """
@@ -180,7 +172,7 @@ class Job:
             with always_clamped(reference.model):
                 trace_pair(reference, raw, layout.data_of, options.opset, options.fuse)
             arrange_pair(raw / f"{DECODER}.onnx", layout)
-            return Traced("{}", (ENCODER, DECODER), loaded)
+            return "{}", (ENCODER, DECODER), loaded
         config = load_config(checkpoint.root)
         reads = probe(reference, int(config.vocab_size)) if embeds else None
         inputs = sample(reference, kind, config, reads)
@@ -193,7 +185,7 @@ class Job:
         document = export_adapter.save(made, raw)
         arrange(raw, layout)
         # With other names of the cache, transformers would not find the tensors by its document.
-        return Traced("{}" if layout.renames else json.dumps(document), (STEM,), loaded)
+        return "{}" if layout.renames else json.dumps(document), (STEM,), loaded
 
     def _shared(self, raw: Path) -> Shared:
         """Store every matrix once. A quantised export is quantised before."""
@@ -227,26 +219,41 @@ class Job:
                 report = run_quantised_parity(measured, self.evidence, provider, budget=budget)
         return replace(report, graph=self.settings.layout.graph(stems[-1]))
 
-    def write_documents(self, made: Made) -> Files:
-        """Write all other files, and give the graphs their final names. All files are durable then."""
+    def write_documents(self, made: Made) -> dict[str, FileState]:
+        """Write all other files, and give the graphs their final names. All files are durable then.
+
+        Return the states of the copied files.
+        """
         new, outcome = self.staging.new, made.outcome
         graphs = [new / f"{stem}.onnx" for stem in made.stems]
-        files = Files(Path(self.evidence.checkpoint.root), new)
-        files.copy(self.plan.copied)
-        files.write("export.json", describe(outcome, made.document, graphs, made.identity))
-        for name, text in self.settings.layout.documents(Kind(self.plan.kind)).items():
-            files.write(name, text)
-        publish_names(new, published(self.settings.layout, made.stems))
+        texts = {"export.json": describe(outcome, made.document, graphs, made.identity)}
+        texts |= self.settings.layout.documents(Kind(self.plan.kind))
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 
-            files.write("parity.json", f"{outcome.parity}\n")
-            files.write("parity.html", render(outcome.parity))
-        files.sync()
+            texts |= {"parity.json": f"{outcome.parity}\n", "parity.html": render(outcome.parity)}
+        syncer = Syncer()
+        try:
+            root = Path(self.evidence.checkpoint.root)
+            writer = Writer(root, new, syncer, lambda count: None, lambda name: None)
+            for name in self.plan.copied:
+                writer.companion(name)
+            for name, text in texts.items():
+                writer.text(OutputText(name, text))
+            publish_names(new, published(self.settings.layout, made.stems))
+            for name, status in tree.walk(new):
+                if status.st_size and not os.path.isdir(new / name):
+                    with closing(os.open(new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
+                        syncer.add(descriptor)
+            syncer.finish()
+        finally:
+            syncer.stop()
+        for directory in tree.directories(new):
+            tree.sync_directory(directory)
         for folder in (self.staging.held / "raw", self.staging.held / "quantised"):
             if folder.exists():
                 tree.remove(folder)
-        return files
+        return writer.record.sources
 
 
 @record
@@ -321,44 +328,6 @@ def describe(
 
 def _values(values: Iterable[Value]) -> list[dict[str, object]]:
     return [{"name": value.name, "dtype": value.dtype, "shape": list(value.shape)} for value in values]
-
-
-class Files:
-    """Writes to the directory ``new``; ``root`` is the model."""
-
-    def __init__(self, root: Path, new: Path) -> None:
-        self._root, self._new = root, new
-        self._syncer = Syncer()
-        self._writer = Writer(root, new, self._syncer, lambda count: None, lambda name: None)
-
-    def copy(self, names: Iterable[str]) -> None:
-        """Copy files of the model unchanged."""
-        for name in names:
-            self._writer.companion(name)
-
-    def write(self, name: str, text: str) -> None:
-        """Write a document."""
-        self._writer.text(OutputText(name, text))
-
-    def sync(self) -> None:
-        """Make all files under the directory durable. Raises the first `OSError`."""
-        try:
-            for name, status in tree.walk(self._new):
-                if status.st_size and not os.path.isdir(self._new / name):
-                    descriptor = os.open(self._new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                    self._syncer.add(descriptor)
-                    os.close(descriptor)
-            self._syncer.finish()
-        finally:
-            self._syncer.stop()
-        for directory in tree.directories(self._new):
-            tree.sync_directory(directory)
-
-    def check_fresh(self) -> None:
-        """Raise `StalePlanError` if a copied file has changed since."""
-        for name, state in self._writer.record.sources.items():
-            if tree.file_state_at(self._root / name) != state:
-                raise stale(name)
 
 
 # Check what an export promises about weights: finite before the trace, the tied matrix stored once after it.

@@ -242,24 +242,22 @@ def run_model(model: Reference, work: Work, store: LogitStore, name: str) -> Non
 _WHOLE = ("INT64", "INT32", "BOOL")
 
 
-@record
-class SessionRuns:
-    """Where the graph ran and what failed. ``tf32`` is set if it ran again with products rounded to TF32."""
-
-    use: ProviderUse
-    graph: Mapping[batches.Cell, str]
-    tf32: Mapping[batches.Cell, str] | None
+Failed = Mapping[batches.Cell, str]
+"""The runtime's error for each failed cell."""
 
 
-def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:
-    """Run the graph, and a float32 graph on CUDA twice. Its logits are stored as `graph` and `tf32`."""
+def run_sessions(subject: Subject, work: Work, store: LogitStore) -> tuple[ProviderUse, Failed, Failed | None]:
+    """Run the graph, and a float32 graph on CUDA again, with products rounded to TF32.
+
+    Its logits are stored as `graph` and `tf32`. Returns where the graph ran, and what failed in each run.
+    """
     model, use = _model(subject, tf32=False)
     errors = run_graph(model, work, store, "graph")
     del model  # one session at a time is in memory
     release_memory()
     again = use.active == CUDA and subject.precision == "float32"
     tf32 = run_graph(_model(subject, tf32=True)[0], work, store, "tf32") if again else None
-    return SessionRuns(use, errors, tf32)
+    return use, errors, tf32
 
 
 def _model(subject: Subject, *, tf32: bool) -> tuple[CachedModel, ProviderUse]:
@@ -313,17 +311,8 @@ def shape_nodes(graph: Graph) -> frozenset[str]:
 # A float32 model is both: one layer at a time is in float64. Otherwise one of the two is in memory at a time.
 
 
-@record
-class TorchRuns:
-    """Results of the torch runs.
-
-    ``identity`` compares the weights bit for bit. ``numbers`` are those
-    that the model computes with. ``gates`` are those of an embedding's graph.
-    """
-
-    identity: Identity
-    numbers: ModelNumbers
-    gates: tuple[Gate, ...] = ()
+TorchRuns = tuple[Identity, "ModelNumbers", tuple[Gate, ...]]
+"""The weights compared bit for bit, the numbers that the model computes with, and the gates of an embedding's graph."""
 
 
 def run_torch(subject: Subject, dtype: str, work: Work, store: LogitStore) -> TorchRuns:
@@ -341,7 +330,7 @@ def run_torch(subject: Subject, dtype: str, work: Work, store: LogitStore) -> To
     run_model(floor, work, store, "floor")
     floor.move(CPU)
     gates = tuple(embedding_gates(subject, floor))
-    return TorchRuns(identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates)
+    return identity_of(subject, unused, floor), model_numbers(floor, subject.config), gates
 
 
 def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> Identity:

@@ -32,8 +32,7 @@ _CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.Da
 class Matrix:
     """A quantised matrix of ``shape`` (R, C). ``values`` returns what the graph computes with, in float32.
 
-    Each call of ``values`` dequantises again, so that only one float matrix is in memory.
-    ``group`` elements of a row, one after another, share a scale; more than C if rows share it. ``looked_up`` and
+    Each call of ``values`` dequantises again, so that only one float matrix is in memory. ``looked_up`` and
     ``multiplied`` say how the graph uses the matrix.
     """
 
@@ -41,9 +40,7 @@ class Matrix:
     operator: str
     shape: tuple[int, int]
     values: Callable[[], npt.NDArray[np.float32]]
-    bits: int
-    group: int
-    symmetric: bool
+    rounding: Rounding
     looked_up: bool
     multiplied: bool
 
@@ -103,10 +100,8 @@ def _of_blocks(table: Table, looked_up: set[int]) -> Matrix:
             made[part] = ((blocks - zeros[part]) * scales[part]).reshape(len(blocks), -1)[:, :width]
         return made
 
-    return Matrix(
-        str(table.codes.name), table.node.op_type, (table.rows, width), values, table.bits, table.block,
-        table.zeros is None, gathered, multiplied,
-    )  # fmt: skip
+    rounding, name = Rounding(table.bits, table.block, table.zeros is None), str(table.codes.name)
+    return Matrix(name, table.node.op_type, (table.rows, width), values, rounding, gathered, multiplied)
 
 
 def _scales_and_zeros(table: Table) -> tuple[Any, Any]:
@@ -151,9 +146,8 @@ def _of_dequantised(node: ir.Node) -> Matrix | None:
     looked_up = gathers or any(is_standard(user, "Gather") for user in users)
     multiplied = not gathers and any(not is_standard(user, "Gather") for user in users)
     bits = 4 if codes.dtype in (ir.DataType.INT4, ir.DataType.UINT4) else 8
-    symmetric = not zero.any()
-    name = str(codes.name)
-    return Matrix(name, "DequantizeLinear", shape, values, bits, group, symmetric, looked_up, multiplied)
+    rounding = Rounding(bits, group, not zero.any())
+    return Matrix(str(codes.name), "DequantizeLinear", shape, values, rounding, looked_up, multiplied)
 
 
 def _layout(node: ir.Node, shape: tuple[int, ...], scales: int) -> tuple[tuple[int, int], int]:
@@ -198,10 +192,10 @@ def _of_integers(node: ir.Node) -> Matrix | None:
         return turned
 
     group = inputs if factor.size > 1 else inputs * outputs
+    rounding = Rounding(8, group, not zero.any())
     return Matrix(
-        str(stored.name), "MatMulInteger", (outputs, inputs), values, 8, group, not zero.any(), _gathered(stored),
-        multiplied=True,
-    )  # fmt: skip
+        str(stored.name), "MatMulInteger", (outputs, inputs), values, rounding, _gathered(stored), multiplied=True
+    )
 
 
 def b_scale(node: ir.Node) -> ir.Value | None:
@@ -301,13 +295,8 @@ def _float_product(node: ir.Node, model: ir.Model) -> bool:
 
 # Compare the quantised weights with the checkpoint, and put dequantised weights into the torch model.
 
-
-@record
-class Replaced:
-    """A quantised matrix of the graph, and the parameters that its rows are."""
-
-    matrix: Matrix
-    pieces: tuple[Piece, ...]
+Replaced = tuple["Matrix", tuple["Piece", ...]]
+"""A quantised matrix of the graph, and the parameters that its rows are."""
 
 
 @record
@@ -341,7 +330,7 @@ def compare(dequantised: Sequence[Matrix], reference: Reference) -> Compared:
             unmatched.append(matrix.name)
             continue
         weights.append(_figures(matrix, pieces, _weight(pieces, parameters), values))
-        replaced.append(Replaced(matrix, pieces))
+        replaced.append((matrix, pieces))
     return Compared(tuple(weights), tuple(replaced), tuple(unmatched))
 
 
@@ -353,10 +342,9 @@ def put(reference: Reference, replaced: Sequence[Replaced], *, good: bool = Fals
     model = reference.model
     parameters, owners = _matrices(reference), _owners(model)
     inputs = {id(module) for module in model.modules() if hasattr(module, "embedding_dim")}
-    for entry in replaced:
-        matrix = entry.matrix
-        values = round_to_nearest(_weight(entry.pieces, parameters), _rounding(matrix)) if good else matrix.values()
-        for piece in entry.pieces:
+    for matrix, pieces in replaced:
+        values = round_to_nearest(_weight(pieces, parameters), matrix.rounding) if good else matrix.values()
+        for piece in pieces:
             for module in owners.get(piece.name, ()):
                 if matrix.looked_up if id(module) in inputs else matrix.multiplied:
                     part = torch.from_numpy(np.ascontiguousarray(piece.part(values)))
@@ -373,13 +361,9 @@ def _weight(pieces: Sequence[Piece], parameters: Mapping[str, torch.Tensor]) -> 
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).float().numpy()
 
 
-def _rounding(matrix: Matrix) -> Rounding:
-    return Rounding(matrix.bits, matrix.group, matrix.symmetric)
-
-
 def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Any, values: Any) -> QuantisedWeight:
     # Compare the values of a graph with ``weight``, beside those of `round_to_nearest`.
-    rounding = _rounding(matrix)
+    rounding = matrix.rounding
     size, ours, theirs = 0.0, list[Doubles](), list[Doubles]()
     for rows, parts, good in _rounded_blocks(weight, rounding):
         made = _groups(values[rows].astype(np.float64), rounding.group)
@@ -390,17 +374,16 @@ def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Any, values: Any) 
     join = (lambda sums: np.array([np.concatenate(sums).sum()])) if rounding.group >= weight.size else np.concatenate
     sums = [join(side) for side in (ours, theirs)]
     error, known_good = (float(np.sqrt(side.sum() / size)) if size else 0.0 for side in sums)
-    errors = WeightErrors(error, known_good, worst_quotient(*(np.sqrt(side / rounding.group) for side in sums)))
     return QuantisedWeight(
         name=matrix.name,
         parameters=tuple(piece.name for piece in pieces),
         operator=matrix.operator,
-        bits=matrix.bits,
-        block=matrix.group,
-        symmetric=matrix.symmetric,
-        error=errors.graph,
-        known_good_error=errors.known_good,
-        worst_block=errors.worst,
+        bits=rounding.bits,
+        block=rounding.group,
+        symmetric=rounding.symmetric,
+        error=error,
+        known_good_error=known_good,
+        worst_block=worst_quotient(*(np.sqrt(side / rounding.group) for side in sums)),
     )
 
 
@@ -484,20 +467,14 @@ _MEDIAN = 2.0
 
 @record
 class Rounding:
-    """How a quantiser rounds a matrix. ``group`` consecutive elements of a row share a scale, or all elements."""
+    """How a quantiser rounds a matrix.
+
+    ``group`` elements of a row, one after another, share a scale; more than a row if rows share it.
+    """
 
     bits: int
     group: int
     symmetric: bool
-
-
-@record
-class WeightErrors:
-    """The relative RMS error of a graph's matrix and of the known-good one, and `worst_quotient`."""
-
-    graph: float
-    known_good: float
-    worst: float
 
 
 def round_to_nearest(weight: Elements, rounding: Rounding) -> Elements:

@@ -16,7 +16,7 @@ import torch
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Loss, Metrics, Parity, ProviderUse, Quantised, Verdict
-from tieconv.checkpoint.value_type import identity_record, record
+from tieconv.checkpoint.value_type import identity_record
 from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
 from tieconv.formats.strict_json import parse_json
 from tieconv.onnx.ort_session import open_session
@@ -106,12 +106,11 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
         only, fed = f"only batches of {count(rows, 'row')} with {count(tokens, 'token')} were run", ""
     structure = replace(structure, notes=(*structure.notes, *filter(None, [note, fed, only])))
     with passes.LogitStore() as store:
-        sessions = passes.run_sessions(subject, work, store)
-        torch_runs = passes.run_torch(subject, dtype, work, store)
-        judged = judge(work, store, sessions.graph, subject.precision)
-        tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
-        stored = [*structure_gates(structure), *identity_gates(torch_runs.identity), *lookup_gates(seen)]
-        stored += torch_runs.gates
+        use, failed, tf32_failed = passes.run_sessions(subject, work, store)
+        identity, numbers, embedding = passes.run_torch(subject, dtype, work, store)
+        judged = judge(work, store, failed, subject.precision)
+        tf32 = judge(work, store, tf32_failed, subject.precision, "tf32") if tf32_failed is not None else None
+        stored = [*structure_gates(structure), *identity_gates(identity), *lookup_gates(seen), *embedding]
         gates = (*stored, *judged.gates())
         # Without a measurement there is no agreement.
         passed = all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
@@ -119,13 +118,13 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
             structure = replace(structure, notes=(*structure.notes, "at this shape every other gate passed"))
         likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
         if not passed and not likely and all(gate.passed for gate in stored):
-            likely = list(wrong_constant(subject, torch_runs.numbers))
+            likely = list(wrong_constant(subject, numbers))
     return subject.report(
         Verdict.PASSED if passed else Verdict.FAILED,
         reason="; ".join(likely),
-        provider=sessions.use,
+        provider=use,
         structure=structure,
-        identity=torch_runs.identity,
+        identity=identity,
         gates=gates,
         cases=judged.cases,
         metrics=Metrics(
@@ -224,8 +223,7 @@ def _measured_quantised(
     folder: Path,
 ) -> Parity:
     """Run the float reference, the graph, and torch on the graph's own weights. One model is in memory at a time."""
-    floats = _float_runs(subject, dequantised, text, work, store)
-    compared, tokens = floats.compared, floats.tokens
+    identity, compared, tokens, nats, good_nats = _float_runs(subject, dequantised, text, work, store)
     model, use = _graph(subject, subject.graph.path)
     errors = passes.run_graph(model, work, store, "as it runs")
     lost = None if errors else mean_nats(tokens, model.logits)
@@ -247,12 +245,12 @@ def _measured_quantised(
         compared.weights,
         compared.unmatched,
         _loss(ours, lost),
-        _loss(good, floats.good_nats),
-        _perplexity(floats.nats),
+        _loss(good, good_nats),
+        _perplexity(nats),
         0 if tokens is None else tokens.predicted,
         "" if tokens is None else tokens.source,
     )
-    stored = (*structure_gates(subject.structure), weight_gate(quantised), *identity_gates(floats.identity))
+    stored = (*structure_gates(subject.structure), weight_gate(quantised), *identity_gates(identity))
     gates = (*stored, *judged.gates(), *loss_gates(quantised, good.positions))
     passed = all(gate.passed for gate in gates) and any(gate.name == "kl" for gate in gates)
     precisions = subject.torch_precision(dtype), subject.torch_precision(subject.precision)
@@ -260,7 +258,7 @@ def _measured_quantised(
         Verdict.PASSED if passed else Verdict.FAILED,
         provider=use,
         structure=subject.structure,
-        identity=floats.identity,
+        identity=identity,
         gates=gates,
         cases=judged.cases,
         metrics=Metrics(*precisions, SEEDS, judged.pools()),
@@ -270,25 +268,17 @@ def _measured_quantised(
     )
 
 
-@record
-class FloatRuns:
-    """The float model's weights beside the graph's, and nats a token of it and of the known-good quantiser."""
-
-    identity: Identity
-    compared: quantised_weights.Compared
-    tokens: Tokens | None
-    nats: float | None
-    good_nats: float | None
-
-
 def _float_runs(
     subject: measured_pair.Subject,
     dequantised: Sequence[quantised_weights.Matrix],
     text: str | None,
     work: passes.Work,
     store: passes.LogitStore,
-) -> FloatRuns:
-    """Run the float reference, then the same with the weights of the known-good quantiser."""
+) -> tuple[Identity, quantised_weights.Compared, Tokens | None, float | None, float | None]:
+    """Run the float reference, then the same with the weights of the known-good quantiser.
+
+    Returns its weights beside the graph's, the tokens of the text, and nats a token of both.
+    """
     model = _loaded(subject, "float32")  # the loss is far larger than the rounding of float32
     compared = quantised_weights.compare(dequantised, model)
     identity = float_identity(subject, model, compared)
@@ -302,7 +292,7 @@ def _float_runs(
     with rounded_activations(model.model, compared.parameters, quantised_weights.activation_forms(subject.graph.path)):
         good = mean_nats(tokens, model.logits)
         passes.run_model(model, work, store, "good")
-    return FloatRuns(identity, compared, tokens, nats, good)
+    return identity, compared, tokens, nats, good
 
 
 def _loaded(subject: measured_pair.Subject, dtype: str) -> Reference:

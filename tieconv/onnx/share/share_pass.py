@@ -152,8 +152,18 @@ class SharePass(InPlacePass):
         kinds = group.kinds
         if "folded" not in kinds and any(use.flipped for member in members for use in uses_of(member.stored.value)):
             kinds = (*kinds, "folded")
-        applied = apply(self._file, members, choice, setting)
-        survivor = applied.survivor
+        # Rewrite every use that does not read the copy that stays.
+        reads = to_rewrite(reads_of(members), choice, setting.form)
+        survivor = _keeper(self._file, members, choice, setting, reads)
+        target = target_of(choice, setting, survivor)
+        nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
+        loose = rounding(members, reads, target)
+        heads = any(becomes_another_node(read.use) for read in reads)
+        for read in reads:
+            pattern_of(read.use).rewrite(read.use, target)
+        dropped = _remove_copies(members, survivor)
+        if setting.form is HeadForm.FUSED and reads:
+            self._file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
         assert survivor.const_value is not None and survivor.dtype is not None
         size = survivor.const_value.nbytes
         copies = 2 if any(use.flipped for use in uses_of(survivor)) else 1
@@ -162,8 +172,8 @@ class SharePass(InPlacePass):
             graph=self._file.name,
             kinds=kinds,
             initializer=str(survivor.name),
-            dropped=applied.dropped,
-            nodes=applied.nodes,
+            dropped=dropped,
+            nodes=nodes,
             dtype=survivor.dtype.name,
             shape=sides(survivor.const_value.shape),
             stored_before=stored,
@@ -172,8 +182,8 @@ class SharePass(InPlacePass):
             held_after=copies * size,
             left=left,
             copies_promised=copies + _FORMS * others,
-            rounded=applied.rounded,
-            form=applied.form,
+            rounded=loose,
+            form=setting.form if heads else None,
         )
 
     def left(self, why: str) -> None:
@@ -444,42 +454,15 @@ LEFT = "a MatMul with the matrix as its left operand"
 """A use that no form of the head changes."""
 
 
-@record
-class Applied:
-    """What a rewrite did.
-
-    ``survivor`` is the value that stays, ``dropped`` the removed names, and ``nodes`` the rewritten nodes. ``rounded``
-    says what a session may round differently. ``form`` is the form of heads that became other nodes, or ``None``.
-    """
-
-    survivor: ir.Value
-    dropped: tuple[str, ...]
-    nodes: tuple[str, ...]
-    rounded: str
-    form: HeadForm | None
-
-
-def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting) -> Applied:
-    """Rewrite every use that does not read the copy that stays."""
-    reads = to_rewrite(reads_of(members), choice, setting.form)
-    survivor = _keeper(file, members, choice, setting, reads)
-    target = target_of(choice, setting, survivor)
-    nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
-    loose = rounding(members, reads, target)
-    heads = any(becomes_another_node(read.use) for read in reads)
-    for read in reads:
-        pattern_of(read.use).rewrite(read.use, target)
+def _remove_copies(members: Sequence[Member], survivor: ir.Value) -> tuple[str, ...]:
+    """Remove the copies that no node reads any more, and return their names."""
+    for member in members:
+        remove_unread(member.stored.value)
     removed = [member.stored for member in members if member.stored.value is not survivor]
-    for stored in (member.stored for member in members):
-        remove_unread(stored.value)
-    names = tuple(str(stored.value.name) for stored in removed)
     for stored in removed:
-        value = stored.value
-        assert not value.uses() and not value.is_graph_output()
-        stored.graph.initializers.pop(str(value.name))
-    if setting.form is HeadForm.FUSED and reads:
-        file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    return Applied(survivor, names, nodes, loose, setting.form if heads else None)
+        assert not stored.value.uses() and not stored.value.is_graph_output()
+        stored.graph.initializers.pop(str(stored.value.name))
+    return tuple(str(stored.value.name) for stored in removed)
 
 
 def rounding(members: Sequence[Member], reads: Sequence[Read], target: Target) -> str:
