@@ -129,6 +129,19 @@ def test_an_unused_ignore_is_told() -> None:
     assert list(replace(judge, selection=Selection(("TIE",))).notes(models)) == []
 
 
+def test_an_entry_for_no_checked_model_is_told() -> None:
+    """Where every model of the directory that would hold it was checked; not for a run over some of its models."""
+    names = ("models/a", "models/typo", "models/[x]*", "other/typo", "*/typo")
+    settings = Settings("/repo/tieconv.toml", per_model=tuple(ModelIgnore(name, ("TIE",), "r") for name in names))
+    models = {A: CheckedModel("a", (checked_finding("TIE002"),)), B: CheckedModel("b", failure=Failure("m", "h"))}
+    start = "/repo/tieconv.toml: no checked model matches "
+    searched = policy(settings=settings, searched=("/repo/models",))
+    assert list(searched.notes(models)) == [f"{start}models/typo", f"{start}models/[x]*"]
+    everywhere = list(replace(searched, searched=("/repo",)).notes(models))
+    assert everywhere == [start + name for name in names[1:]]
+    assert list(policy(settings=settings).notes(models)) == []
+
+
 def test_the_exit_code() -> None:
     """2 for a model that could not be read, else 1 for an open finding at or above the level, else 0."""
     note = CheckedFinding(Finding("TIE004", Level.NOTE, "m"), "f")

@@ -53,11 +53,11 @@ def test_text_groups_by_model_the_worst_first() -> None:
     heads = [line for line in text.splitlines() if re.match(r"\S.*: (ok|failed|could)", line)]
     assert heads == [
         "models/torn: could not be read",
-        "models/bad: failed, 1 finding waived",
+        "models/bad: failed, 1 finding waived (baseline: known since 2024-05)",
         "hf://org/remote@v1: failed",
         "models/mild: ok",
         "models/clean: ok",
-        "models/waived: ok, 1 finding waived",
+        "models/waived: ok, 1 finding waived (baseline: known since 2024-05)",
     ]
     assert "  hint: fetch it" in text
 
@@ -350,5 +350,5 @@ def test_waivers_are_named() -> None:
     assert isinstance(waived, CheckedFinding)
     for name in ("json", "sarif", "junit", "markdown"):
         assert "see the release notes" in check.render(name, report) and "model" in check.render(name, report)
-    assert "1 finding waived" in check.render("text", report)
+    assert check.render("text", report) == f"m: ok, 1 finding waived ({waived.finding.rule}: see the release notes)"
     assert "1 waived" in check.render("github", report)

@@ -105,11 +105,13 @@ def find_policy(
     consumers: str | None = None,
     baseline: str | None = None,
     without_baseline: bool = False,
+    searched: Iterable[str] = (),
 ) -> Policy:
     """Return the policy for ``models``.
 
     The settings are those of ``config``; none with ``no_config``. By default they are those in the working directory
-    or the closest parent directory in the repository. Those inside a model do not count.
+    or the closest parent directory in the repository. Those inside a model do not count. Every model of the
+    ``searched`` directories is checked.
     """
     from tieconv.gate.policy import find_settings, load_settings, make_policy
 
@@ -123,6 +125,7 @@ def find_policy(
         consumers=consumers,
         baseline=baseline,
         without_baseline=without_baseline,
+        searched=searched,
     )
 
 

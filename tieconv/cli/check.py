@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -144,12 +145,16 @@ def engine_of(name: str, address: str | None, jobs: int) -> Iterator[tuple[Execu
 
 def run(arguments: Arguments) -> int:
     """Print and write the results, and return the exit code."""
-    sources = expand(read_lists(arguments.models, sys.stdin.buffer), **arguments.only(*_CHOICE))
+    named = read_lists(arguments.models, sys.stdin.buffer)
+    sources = expand(named, **arguments.only(*_CHOICE))
+    whole = not any(arguments.only("include", "exclude", "newer_than").values())
+    searched = (path for path in named if whole and path not in sources and os.path.isdir(path))
     # The baseline may be the file that this run writes, so it need not exist yet.
     baseline = arguments.write_baseline
     reports = [(format_, path) for format_, _, path in (report.partition("=") for report in arguments.reports)]
     reports += [(arguments.format, arguments.output_file)] if arguments.output_file is not None else []
-    policy = find_policy(sources, **arguments.only(*_RULES), without_baseline=bool(baseline))
+    rules = arguments.only(*_RULES)
+    policy = find_policy(sources, **rules, without_baseline=bool(baseline), searched=searched)
     for path in filter(None, (baseline, *(path for _, path in reports))):
         guard_report(path, sources)
     report, models = _checked(arguments, policy, sources)

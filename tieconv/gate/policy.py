@@ -124,7 +124,10 @@ def _entry(value: dict[str, object]) -> Entry:
 
 @record
 class Policy:
-    """Everything that decides whether a finding counts. Models are identified by absolute path."""
+    """Everything that decides whether a finding counts. Models are identified by absolute path.
+
+    ``searched`` are the directories of which every model is checked.
+    """
 
     selection: Selection
     settings: Settings
@@ -132,6 +135,7 @@ class Policy:
     depth: Depth
     consumers: str | None = None
     baseline: Baseline | None = None
+    searched: tuple[str, ...] = ()
 
     def judge(self, model: CheckedModel, location: str) -> CheckedModel:
         """Return the model with only the selected findings, each with its waiver."""
@@ -172,6 +176,11 @@ class Policy:
         ``models`` are keyed by location.
         """
         yield from self.settings_notes()
+        met = {number for location in models for number, _ in self._about(location)}
+        for number, ignore in enumerate(self.settings.per_model):
+            start = os.path.join(self.settings.folder, os.path.dirname(re.split(r"[*?[]", ignore.model)[0]))
+            if number not in met and not set(self.searched).isdisjoint(upward(os.path.realpath(start))):
+                yield f"{shown(self.settings.path)}: no checked model matches {shown(ignore.model)}"
         read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
@@ -370,10 +379,12 @@ def make_policy(
     consumers: str | None = None,
     baseline: str | None = None,
     without_baseline: bool = False,
+    searched: Iterable[str] = (),
 ) -> Policy:
     """Return the policy. An option overrides its setting, but ``ignore`` adds to the ignored rules.
 
-    ``without_baseline`` skips the baseline that the settings give.
+    ``without_baseline`` skips the baseline that the settings give. Every model of the ``searched`` directories is
+    checked.
     """
     chosen = selectors(select, "--select") or settings.select or (ALL,)
     ignored = (*settings.ignore, *selectors(ignore, "--ignore"))
@@ -387,4 +398,5 @@ def make_policy(
         depth=Depth(depth) if depth else settings.depth or Depth.CANDIDATES,
         consumers=consumers or settings.consumers,
         baseline=load_baseline(path) if path else None,
+        searched=tuple(map(os.path.realpath, searched)),
     )

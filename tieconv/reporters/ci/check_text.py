@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Level
-from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.text import Paint, columns, finding_lines, plain, wrapped
 from tieconv.text import count, shown
@@ -39,8 +39,10 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
     verdict = paint("failed", "error") if report.fails(model) else paint("ok", "good")
     if model.unread and not report.fails(model):
         verdict = paint("unread", "warning")  # the rules saw only a part of the model
-    dropped = len(view.waived(model))
-    yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
+    dropped = view.waived(model)
+    why = "; ".join(dict.fromkeys(_reason(entry) for entry in dropped))
+    note = f", {count(len(dropped), 'finding')} waived ({why})" if dropped else ""
+    yield "\n".join(wrapped(note, f"{name}: {verdict}", width))
     findings = [*model.open]
     for entry in findings[:_SHOWN_FINDINGS]:
         where = f"{view.line(entry.file)}: " if entry.file else ""
@@ -48,6 +50,12 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
     left = len(findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--format json lists them)"
+
+
+def _reason(entry: CheckedFinding) -> str:
+    assert entry.waiver is not None
+    own = entry.waiver.by == "model"
+    return view.line(f"{entry.finding.rule}: {entry.waiver.reason}" if own else entry.waiver.sentence, 200)
 
 
 # The report of `tieconv check` as a table with one row for each model, also for unread models.
