@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.conftest import ROOT
+
+SCHEMA = ROOT / "tieconv" / "reporters" / "schemas" / "error.schema.json"
 
 
 def stderr(arguments: list[str], *, terminal: bool, **more: str) -> str:
@@ -50,6 +54,18 @@ def test_a_closed_stderr_leaves_the_exit_code(models: Path, line: str, code: int
     """An error that nobody can read is no answer: 2, not the 1 of a finding."""
     words = line.format(models / "llama-tied")
     assert shell(f"{words} 2>&-").returncode == code
+
+
+@pytest.mark.parametrize("line", ["inspect nope --json", "check {0} --select X --format json", "retie {1} --json"])
+def test_json_of_an_error_is_a_document(models: Path, line: str) -> None:
+    """Its sentence and hint are those of stderr; nothing is on stdout without --json."""
+    words = line.format(models / "llama-tied", models / "llama-diverged")
+    done = shell(words)
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    assert done.returncode == 2 and document["code"]
+    assert done.stderr == f"error: {document['error']}\nhint: {document['hint']}\n"
+    assert shell(words.replace("--json", "").replace("--format json", "")).stdout == ""
 
 
 def test_a_closed_stdout_is_an_error(models: Path) -> None:

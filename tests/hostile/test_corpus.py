@@ -49,10 +49,10 @@ def test_size_of_the_corpus() -> None:
     assert len(NAMES) >= 360
 
 
-def assert_refusal(answer: Answer) -> None:
-    """One sentence, one hint, exit 2, nothing on stdout, nothing that a terminal obeys."""
+def assert_refusal(answer: Answer, *, as_json: bool = False) -> None:
+    """One sentence, one hint, exit 2, no result on stdout, nothing that a terminal obeys."""
     assert answer.code == 2, answer
-    assert answer.stdout == ""
+    assert (json.loads(answer.stdout)["schema"] == "tieconv.error/1") if as_json else answer.stdout == ""
     lines = answer.stderr.splitlines()
     assert len(answer.errors) == len(answer.hints) == 1, answer.stderr
     assert lines[0].startswith("error: ") and lines[-1].startswith("hint: "), answer.stderr
@@ -185,7 +185,7 @@ def test_terminals_that_lack_characters(corpus: Mapping[str, Case], name: str, e
 
 def test_a_refusal_prints_no_json(corpus: Mapping[str, Case]) -> None:
     for name in ("file-hole", "index-shard-parent", "config-deep", "special-fifo"):
-        assert_refusal(run("inspect", corpus[name].path, "--json"))
+        assert_refusal(run("inspect", corpus[name].path, "--json"), as_json=True)
 
 
 def test_traceback_on_request(corpus: Mapping[str, Case]) -> None:

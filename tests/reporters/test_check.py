@@ -330,6 +330,9 @@ def test_paths_are_those_of_the_repository(tmp_path: Path, monkeypatch: pytest.M
     assert (relative("a/../b"), relative("../b"), relative("hf://a/b")) == ("b", None, None)
     assert uri(str(tmp_path / "sub" / "ä b%#?.bin")) == "%C3%A4%20b%25%23%3F.bin"
     assert uri("../b") == f"file://{tmp_path}/b" and uri("hf://org/a@v 1/x") == "hf://org/a@v%201/x"
+    (tmp_path / ".git").mkdir()
+    assert (relative("a/../b"), relative("../b"), relative("../../b"), uri("b")) == ("sub/b", "b", None, "sub/b")
+    (tmp_path / ".git").rmdir()
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     assert (relative("b"), relative("../b"), uri("b")) == ("sub/b", "b", "sub/b")
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from itertools import pairwise
+from typing import Any
 
 import click
 
-from tieconv.cli.screen import echo, has_colour, reset
+from tieconv.cli.screen import document, echo, has_colour, has_document, reset
 from tieconv.errors import TieconvError
 from tieconv.text import close, path_word, shown
 from tieconv.version import VERSION
@@ -182,7 +183,20 @@ class ErrorBoundary(click.Group):
                 for part in traceback.format_exception(error):
                     for line in part.splitlines():
                         echo(shown(line, 1000), err=True)
-            _stop(*ending(error))
+            sentence, hint, code = ending(error)
+            tell(sentence, hint)
+            as_json = {"--json", "--format=json"} & {*argv} or ("--format", "json") in pairwise(argv)
+            if as_json and not has_document():
+                _document(sentence, hint, getattr(error, "code", type(error).__name__))
+            sys.exit(code)
+
+
+def _document(sentence: str, hint: str, code: str) -> None:
+    """Print an error where `--json` promises a document: schema `tieconv.error/1`."""
+    import json
+
+    facts = {"schema": "tieconv.error/1", "tieconv": VERSION, "error": sentence, "hint": hint, "code": code}
+    document(json.dumps(facts, indent=2))
 
 
 def ending(error: Exception) -> tuple[str, str, int]:
@@ -206,9 +220,5 @@ def _have_streams() -> None:
             continue
         sys.stderr = os.fdopen(2, "w", encoding="utf-8")
     if sys.stdout is None:
-        _stop("standard output is closed", "redirect it: > FILE, or > /dev/null", 2)
-
-
-def _stop(message: str, hint: str, code: int) -> NoReturn:
-    tell(message, hint)
-    sys.exit(code)
+        tell("standard output is closed", "redirect it: > FILE, or > /dev/null")
+        sys.exit(2)

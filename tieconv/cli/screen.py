@@ -124,6 +124,7 @@ def shortened(text: str, most: int = MAX_LINES) -> str:
 
 def document(text: str) -> None:
     """Print a JSON document in ASCII."""
+    _asked["document"] = True
     # A CI runner executes `##[` anywhere in a line. Only strings hold a `#`.
     click.echo(text.replace("##", "#\\u0023"), file=own())
 
@@ -160,7 +161,8 @@ _STYLES: dict[str, dict[str, Any]] = {
     "quiet": {"dim": True},
 }
 _asked: dict[str, object] = {}
-"""The values of `-q`, `-v` and `--color`. Errors are printed after Click's context has ended."""
+"""The values of `-q`, `-v` and `--color`, and whether a document was printed. Errors are printed after Click's
+context has ended."""
 
 
 def reset() -> None:
@@ -176,6 +178,11 @@ def set_option(context: click.Context, parameter: click.Parameter, value: object
     if name == "color":
         asked = _asked.get(name, AUTO)
         context.color = (True if _forced() else None) if asked == AUTO else asked == ALWAYS
+
+
+def has_document() -> bool:
+    """Return whether the command has printed a JSON document."""
+    return "document" in _asked
 
 
 def is_quiet() -> bool:

@@ -6,6 +6,7 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 from tieconv.checkpoint.finding import Level
@@ -123,14 +124,13 @@ def path_of(source: str, file: str) -> str:
 def relative(path: str) -> str | None:
     """Return ``path`` relative to the repository's root, or ``None`` for a path outside of it.
 
-    The root is $GITHUB_WORKSPACE, or the working directory if that is not set.
+    The root is $GITHUB_WORKSPACE, else the nearest directory with `.git`, else the working directory.
     """
     if path.startswith(_REMOTE):
         return None
-    root = os.environ.get("GITHUB_WORKSPACE", "")
-    if not root and not path.startswith(("/", "..")):
-        return posixpath.normpath(path or ".")
-    inside = os.path.relpath(path or ".", root or os.curdir)
+    here = Path.cwd()
+    repository = next((directory for directory in (here, *here.parents) if (directory / ".git").exists()), here)
+    inside = os.path.relpath(path or ".", os.environ.get("GITHUB_WORKSPACE") or repository)
     return None if inside == ".." or inside.startswith("../") else inside
 
 
