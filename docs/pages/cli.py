@@ -24,7 +24,7 @@ document. Colour and progress bars appear only on a terminal. Set `NO_COLOR` to 
 | **1** (`check`) | A finding has the `--fail-on` level or higher. |
 | **1** (`fleet report --since`) | A finding is new, or a model can no longer be read. |
 | **1** (`parity`, `export`) | Parity failed. |
-| **2** | tieconv failed or refused. It prints a sentence and a hint; [with `--json`](schemas.md#error) also on stdout. |
+| **2** | tieconv failed or refused. It prints a sentence and hint; [with `--json`](schemas.md#error) also on stdout. |
 | **130** | The command was interrupted. |
 | **141** | The reader of the output closed the pipe. |
 
