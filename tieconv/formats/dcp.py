@@ -37,9 +37,8 @@ def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoi
             "fetch the missing file, or save the checkpoint again; the save may not have finished",
             "dcp.no-metadata",
         )
-    metadata = read_metadata(listing, files)
-    readable = not metadata.transformed
-    return _checkpoint(listing, files, format_name, metadata.tensors, metadata.files, DCP_METADATA, readable)
+    chunks, names, transformed = read_metadata(listing, files)
+    return _checkpoint(listing, files, format_name, chunks, names, DCP_METADATA, not transformed)
 
 
 def _checkpoint(

@@ -31,32 +31,17 @@ class StoredChunks:
     keys: tuple[str, ...]
 
 
-@record
-class _Item:
-    """Where one item is stored."""
+def read_metadata(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...], tuple[str, ...], bool]:
+    """Return the tensors of a checkpoint, the files that hold them, and whether an extension of torch changed bytes.
 
-    range: ByteRange
-    transformed: bool
-
-
-@record
-class Metadata:
-    """The tensors of a checkpoint, the files that hold them, and whether an extension of torch changed the bytes."""
-
-    tensors: tuple[StoredChunks, ...]
-    files: tuple[str, ...]
-    transformed: bool
-
-
-def read_metadata(listing: Listing, files: Files) -> Metadata:
-    """Read the metadata of the checkpoint. Raises `UnreadableError` with a stable code."""
+    Raises `UnreadableError` with a stable code.
+    """
     data = files.pread(DCP_METADATA, min(files.state(DCP_METADATA).size, LIMIT) + 1, 0)
     fields = _fields(parse(data, DCP_METADATA, sum(listing.entries.values())))
-    places = _places(fields, listing)
+    places, transformed = _places(fields, listing)
     tensors = tuple(_tensors(fields, places))
-    every = [item for chunks in places.values() for item in chunks.values()]
-    names = sorted({item.range.file for item in every})
-    return Metadata(tensors, tuple(names), any(item.transformed for item in every))
+    names = {span.file for chunks in places.values() for span in chunks.values()}
+    return tensors, tuple(sorted(names)), transformed
 
 
 def _fields(value: object) -> dict[str, object]:
@@ -73,13 +58,14 @@ def _fields(value: object) -> dict[str, object]:
 
 
 _Offset = tuple[int, ...] | None
-_Places = dict[str, dict[_Offset, _Item]]
-"""Tensor name → offset of each chunk → its item. Only bytes, which tieconv never reads, have no offset."""
+_Places = dict[str, dict[_Offset, ByteRange]]
+"""Tensor name → offset of each chunk → where it is stored. Only bytes, which tieconv never reads, have no offset."""
 
 
-def _places(metadata: Mapping[str, object], listing: Listing) -> _Places:
-    """Return the file range of each chunk, checked against the existing files."""
+def _places(metadata: Mapping[str, object], listing: Listing) -> tuple[_Places, bool]:
+    """Return the file range of each chunk, checked against the existing files, and whether one is transformed."""
     places: _Places = {}
+    transformed = False
     storage = metadata["storage_data"]
     assert isinstance(storage, pickle_stack.Pairs)
     for index, info in storage.items:
@@ -94,12 +80,12 @@ def _places(metadata: Mapping[str, object], listing: Listing) -> _Places:
             _refuse(f"{shown(name)} has no offset and length in {shown(file)}")
         _check_place(name, file, start + size, listing)
         offset = None if where.get("offset") is None else _sides(name, where.get("offset"))
-        item = _Item(ByteRange(file, start, start + size), bool(fields.get("transform_descriptors")))
+        transformed = transformed or bool(fields.get("transform_descriptors"))
         chunks = places.setdefault(name, {})
         if offset in chunks:
             _refuse(f"{shown(name)} has two chunks at one offset")
-        chunks[offset] = item
-    return places
+        chunks[offset] = ByteRange(file, start, start + size)
+    return places, transformed
 
 
 def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
@@ -147,7 +133,7 @@ def _tensors(metadata: Mapping[str, object], places: _Places) -> Iterator[Stored
             _refuse(f"{shown(name)} is neither a tensor nor bytes")
 
 
-def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Offset, _Item]) -> Iterator[Chunk]:
+def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Offset, ByteRange]) -> Iterator[Chunk]:
     if not isinstance(listed, list) or not places:
         _refuse(f"{shown(name)} has no stored chunk")
     for each in listed:
@@ -155,10 +141,10 @@ def _chunks(name: str, shape: tuple[int, ...], listed: object, places: dict[_Off
         offsets, sides = _sides(name, fields.get("offsets")), _sides(name, fields.get("sizes"))
         if not len(shape) == len(offsets) == len(sides):
             _refuse(f"{shown(name)} has a chunk of another rank")
-        item = places.get(offsets)  # as torch: it does not find a chunk that is stored without an offset
-        if item is None:
+        span = places.get(offsets)  # as torch: it does not find a chunk that is stored without an offset
+        if span is None:
             _refuse(f"{shown(name)} has a chunk at {list(offsets)} that no file stores")
-        yield Chunk(offsets, sides, item.range, archive=True)
+        yield Chunk(offsets, sides, span, archive=True)
 
 
 def _sides(name: str, size: object) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ Only one tensor of each class of equal tensors is compared with other shapes and
 
 from __future__ import annotations
 
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import merge
@@ -19,7 +18,7 @@ from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
 from tieconv.errors import RefusedError
 from tieconv.inspection import view_reader
-from tieconv.inspection.equality import is_known_equal, relate_cast, transposable, transposed
+from tieconv.inspection.equality import floats_of, is_known_equal, relate_cast, transposable, transposed
 from tieconv.inspection.storage import sharing
 from tieconv.text import Hint, option, shown
 
@@ -163,10 +162,7 @@ def _may_be_cast(edges: dict[str, list[float]], left: TensorRecord, right: Tenso
 def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
     """Return the first and the last few values."""
     raw = b"".join(view_reader.read(reader, *end) for end in _ends(tensor, _EDGE_ELEMENTS))
-    if tensor.dtype == "BF16":
-        raw = b"".join(b"\0\0" + raw[at : at + 2] for at in range(0, len(raw), 2))
-    code = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}[tensor.dtype]
-    return [value for (value,) in struct.iter_unpack(f"<{code}", raw)]
+    return list(floats_of(raw, tensor.dtype))
 
 
 def _buckets(classes: Iterable[_Class], key: Callable[[_Class], Hashable | None]) -> list[list[_Class]]:

@@ -155,13 +155,17 @@ def _differing_rows(reader: ByteReader, left: TensorRecord, right: TensorRecord)
 
 def _largest_difference(left: bytearray, right: bytearray, dtype: str) -> float:
     """Return the largest difference of two values; infinity if a value is not finite."""
-    code, wide = {"F16": "<e", "F64": "<d"}.get(dtype, "<f"), (left, right)
-    if dtype == "BF16":  # the upper half of a float32
-        wide = bytearray(2 * len(left)), bytearray(2 * len(right))
-        for values, stored in zip(wide, (left, right), strict=True):
-            values[2::4], values[3::4] = stored[::2], stored[1::2]
-    gaps = (abs(x - y) for (x,), (y,) in zip(*(struct.iter_unpack(code, values) for values in wide), strict=True))
+    gaps = (abs(x - y) for x, y in zip(floats_of(left, dtype), floats_of(right, dtype), strict=True))
     return max(gap if isfinite(gap) else inf for gap in gaps)
+
+
+def floats_of(raw: bytes | bytearray, dtype: str) -> Iterator[float]:
+    """Return the numbers of F16, BF16, F32 or F64, with only the standard library."""
+    if dtype == "BF16":  # the upper half of a float32
+        wide = bytearray(2 * len(raw))
+        wide[2::4], wide[3::4] = raw[::2], raw[1::2]
+        raw = wide
+    return (value for (value,) in struct.iter_unpack({"F16": "<e", "F64": "<d"}.get(dtype, "<f"), raw))
 
 
 def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> proved.Scaled | None:
@@ -426,10 +430,8 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     )
     if largest >= layout.infinity:
         return BiasState.NONZERO, None
-    magnitude, dtype = (largest << 16, "F32") if record.dtype == "BF16" else (largest, record.dtype)
-    packing, value_code = {"F16": ("<H", "<e"), "F32": ("<I", "<f"), "F64": ("<Q", "<d")}[dtype]
-    value: float = struct.unpack(value_code, struct.pack(packing, magnitude))[0]
-    return (BiasState.NONZERO if largest else BiasState.ZERO), value
+    (magnitude,) = floats_of(largest.to_bytes(layout.width, "little"), record.dtype)
+    return (BiasState.NONZERO if largest else BiasState.ZERO), magnitude
 
 
 def has_nan(reader: ByteReader, record: TensorRecord) -> bool:

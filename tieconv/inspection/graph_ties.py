@@ -13,11 +13,11 @@ from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.checkpoint.relation import Aliased, Canonical
 from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
-from tieconv.checkpoint.tie_group import BiasState, Duplicate, Head, Member, OutputBias, OutputHead, TensorView, Tie
+from tieconv.checkpoint.tie_group import Duplicate, Head, Member, OutputHead, TensorView, Tie
 from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.declared import view_config
-from tieconv.inspection.equality import HINT, bias_summary, equal, has_nan, relate, relate_sampled
-from tieconv.inspection.ties import is_far
+from tieconv.inspection.equality import HINT, equal, has_nan, relate, relate_sampled
+from tieconv.inspection.ties import read_bias
 from tieconv.inspection.view_reader import is_sampled, one_way
 
 Tensors = Mapping[str, TensorRecord]
@@ -158,7 +158,6 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
         # What samples prove; nothing for a head that reads the transpose of its matrix.
-
         if embedding.turned != head.turned:
             return Unread(transposed=True, reason=f"samples cannot compare a transposed matrix: {HINT}")
         return relate_sampled(reader, left, right)
@@ -226,16 +225,7 @@ def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader,
         record = tensors[head.name]
         tied = head.name if embedding is not None and embedding.name == head.name else None
         output = OutputHead(record.name, True, tied, record.shape, record.dtype)
-    return Head(view, output, _bias(bias, tensors, reader, depth))
-
-
-def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) -> OutputBias | None:
-    if name is None:
-        return None
-    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
-        return OutputBias(name, BiasState.UNREAD)
-
-    return OutputBias(name, *bias_summary(reader, tensors[name]))
+    return Head(view, output, None if bias is None else read_bias(tensors[bias], reader, depth))
 
 
 # Compare an embedding and a head that are quantised in blocks: tied if all their stored parts are equal.

@@ -180,12 +180,17 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
     for name in reversed(names):
         actual = locate(family, name, tensors)
         if actual:
-            if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[actual])):
-                return OutputBias(actual, BiasState.UNREAD)
-            from tieconv.inspection.equality import bias_summary
-
-            return OutputBias(actual, *bias_summary(reader, tensors[actual]))
+            return read_bias(tensors[actual], reader, depth)
     return OutputBias(names[0], BiasState.ABSENT)
+
+
+def read_bias(record: TensorRecord, reader: ByteReader, depth: Depth) -> OutputBias:
+    """Return a stored bias. It stays unread at the depth of headers, or if it is large and far."""
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, record)):
+        return OutputBias(record.name, BiasState.UNREAD)
+    from tieconv.inspection.equality import bias_summary  # most models have no bias
+
+    return OutputBias(record.name, *bias_summary(reader, record))
 
 
 _FETCHED = 4 << 20

@@ -80,9 +80,10 @@ def one_way(left: TensorRecord, right: TensorRecord) -> tuple[TensorRecord, Tens
 
 
 def turned(record: TensorRecord) -> TensorRecord:
-    """Return a dense matrix as a strided view of its transpose."""
+    """Return a matrix as a strided view of its transpose."""
     rows, columns = record.shape
-    return TensorRecord(record.name, record.dtype, (columns, rows), record.range, (1, columns))
+    down, across = record.stride or (columns, 1)
+    return TensorRecord(record.name, record.dtype, (columns, rows), record.range, (across, down))
 
 
 # Stream tensor bytes: block boundaries, samples, reusable buffers and a byte counter.

@@ -137,16 +137,17 @@ def still_stored(ties: Iterable[Tie], edits: Edits) -> tuple[Tie, ...]:
     return tuple(tie for tie in ties if any(member.name in after for member in tie.members))
 
 
-def kept_promise(edits: Edits, tie: Tie) -> write_plan.TiePromise:
-    """Return the promise that the config declares the group as before, with the names that the edits leave."""
-    after = edits.after()
-    names = [member.name for member in tie.members]
-    return write_plan.TiePromise(
-        tie.canonical,
-        tie.declared,
-        tuple(name for name in names if name in after),
-        tuple(name for name in names if name not in after),
-    )
+def promise(tie: Tie, declared: bool | None, after: Collection[str]) -> write_plan.TiePromise:
+    """Return the promise that the config declares the group so, and that of its names those in ``after`` are stored."""
+    names = {member.name: member.name in after for member in tie.members}
+    stored, absent = (tuple(name for name, there in names.items() if there is kind) for kind in (True, False))
+    return write_plan.TiePromise(tie.canonical, declared, stored, absent)
+
+
+def kept_promises(inspection: Inspection, ties: Iterable[Tie], after: Collection[str]) -> write_plan.Promises:
+    """Return the promises that the config declares ``ties`` as before, with those of their names in ``after``."""
+    promises = tuple(promise(tie, tie.declared, after) for tie in ties)
+    return write_plan.Promises(inspection.config.effective, promises)
 
 
 def _summary(command: str, operations: Collection[write_plan.Operation], config_changes: bool) -> str:

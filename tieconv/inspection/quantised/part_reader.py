@@ -25,7 +25,7 @@ from tieconv.inspection.quantised.block_schemes import (
     words,
 )
 from tieconv.inspection.quantised.module_schemes import V1, quant_state
-from tieconv.inspection.view_reader import read, readable
+from tieconv.inspection.view_reader import read, readable, turned
 
 Array = npt.NDArray[Any]
 
@@ -44,14 +44,14 @@ class Decoded:
 
 
 class PartReader:
-    """The parts of one matrix, by purpose. ``turned`` purposes are read by columns: their rows are tokens."""
+    """The parts of one matrix, by purpose. ``by_columns`` are read by columns: their rows are tokens."""
 
     def __init__(
         self,
         matrix: QuantisedMatrix,
         tensors: Mapping[str, TensorRecord],
         reader: ByteReader,
-        turned: frozenset[str] = frozenset(),
+        by_columns: frozenset[str] = frozenset(),
     ) -> None:
         self.matrix = matrix
         self.columns = matrix.shape[1] if matrix.shape else 0
@@ -61,7 +61,7 @@ class PartReader:
         self._whole: dict[str, Array] = {}
         for part in matrix.parts:
             stored = tensors[part.name]
-            dense_reader, (dense,) = readable(reader, (_turned(stored) if part.role in turned else stored,))
+            dense_reader, (dense,) = readable(reader, (turned(stored) if part.role in by_columns else stored,))
             self._records.setdefault(part.role, (dense_reader, dense))
 
     def __contains__(self, role: str) -> bool:
@@ -134,12 +134,6 @@ class PartReader:
         if numbers.shape[1] == 1:
             return numbers
         return numbers[:, np.arange(self.columns) // width if groups is None else groups]
-
-
-def _turned(stored: TensorRecord) -> TensorRecord:
-    rows, columns = stored.shape
-    down, across = stored.stride or (columns, 1)
-    return TensorRecord(stored.name, stored.dtype, (columns, rows), stored.range, (across, down))
 
 
 def uniform(

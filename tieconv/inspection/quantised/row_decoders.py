@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
-from typing import Protocol
 
 import numpy as np
 
@@ -273,16 +272,6 @@ _BYTES = frozenset({"I8", "U8", "F8_E4M3", "F8_E5M2"})
 _ANY = frozenset({*part_reader.INTEGERS, "F16", "BF16", "F32", "F8_E4M3"})  # bitsandbytes stores the bytes as any type
 
 
-class Rows(Protocol):
-    """A matrix of float64 values, read by rows."""
-
-    divisor: float
-
-    def block(self, start: int, stop: int) -> Decoded:
-        """Return rows ``start`` to ``stop``."""
-        ...
-
-
 @record
 class Decoder:
     """How a scheme's rows are computed, of which types its codes are, and which parts are read by columns."""
@@ -358,6 +347,9 @@ class FloatRows:
         raw = read(self._reader, self._stored.range, start * width, (stop - start) * width)
         values = part_reader.to_float64(raw, self._stored.dtype).reshape(stop - start, -1)
         return Decoded(values, np.zeros((1, 1)), self._roundoff * np.abs(values))
+
+
+Rows = QuantisedRows | FloatRows
 
 
 def row_blocks(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tieconv.errors import RefusedError
 from tieconv.onnx.export import adapter
-from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, keeps_keys_and_values, sample_batch
+from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, keeps_keys_and_values, moved, sample_batch
 from tieconv.onnx.parity.bindings import DECODER, ENCODER
 from tieconv.onnx.write.data_placement import PAGE, SMALL
 from tieconv.reference import EncoderInput, Reference
@@ -205,19 +205,8 @@ def _computed(graph: ir.Graph, cross: ir.Model, hidden: ir.Value) -> ir.Graph:
     (source,) = cross.graph.inputs
     hidden.shape, hidden.type = source.shape, source.type
     source.replace_all_uses_with(hidden)
-    weights = list(cross.graph.initializers.values())
-    cross.graph.initializers.clear()
-    for weight in weights:
-        weight.name = f"{_PREFIX}{weight.name}"
-        graph.register_initializer(weight)
-    nodes, outputs = list(cross.graph), list(cross.graph.outputs)
-    cross.graph.outputs.clear()
-    cross.graph.remove(nodes)
-    for index, node in enumerate(nodes):
-        node.name = f"{_PREFIX}{node.name or index}"
-        for value in node.outputs:
-            value.name = f"{_PREFIX}{value.name}"
-    return ir.Graph([], outputs, nodes=nodes, name="first_pass")
+    outputs = list(cross.graph.outputs)
+    return ir.Graph([], outputs, nodes=moved(cross.graph, graph, _PREFIX), name="first_pass")
 
 
 def _from_cache(pasts: list[ir.Value]) -> ir.Graph:

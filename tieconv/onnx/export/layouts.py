@@ -39,8 +39,15 @@ class Model:
 
     def whole(self, *names: str) -> int:
         """Return the first of these entries of the config that is a positive integer; 0 if none is."""
-        entries = (getattr(self.config, name, None) for name in names)
-        return next((value for value in entries if isinstance(value, int) and value > 0), 0)
+        return _positive(getattr(self.config, name, None) for name in names)
+
+    def stated(self, *names: str) -> int:
+        """Return the first of these entries of `config.json` that is a positive integer; 0 if none is."""
+        return _positive(map(self.values.get, names))
+
+
+def _positive(entries: Iterable[object]) -> int:
+    return next((value for value in entries if isinstance(value, int) and value > 0), 0)
 
 
 STEM = "model"
@@ -325,11 +332,11 @@ class TransformersJS(Layout):
 
     def cache_shape(self) -> tuple[int, int] | None:
         # transformers.js reads the file, and not the defaults of transformers' class.
-        heads = _entry(self.model, "num_attention_heads", "n_head")
-        width = _entry(self.model, "head_dim") if self.model.model_type not in _WHOLE else 0
+        heads = self.model.stated("num_attention_heads", "n_head")
+        width = self.model.stated("head_dim") if self.model.model_type not in _WHOLE else 0
         if self.model.model_type not in _HEAD_WIDTH:
-            width = width or _entry(self.model, "hidden_size", "n_embd") // max(heads, 1)
-        return (heads if self.model.model_type in _WHOLE else _entry(self.model, "num_key_value_heads")), width
+            width = width or self.model.stated("hidden_size", "n_embd") // max(heads, 1)
+        return (heads if self.model.model_type in _WHOLE else self.model.stated("num_key_value_heads")), width
 
     def documents(self, kind: Kind) -> dict[str, str]:
         stems = (ENCODER, DECODER) if kind is Kind.PAIR else (STEM,)
@@ -341,12 +348,6 @@ class TransformersJS(Layout):
         if self.precision == "fp16":
             settings["kv_cache_dtype"] = {dtype: "float16"}
         return {"config.json": json.dumps({**self.model.values, "transformers.js_config": settings}, indent=2) + "\n"}
-
-
-def _entry(model: Model, *names: str) -> int:
-    """Return the first of these entries of `config.json` that is a positive integer; 0 if none is."""
-    entries = (model.values.get(name) for name in names)
-    return next((value for value in entries if isinstance(value, int) and value > 0), 0)
 
 
 # List the layouts by the words of `--layout`.

@@ -326,7 +326,21 @@ def first_pass(active: bool) -> Iterator[None]:
 
 
 IDS = "input_ids"
-_PREFIX = "embed_tokens."
+
+
+def moved(source: ir.Graph, graph: ir.Graph, prefix: str) -> list[ir.Node]:
+    """Move the weights of ``source`` to ``graph``, and return its nodes, now of no graph. All get the prefix."""
+    nodes, weights = list(source), list(source.initializers.values())
+    source.outputs.clear()
+    source.initializers.clear()
+    source.remove(nodes)
+    for value in (*weights, *(output for node in nodes for output in node.outputs)):
+        value.name = f"{prefix}{value.name}"
+    for weight in weights:
+        graph.register_initializer(weight)
+    for index, node in enumerate(nodes):
+        node.name = f"{prefix}{node.name or index}"
+    return nodes
 
 
 def join_embedding(decoder: ir.Model, embedding: ir.Model) -> None:
@@ -337,18 +351,8 @@ def join_embedding(decoder: ir.Model, embedding: ir.Model) -> None:
     graph, before = decoder.graph, embedding.graph
     (ids,), (rows,) = list(before.inputs), list(before.outputs)
     fed = next(value for value in graph.inputs if value.name == EMBEDS)
-    nodes, weights = list(before), list(before.initializers.values())
-    for value in [*weights, *(output for node in nodes for output in node.outputs)]:
-        value.name = f"{_PREFIX}{value.name}"
-    before.outputs.clear()
     before.inputs.clear()
-    before.initializers.clear()
-    before.remove(nodes)
-    for weight in weights:
-        graph.register_initializer(weight)
-    for node in nodes:
-        node.name = f"{_PREFIX}{node.name}"
-    graph.insert_before(graph[0], nodes)
+    graph.insert_before(graph[0], moved(before, graph, "embed_tokens."))
     fed.replace_all_uses_with(rows)
     graph.inputs.remove(fed)
     graph.inputs.insert(0, ids)

@@ -13,7 +13,7 @@ import torch
 
 from tieconv.checkpoint.results.parity import Vocabulary
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.parity.bindings import Kind, Padding
+from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
 from tieconv.reference import Batch, EncoderInput, Features
 
 # Choose the shapes that a graph is measured on: nine with three seeds each, and some with one seed.
@@ -355,22 +355,9 @@ def _padding(config: Any) -> int:
 # Draw rows of `inputs_embeds` that are not rows of the table, as an image gives them.
 
 
-@record
-class Drawn:
-    """What to draw: the ``width`` of a row, and the numbers of a position (``axes``, 3 with M-RoPE).
-
-    ``blocks`` says whether token types decide what a token attends to; ``causal`` is the type of a token of text.
-    """
-
-    width: int
-    axes: int
-    blocks: bool
-    causal: int
-
-
-def with_rows(batch: Batch, cell: Cell, drawn: Drawn) -> Batch:
+def with_rows(batch: Batch, cell: Cell, drawn: Bindings) -> Batch:
     """Return the batch with token types. If its cell asks for them, rows, positions and a block are random."""
-    if drawn.blocks:
+    if Role.BLOCKS in drawn.inputs:
         batch = replace(batch, blocks=_blocks(batch, cell, drawn.causal))
     if not cell.embeds:
         return batch

@@ -173,8 +173,8 @@ def _special_ids(
 
 
 def _differing_ids(before: torch.Tensor, after: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return for each row whether its bytes differ. Values without rows count for all rows."""
-    if before.ndim and len(before) == rows:
+    """Return for each row whether its bytes differ. Values without rows or of another form count for all rows."""
+    if before.ndim and len(before) == rows and (before.shape, before.dtype) == (after.shape, after.dtype):
         ours, theirs = (value.reshape(rows, -1).contiguous().view(torch.uint8).numpy() for value in (before, after))
         return torch.from_numpy((ours != theirs).any(1))
     return torch.full((rows,), not torch.equal(before, after))
@@ -296,7 +296,7 @@ def embedding_gates(subject: Subject, model: Reference) -> Iterator[Gate]:
             expected = module(ids)[0]
         dtype = subject.bindings.inputs[Role.IDS].dtype
         made = session.run({Role.IDS: session.value(ids.to(_WHOLE[dtype]).numpy())}, [Role.EMBEDS], Role.EMBEDS)
-        wrong += ids[0][_different(as_tensor(made[Role.EMBEDS])[0], expected)].tolist()
+        wrong += ids[0][_differing_ids(expected, as_tensor(made[Role.EMBEDS])[0], len(expected))].tolist()
     explanation = f"the graph of the embedding gives the model's row bit for bit for each of {count(rows, 'id')}"
     if wrong:
         first = ", ".join(map(str, wrong[:3]))
@@ -307,10 +307,3 @@ def embedding_gates(subject: Subject, model: Reference) -> Iterator[Gate]:
 
 
 _WHOLE = {"INT64": torch.int64, "INT32": torch.int32}
-
-
-def _different(made: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether its bytes differ."""
-    if made.shape != expected.shape or made.dtype != expected.dtype:
-        return torch.ones(len(expected), dtype=torch.bool)
-    return (made.contiguous().view(torch.uint8) != expected.contiguous().view(torch.uint8)).any(-1)

@@ -43,9 +43,9 @@ class Work:
 
     ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one, and
     ``first_ids`` do at any budget. ``seconds`` is the budget for a model of so many ``weights``.
-    ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` describes the rows of a
-    decoder of `inputs_embeds`. ``features`` are those that an encoder reads in place of token ids. ``own_shape`` has
-    the rows, tokens and padding of a graph that is run at one shape alone.
+    ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` are the bindings of a
+    decoder of `inputs_embeds`, whose rows are drawn. ``features`` are those that an encoder reads in place of token
+    ids. ``own_shape`` has the rows, tokens and padding of a graph that is run at one shape alone.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class Work:
     length: int = 0
     rows: int = 0
     own: Batch | None = None
-    rows_drawn: batches.Drawn | None = None
+    rows_drawn: Bindings | None = None
     features: EncoderInput | None = None
     own_shape: tuple[int, int, int] | None = None
 
@@ -99,7 +99,7 @@ class Work:
         yield from (cell for cell in wanted if cell not in usual)
         yield from batches.token_cells(kind, self.first_ids, where)
         if drawn is not None:
-            yield from islice(batches.embedding_cells(longest, where, blocks=drawn.blocks), 2)
+            yield from islice(batches.embedding_cells(longest, where, blocks=Role.BLOCKS in drawn.inputs), 2)
 
     def _more(self) -> Iterator[batches.Cell]:
         """Yield nine shapes with three seeds each, those with one seed, single tokens and steps."""
@@ -110,7 +110,7 @@ class Work:
         yield from batches.cells(kind, longest, where)
         yield from batches.token_cells(kind, tuple(token for token in self.ids if token not in self.first_ids), where)
         if drawn is not None:
-            yield from batches.embedding_cells(longest, where, blocks=drawn.blocks)
+            yield from batches.embedding_cells(longest, where, blocks=Role.BLOCKS in drawn.inputs)
         if kind.steps:
             yield from batches.stepped(longest, where, kind)
 
@@ -171,9 +171,7 @@ def make_work(bindings: Bindings, config: Any, window: int = 0) -> Work:
         # Without position ids, a decoder may count a hole's positions. Rotary embeddings then see another distance.
         holes=kind is Kind.MASKED or kind.encodes or Role.POSITIONS in inputs,
         window=window,
-        rows_drawn=batches.Drawn(bindings.width, bindings.axes, Role.BLOCKS in inputs, bindings.causal)
-        if bindings.width
-        else None,
+        rows_drawn=bindings if bindings.width else None,
         features=features_of(bindings),
     )
 

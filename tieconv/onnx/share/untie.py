@@ -19,32 +19,25 @@ def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
     names = Names(file.model)
     matrices = []
     for stored in GraphBytes(file, files).stored(MIN_ELEMENTS):
-        tied = _tied(stored)
-        if tied is not None and tied.heads:
-            matrices.append(_untie(file, stored, tied, names))
+        flipped, heads = _tied(stored)
+        if heads:
+            matrices.append(_untie(file, stored, flipped, heads, names))
             file.changed = True
     return tuple(matrices)
 
 
-@record
-class _Tied:
-    """The heads of a matrix. ``flipped``: the embedding gathers rows of the transposed matrix."""
-
-    flipped: bool
-    heads: tuple[find.Use, ...]
-
-
-def _tied(stored: Stored) -> _Tied | None:
+def _tied(stored: Stored) -> tuple[bool, tuple[find.Use, ...]]:
+    """Return whether the embedding gathers rows of the transposed matrix, and the heads that read the matrix."""
     if len(stored.record.shape) != 2:
-        return None
+        return False, ()
     uses = list(find.uses_of(stored.value))
     lookups = [use for use in uses if use.node is not None and find.is_standard(use.node, "Gather") and use.index == 0]
     if not lookups:
-        return None
+        return False, ()
     first = lookups[0]
     assert first.node is not None
     flipped = first.flipped != (find.integer(first.node, "axis", 0) % 2 == 1)
-    return _Tied(flipped, tuple(use for use in uses if _is_head(use) and _reads_columns(use) != flipped))
+    return flipped, tuple(use for use in uses if _is_head(use) and _reads_columns(use) != flipped)
 
 
 def _is_head(use: find.Use) -> bool:
@@ -60,12 +53,12 @@ def _reads_columns(use: find.Use) -> bool:
     return use.flipped != bool(find.integer(use.node, "transB", 0))
 
 
-def _untie(file: GraphFile, stored: Stored, tied: _Tied, names: Names) -> SharedMatrix:
+def _untie(file: GraphFile, stored: Stored, flipped: bool, heads: tuple[find.Use, ...], names: Names) -> SharedMatrix:
     name = names.free(f"{stored.value.name}_head")
-    make = copied if tied.flipped else turned
+    make = copied if flipped else turned
     own = make(file, stored, stored.graph, name)  # as far from the heads as the embedding's: the same kernels
-    nodes = tuple(find.describe(use.node) for use in tied.heads)
-    for use in tied.heads:
+    nodes = tuple(find.describe(use.node) for use in heads)
+    for use in heads:
         assert use.node is not None
         _rewrite(use.node, own, names)
     find.remove_unread(stored.value)

@@ -84,7 +84,8 @@ def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = Non
     if lone is not None:
         name = data or f"{lone}{DATA}"
         homes = {id(tensor): name for tensor, _ in written[0].contents}
-        return _encode(written, [lone], _data(written, homes, set(homes.values())), ())
+        data_files = _data(written, homes, set(homes.values()))
+        return Store({lone: _graph_file(written[0], lone)}, data_files, ())
     remaining = {content for graph in written for _, content in graph.contents if isinstance(content, ByteRange)}
     lost = {span.file for file in files for span in file.ranges if span not in remaining}
     # A tensor goes to its former file, or, if it is new, to the graph's data file.
@@ -98,7 +99,7 @@ def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = Non
     made = _data(written, homes, moved)
     anew = [g for g in written if g.file.changed or any(homes[id(t)] in moved for t, _ in g.contents)]
     removed = tuple(sorted(lost - {file.name for file in made}))
-    return _encode(anew, [graph.file.name for graph in anew], made, removed)
+    return Store({graph.file.name: _graph_file(graph, graph.file.name) for graph in anew}, made, removed)
 
 
 def _message(file: GraphFile) -> _Written:
@@ -177,13 +178,6 @@ def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) ->
     del tensor.external_data[:]
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
-
-
-def _encode(
-    written: Sequence[_Written], names: Sequence[str], data: tuple[WrittenFile, ...], removed: tuple[str, ...]
-) -> Store:
-    graphs = {name: _graph_file(graph, name) for graph, name in zip(written, names, strict=True)}
-    return Store(graphs, data, removed)
 
 
 def _graph_file(graph: _Written, name: str) -> WrittenFile:

@@ -13,11 +13,11 @@ from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import BiasState, Tie
 from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, FLOATS, ByteRange, TensorRecord
-from tieconv.checkpoint.write_plan import Plan, Promises
+from tieconv.checkpoint.write_plan import Plan
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build, kept_promise, still_stored
+from tieconv.plans.build import build, kept_promises, still_stored
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, choose_values, guard_head, refuse
 from tieconv.plans.meaning import Note, Notes
@@ -210,15 +210,12 @@ def _plan(
     command: str, inspection: Inspection, edits: Edits, notes: Notes, options: dict[str, str | None] | None = None
 ) -> Plan:
     """Return the plan of ``edits``; the config and the ties do not change."""
-    promises = Promises(
-        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in still_stored(inspection.ties, edits))
-    )
     return build(
         command,
         inspection,
         edits,
         tied=None,
-        promises=promises,
+        promises=kept_promises(inspection, still_stored(inspection.ties, edits), edits.after()),
         options=options or {},
         notes=notes,
         spared=biases.dropped(edits),

@@ -17,6 +17,7 @@ from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, La
 from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord
 from tieconv.formats.limits import MAX_TENSORS
+from tieconv.plans.build import kept_promises
 from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import described, judged
 from tieconv.plans.verbs.dedup import shared_groups, trimmed
@@ -220,7 +221,7 @@ def _assemble(
         ),
         # A training checkpoint holds more than the new files, so convert does not remove it.
         removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
-        promises=_promises(inspection, dropped),
+        promises=kept_promises(inspection, inspection.ties, checkpoint.tensors.keys() - dropped.keys()),
         summary=_summary(to, weights, changed),
         options={"to": str(to)},
         proofs=proofs(checkpoint, dropped),
@@ -250,16 +251,6 @@ def _links(checkpoint: Checkpoint, before: list[str], used: set[str]) -> Iterato
         names[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size
     beside = companions(checkpoint) if checkpoint.table else checkpoint.companions
     yield from sorted({**names, **beside}.items())
-
-
-def _promises(inspection: Inspection, dropped: Mapping[str, str]) -> write_plan.Promises:
-    ties = []
-    for tie in inspection.ties:
-        names = {member.name: member.stored and member.name not in dropped for member in tie.members}
-        stored = tuple(name for name, there in names.items() if there)
-        absent = tuple(name for name in names if name not in stored)
-        ties.append(write_plan.TiePromise(tie.canonical, tie.declared, stored, absent))
-    return write_plan.Promises(inspection.config.effective, tuple(ties))
 
 
 def _summary(

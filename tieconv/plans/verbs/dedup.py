@@ -10,11 +10,11 @@ from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord
-from tieconv.checkpoint.write_plan import OutputStorage, Plan, Promises
+from tieconv.checkpoint.write_plan import OutputStorage, Plan
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
 from tieconv.loaders.loaded import Absence, Parameter
-from tieconv.plans.build import build, kept_promise
+from tieconv.plans.build import build, kept_promises
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
 from tieconv.text import shown
@@ -67,7 +67,7 @@ def plan_dedup(inspection: Inspection) -> Plan:
                 notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
             else:
                 edits.drop(member.name, "it is empty")
-    promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
+    promises = kept_promises(inspection, inspection.ties, edits.after())
     return build(
         "dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes), spared=edits.drops
     )

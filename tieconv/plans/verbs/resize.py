@@ -9,9 +9,9 @@ from tieconv.architectures.effective_flag import vocabulary_rows, vocabulary_siz
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
-from tieconv.checkpoint.write_plan import OutputText, Plan, Promises, SetConfig
+from tieconv.checkpoint.write_plan import OutputText, Plan, SetConfig
 from tieconv.formats.json_text import set_values
-from tieconv.plans.build import build, kept_promise
+from tieconv.plans.build import build, kept_promises
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, refuse
 from tieconv.text import OUT, Hint, count, shown
@@ -54,7 +54,7 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     notes: list[str] = []
     for record in _records(inspection, target):
         notes += _resize(edits, inspection, record, target, fill, mean_row)
-    promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
+    promises = kept_promises(inspection, inspection.ties, edits.after())
     options = {"to": to, "fill": str(fill)}
     document = inspection.checkpoint.config
     assert document is not None  # guarded

@@ -12,8 +12,8 @@ from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables, quantised_twin
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.checkpoint.value_type import Choice, record
-from tieconv.checkpoint.write_plan import Plan, Promises, TiePromise
-from tieconv.plans.build import ALIKE, build
+from tieconv.checkpoint.write_plan import Plan, Promises
+from tieconv.plans.build import ALIKE, build, promise
 from tieconv.plans.config import flag_document
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
@@ -46,7 +46,9 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool) -> Plan:
         refuse(lost[0].sentence, lost[0].hint, lost[0].code)
     notes = (*(Note(f"{loss.sentence} {REVIEW_FIRST}", loss.tensors) for loss in lost), *_stays(inspection, tied))
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
-    promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
+    always, stored = inspection.family.tying is Tying.ALWAYS, inspection.checkpoint.tensors
+    ties = tuple(promise(tie, tie.declared if always or not tie.gated else tied, stored) for tie in inspection.ties)
+    promises = Promises(effective, ties)
     options = {"flag": str(flag), "force": str(force).lower()}
     plan = build(
         "set-tie",
@@ -175,18 +177,6 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
     ]
     return tuple(
         f"{shown(name)} stays stored although the model is tied: tieconv retie drops it" for name in copies[:1]
-    )
-
-
-def _promise(inspection: Inspection, tie: Tie, tied: bool) -> TiePromise:
-    always = inspection.family.tying is Tying.ALWAYS
-    declared = tie.declared if not tie.gated or always else tied
-    names = {member.name: member.stored for member in tie.members}
-    return TiePromise(
-        tie.canonical,
-        declared,
-        tuple(name for name, stored in names.items() if stored),
-        tuple(name for name, stored in names.items() if not stored),
     )
 
 

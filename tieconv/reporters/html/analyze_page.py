@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, log10
 
 from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, RevisionFigures, Section
 from tieconv.checkpoint.value_type import record
-from tieconv.reporters.html import PRINT, STYLE
+from tieconv.reporters.html import STYLE, page
 from tieconv.reporters.html.svg import (
     NAMES,
     STEPS,
@@ -41,7 +41,7 @@ _LEGEND = (
 
 def render_analysis(analysis: Analysis) -> str:
     """Return the page. Every text is escaped, and the page forbids the browser to load or run anything."""
-    return whole(f"{analysis.source} – tieconv analyze", _body(analysis))
+    return page(f"{escape(analysis.source)} – tieconv analyze", STYLE, _body(analysis))
 
 
 def _body(analysis: Analysis) -> Iterator[str]:
@@ -272,7 +272,7 @@ _EVOLUTION_LEGEND = (
 
 def render_evolution(evolution: Evolution) -> str:
     """Return the page. Every text is escaped."""
-    return whole(f"{evolution.source} – tieconv analyze", _evolution_body(evolution))
+    return page(f"{escape(evolution.source)} – tieconv analyze", STYLE, _evolution_body(evolution))
 
 
 def _evolution_body(evolution: Evolution) -> Iterator[str]:
@@ -398,25 +398,10 @@ def _names(evolution: Evolution) -> list[tuple[float, str]]:
     return [(0.0, evolution.revisions[0].name[:20]), (float(final), evolution.revisions[final].name[:20])]
 
 
-# The parts that the pages of an analysis share: the head of the document, the answer, and figures.
+# The parts that the pages of an analysis share: the answer, and figures.
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 LIMIT = 2000
 """Characters of a sentence."""
-
-
-def whole(title: str, body: Iterable[str]) -> str:
-    """Return the page. It forbids the browser to load or run anything. ``title`` is text, ``body`` is HTML."""
-    return "\n".join((*_head(title), *body, "</main>", "</body>", "</html>", ""))
-
-
-def _head(title: str) -> Iterator[str]:
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">'
-    yield f"<title>{escape(title)}</title>"
-    yield f"<style>\n{STYLE}{PRINT}</style>\n</head>\n<body>\n<main>"
 
 
 def asked(headline: Headline) -> Iterator[str]:

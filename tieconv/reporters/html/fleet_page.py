@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -12,7 +10,7 @@ from tieconv.checkpoint.results.checked import CheckedModel
 from tieconv.checkpoint.results.fleet import UNREAD, Change, FleetReport, RuleCount, Since
 from tieconv.checks.registry import TITLES
 from tieconv.package_data import data_text
-from tieconv.reporters.html import PRINT, STYLE
+from tieconv.reporters.html import STYLE, page
 from tieconv.reporters.html.svg import escape
 from tieconv.reporters.text.fleet_text import headline
 from tieconv.text import count, size
@@ -28,28 +26,17 @@ box.addEventListener('input',()=>{const words=box.value.toLowerCase().split(/\\s
 for(const [row,text] of rows){const fits=words.every(word=>text.includes(word));row.hidden=!fits;n+=fits}
 shown.textContent=words.length?n+' of '+rows.length:''});
 """
-_HASH = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-_POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; img-src data:; "
-    "base-uri 'none'; form-action 'none'"
-)
 _OWN = data_text(__name__, "fleet.css")
 
 
 def render(report: FleetReport) -> str:
     """Return the page. Every text is escaped. The policy of the page allows no script but the search."""
     parts = (*_head(report), *_rules(report), *_since(report.since), *_worst(report))
-    end = f"<footer>tieconv {escape(VERSION)}</footer>\n</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
-    return "\n".join((*parts, end))
+    title, end = f"{escape(report.directory)} – tieconv fleet", f"<footer>tieconv {escape(VERSION)}</footer>"
+    return page(title, STYLE + _OWN, (*parts, end), _SCRIPT)
 
 
 def _head(report: FleetReport) -> Iterator[str]:
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">'
-    yield f"<title>{escape(report.directory)} – tieconv fleet</title>"
-    yield f"<style>\n{STYLE}{_OWN}{PRINT}</style>\n</head>\n<body>\n<main>"
     when = datetime.fromtimestamp(report.finished, UTC).strftime("%Y-%m-%d %H:%M UTC") if report.finished else ""
     yield f"<h1>fleet <code>{escape(report.directory)}</code>{f', {when}' if when else ''}</h1>"
     yield f'<div class="verdict"><p>{escape(headline(report))}</p></div>'

@@ -8,7 +8,7 @@ from html import escape
 
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Lost, Parity, Verdict
 from tieconv.package_data import data_text
-from tieconv.reporters.html import PRINT
+from tieconv.reporters.html import page
 from tieconv.reporters.text.parity_text import facts, number
 from tieconv.text import count, shown
 
@@ -18,13 +18,8 @@ _STYLE = data_text(__name__, "parity.css")
 def render(report: Parity) -> str:
     """Return the page."""
     parts = (_head, _plots, _gates, _cases, _weights, _absent)
-    body = "\n".join(line for part in parts for line in part(report))
     title = f"{_text(report.verdict)}: parity of {_text(report.graph)}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}{PRINT}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return page(title, _STYLE, (line for part in parts for line in part(report)))
 
 
 def _text(value: object) -> str:
