@@ -210,7 +210,17 @@ def test_strict_loaders_fail(name: str, tmp_path: Path) -> None:
     for loader in ("safetensors 0.8", "mlx-lm <0.32", "mlx-lm 0.32"):
         outcome, reason = outcomes[loader]
         assert outcome == "error" and f"the file does not contain {message.split()[0]}" in reason, outcomes
-    assert outcomes["transformers 5.x"][0] == "tied"
+    outcome, reason = outcomes["transformers 5.x"]
+    assert outcome == "tied" and reason.endswith("; for the layers see STO006")
+
+
+def test_rows_name_the_rules_about_layers(tmp_path: Path) -> None:
+    """A healthy model has no such words, and a model with both faults names both rules."""
+    whole = save(tmp_path / "whole", FOUR, WHOLE)
+    both = save(tmp_path / "both", FOUR, {**without(WHOLE, *NORM), **layers([4])})
+    for folder, end in {whole: "model.embed_tokens.weight", both: "; for the layers see STO006 and STO007"}.items():
+        rows = api.inspect(folder, consumers="transformers,vllm").consumers
+        assert rows and all(row.detail.endswith(end) for row in rows)
 
 
 def _rows(folder: Path, config: Config, tensors: Tensors) -> dict[str, tuple[str, str]]:

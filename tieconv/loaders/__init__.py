@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.finding import Prediction
+from tieconv.architectures.stored_names import missing_layers, surplus_layers
+from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
 
 if TYPE_CHECKING:
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 _OF_GGUF = "llama.cpp"
 """The loader of GGUF files. Predictions for other loaders are left out unless the user selects only those."""
+
+
+_FINAL = (Outcome.ERROR, Outcome.UNKNOWN)
+"""Outcomes that say nothing about the head, so that they need no word about the layers."""
 
 
 def predict(inspection: Inspection, selection: Iterable[Consumer] | None = None) -> tuple[Prediction, ...]:
@@ -25,4 +31,12 @@ def predict(inspection: Inspection, selection: Iterable[Consumer] | None = None)
     if inspection.checkpoint.format == "gguf":
         selection = tuple(selection)
         selection = [consumer for consumer in selection if consumer.name == _OF_GGUF] or selection
-    return tuple(consumer.predict(inspection) for consumer in selection)
+    predictions = tuple(consumer.predict(inspection) for consumer in selection)
+    rules = {"STO006": missing_layers, "STO007": surplus_layers} if predictions else {}
+    layers = " and ".join(rule for rule, differing in rules.items() if any(differing(inspection)))
+    if not layers:
+        return predictions
+    return tuple(
+        replace(row, detail=f"{row.detail}; for the layers see {layers}") if row.outcome not in _FINAL else row
+        for row in predictions
+    )
