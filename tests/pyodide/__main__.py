@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-ROOMS = "cases checkpoint checks composites consumers families gate inspection plans public reporters sources"
+ROOMS = (
+    "cases checkpoint checks cli composites consumers families formats gate inspection plans public reporters sources"
+)
 OUTCOMES = "tests.pyodide.outcomes"
 LEAST = 3500
 """Of all `ROOMS`, so many tests pass in Pyodide; fewer are a fault."""

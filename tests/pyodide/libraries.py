@@ -82,6 +82,9 @@ class Remote:
     def __hash__(self) -> int:
         return ask("hash", self)
 
+    def __reduce_ex__(self, _: object) -> str:
+        raise LibraryError("an object of a library is not pickled")
+
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, Remote) and ask("isinstance", instance, self)
 
@@ -134,6 +137,9 @@ def _number(value: object) -> int | None:
 
 def ask(operation: str, *words: Any, **options: Any) -> Any:
     """Do something in the process, and return the result. Raises what it raises there."""
+    for stream in words:
+        if isinstance(stream, io.IOBase):
+            return _with_stream(stream, operation, *words, **options)
     dropped, Remote._dropped = Remote._dropped, []
     request = (os.getcwd(), dropped, operation, words, options)
     data = _written(request, _number)
@@ -143,6 +149,20 @@ def ask(operation: str, *words: Any, **options: Any) -> Any:
     name, text = result
     kind = getattr(builtins, name, None)
     raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else LibraryError)(text)
+
+
+def _with_stream(stream: Any, operation: str, *words: Any, **options: Any) -> Any:
+    """`ask` with a buffer in place of an open file. What is read or written moves to the file."""
+    start = stream.tell()
+    buffer = ask(
+        "call", ask("getattr", ask("import", "io"), "BytesIO"), before := stream.read() if stream.readable() else b""
+    )
+    result = ask(operation, *(buffer if word is stream else word for word in words), **options)
+    stream.seek(start)
+    if (after := buffer.getvalue()) != before:
+        stream.write(after)
+    stream.seek(start + buffer.tell())
+    return result
 
 
 def _call(function: Callable[..., Any], *words: Any, **options: Any) -> Any:

@@ -6,6 +6,7 @@ The same tests run twice: in Pyodide, and beside it in a Python that hides from 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.pyodide.libraries import PACKAGES, ROOT, Remote, ask, is_within
+from tests.pyodide.libraries import PACKAGES, ROOT, LibraryError, Remote, ask, is_within
 
 REPORT = "TIECONV_OUTCOMES"
 LACKS = {
@@ -30,6 +31,10 @@ LACKS = {
     r"AttributeError: module 'tests.pyodide.libraries'": "looks into a module of a library",
     r"tests.pyodide.libraries.LibraryError: a class of a library": "derives from a class of a library",
     r"tests.pyodide.libraries.LibraryError: a library gets no open file": "gives a library an open file",
+    r"tests.pyodide.libraries.LibraryError: an object of a library is not": "pickles an object of a library",
+    r"tests.pyodide.libraries.LibraryError: a library gets no address": "gives a library an address of memory",
+    r"TypeError: catching classes that do not inherit from BaseException": "catches an exception of a library",
+    r"KeyError: 'torch\.": "looks into a module of a library",
 }
 """Errors of a test's own line that says what Pyodide lacks, and why the test is left out."""
 
@@ -76,7 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     def importorskip(name: str, *words: Any, **options: Any) -> Any:
         return ask("import", name) if name.partition(".")[0] in PACKAGES else real(name, *words, **options)
 
+    def address(_: object) -> int:
+        raise LibraryError("a library gets no address")
+
     pytest.importorskip = importorskip
+    ctypes.addressof = address
     asked = Remote._ask
 
     def counted(data: bytes) -> bytes:
@@ -108,7 +117,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
     if not report.passed and isinstance(collector, pytest.Module):
         full = report.longreprtext
         lines = [line[4:] for line in full.splitlines() if line.startswith("E   ")]
-        text = report.longrepr[2] if report.skipped else lines[-1] if lines else full
+        text = report.longrepr[2] if report.skipped else next(filter(_lacks, lines), (lines or [full])[-1])
         lacks = None if "\ntieconv/" in full else _lacks(text)
         _line({"test": collector.nodeid, "outcome": report.outcome, "text": text, "lacks": lacks, "full": full})
     return report

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_a_remote_library_answers_as_the_library(remote: Any) -> None:
     ):
         there, here = (str(eval(expression, {"np": module})) for module in (remote, np))
         assert there == here, expression
+
+
+def test_a_remote_library_gets_an_open_file(remote: Any, tmp_path: Path) -> None:
+    """It reads and writes at the position of the file, and moves it."""
+    path = tmp_path / "file"
+    path.write_bytes(b"head")
+    with path.open("ab") as file:
+        remote.save(file, np.arange(3).tolist())
+    stream = BytesIO(path.read_bytes() + b"tail")
+    assert stream.read(4) == b"head"
+    assert remote.load(stream).tolist() == [0, 1, 2] and stream.read() == b"tail"
 
 
 def test_a_remote_library_raises(remote: Any) -> None:
