@@ -205,8 +205,7 @@ _LAYOUTS = frozenset(
     f"torch.{name}"
     for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
 )
-_FORMATS = range(3)
-"""The numbers of `_MEM_FORMAT_ENCODING`."""
+_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")  # from 0
 _COLLECTIONS = frozenset({"torch.Size", "builtins.set", "builtins.list", "builtins.frozenset"})
 _UNFILLED = frozenset({"collections.OrderedDict", "builtins.dict"})
 _STATELESS = frozenset({"torch.Size", "torch.device", "torch.serialization._get_layout"})
@@ -226,7 +225,7 @@ class _Checked(pickle_stack.Instance):
         wrong = arguments if name in _UNFILLED else name in _COLLECTIONS and type(first) not in (list, tuple)
         if wrong and (arguments or name == "torch.Size"):
             pickle_stack.refuse(f"makes a {name} of {pickle_stack.describe(arguments)}", "pickle.arguments")
-        if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in _FORMATS):
+        if name.endswith("._MEM_FORMAT_ENCODING") and (type(first) is not int or first not in range(3)):
             pickle_stack.refuse("names an unknown memory format", "pickle.arguments")
 
     def build(self, state: object) -> None:
@@ -241,11 +240,19 @@ class _Checked(pickle_stack.Instance):
         self.state = state
 
 
+def _member(arguments: tuple[object, ...]) -> _Checked:
+    """Return the memory format that Python 3.11.0 to 3.11.3 writes as an attribute of its class."""
+    kind, name = arguments if len(arguments) == 2 else (None, None)
+    if not isinstance(kind, pickle_stack.Global) or not kind.name.endswith("._MEM_FORMAT_ENCODING"):
+        pickle_stack.refuse(f"reads an attribute of {pickle_stack.describe(kind)}", "pickle.arguments")
+    return _Checked(kind.name, (_FORMATS.index(name) if name in _FORMATS else None,))
+
+
 ALLOWED: pickle_stack.Globals = {  # REDUCE would miss the arguments of a dataclass, which torch makes with NEWOBJ
     name: pickle_stack.Global(name, None if name.startswith(_DCP) and "ENCODING" not in name else make, instances=make)
     for name in _NAMES
     for make in (partial(_Checked, name),)
-}
+} | {"builtins.getattr": pickle_stack.Global("builtins.getattr", _member)}
 """The globals that `torch.distributed.checkpoint.save` writes for models, optimizers and counters."""
 
 

@@ -378,8 +378,7 @@ def prepare(files: Files, names: Iterable[str]) -> None:
 DECLARATION = "_tied_weights_keys"
 SIZE_LIMIT, STATEMENT_LIMIT = 1_000_000, 10_000
 FILE_LIMIT = 20
-NESTING_LIMIT = 50
-"""The most brackets, names and operators of a declaration."""
+NESTING_LIMIT = 50  # brackets, names and operators of a declaration
 _DECLARED = re.compile(rf"^[ \t]+(?={DECLARATION}\s*[:=])".encode(), re.MULTILINE)
 
 
@@ -410,10 +409,7 @@ def _scan_one(name: str, listing: Listing, files: Files) -> Iterator[Caution]:
 
 
 def _declared(source: bytes) -> list[ast.expr]:
-    """Return what indented lines assign. Parses these statements alone, and only if they cannot be nested deeply.
-
-    A deep expression, such as an attribute of an attribute and so on, would end Python in a browser.
-    """
+    """Return what indented lines assign. Parses these statements alone: deep expressions end Python in a browser."""
     values: list[ast.expr] = []
     for line in islice(_DECLARED.finditer(source), FILE_LIMIT):
         text = StringIO(source[line.end() : line.end() + STATEMENT_LIMIT].decode("utf-8", "replace"))
