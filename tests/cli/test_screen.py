@@ -211,7 +211,7 @@ def test_progress_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_silent_step_shows_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timer draws the time of a step that reports nothing. With a total, the time left is shown."""
-    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    before = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
     drawn = terminal(monkeypatch)
     monkeypatch.setattr(progress, "SECOND", 0.3)
     with progress.stage_progress("export") as stage:
