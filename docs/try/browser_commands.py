@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import tieconv
@@ -18,12 +18,17 @@ __all__ = ["VERSION", "run"]
 MODELS = Path("/models")
 
 
-def run(words: list[str]) -> dict[str, object]:
-    """Return the exit code, stdout and stderr of ``tieconv WORDS``, and the small files that a plan changes."""
+def run(words: list[str], folder: str = "") -> dict[str, object]:
+    """Return the exit code, stdout and stderr of ``tieconv WORDS``, and the small files that a plan changes.
+
+    Runs it where the models are, or in the ``folder`` of one of them.
+    """
     MODELS.mkdir(exist_ok=True)
     os.chdir(MODELS)
-    code, out, err = _printed(words)
-    return {"code": code, "out": out, "err": err, "files": [] if code or "--json" in words else _small_files(words)}
+    with chdir(MODELS / folder):  # a working directory cannot be unmounted
+        code, out, err = _printed(words)
+        files = [] if code or "--json" in words else _small_files(words)
+    return {"code": code, "out": out, "err": err, "files": files}
 
 
 def _printed(words: list[str]) -> tuple[int, str, str]:

@@ -7,6 +7,7 @@ let worker = null;
 let waiting = null; // what to do with the answer of the running command
 let started = 0;
 let running = []; // the models that the command reads
+let asked = []; // the words of the last command
 let answered = null; // the words of the command whose answer is shown
 
 const mega = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
@@ -14,6 +15,8 @@ const say = (text) => (element("status").textContent = text);
 
 // The worker. It is a blob, because such a worker is bound by the Content-Security-Policy of this page.
 function start() {
+  element("progress").hidden = false;
+  say("Loading …");
   const address = JSON.stringify(new URL("worker.js", location.href).href);
   worker = new Worker(URL.createObjectURL(new Blob([`import ${address};`], { type: "text/javascript" })), { type: "module" });
   worker.onmessage = ({ data }) => {
@@ -64,20 +67,20 @@ function update() {
 function cancel() {
   worker.terminate();
   waiting = null;
-  element("progress").hidden = false;
   element("progress").value = 0;
-  say("Cancelled. Loading tieconv again.");
   start();
+  say("Cancelled. Loading tieconv again.");
   update();
   element("inspect").focus();
 }
 
 function send(words, next) {
-  waiting = next;
+  [waiting, asked] = [next, words];
   started = performance.now();
   say("Running …");
   running = [models.first, words[0] === "diff" ? models.second : null].filter((model) => model && words[0] !== "explain");
-  worker.postMessage({ words, models: running.filter((model) => model.entries) });
+  const folder = words[0] !== "diff" && models.first?.alone ? models.first.name : "";
+  worker.postMessage({ words, models: running.filter((model) => model.entries), folder });
   update();
 }
 
@@ -86,16 +89,22 @@ function finish(answer) {
   waiting = null;
   if (answer.failure) return failed(answer.failure);
   const seconds = ((performance.now() - started) / 1000).toFixed(1);
-  say(`Exit code ${answer.code}. Read ${mega(answer.bytes)} in ${seconds} s.`);
+  say(`${outcome(answer.code)} (exit code ${answer.code}). Read ${mega(answer.bytes)} in ${seconds} s.`);
   next(answer);
   update();
 }
 
-// Commands.
-const path = (slot) => {
+function outcome(code) {
+  if (code === 0) return "Done";
+  if (code !== 1) return "tieconv could not do this";
+  return asked[0] === "diff" ? "The models differ" : "The check failed";
+}
+
+// Commands. A lone file is named as the user knows it; only beside a second model it has a directory.
+const path = (slot, compared = false) => {
   if (models[slot].address) return models[slot].address;
   const { name, entries, alone } = models[slot];
-  const own = alone ? `${name}/${entries[0].name}` : name;
+  const own = !alone ? name : compared ? `${name}/${entries[0].name}` : entries[0].name;
   return own.startsWith("-") ? `./${own}` : own;
 };
 
@@ -109,7 +118,7 @@ function show(words, answer) {
   element("output").textContent = answer.out + answer.err;
   const quoted = words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`));
   element("command").textContent = `tieconv ${quoted.join(" ")}`;
-  element("unchecked").textContent = words[0] === "check" ? unchecked(models.first) : "";
+  element("unchecked").textContent = words[0] === "check" && answer.code < 2 ? unchecked(models.first) : "";
   element("json").hidden = words[0] === "explain";
   const codes = words[0] === "explain" ? [] : [...new Set(answer.out.match(/\b[A-Z]{3}\d{3}\b/g))].slice(0, 12);
   element("codes").replaceChildren(
@@ -144,7 +153,7 @@ function download(name, text) {
 
 element("inspect").onclick = () => ask(["inspect", path("first"), "--consumers", ...(element("full").checked ? ["--depth", "full"] : [])]);
 element("check").onclick = () => ask(["check", path("first")]);
-element("diff").onclick = () => ask(["diff", path("first"), path("second")]);
+element("diff").onclick = () => ask(["diff", path("first", true), path("second", true)]);
 element("plan-form").onsubmit = (event) => {
   event.preventDefault();
   ask([...element("verb").value.split(" "), path("first")]);
@@ -173,24 +182,32 @@ function name(slot, text) {
   const typed = text.trim();
   if (!typed) return;
   const address = HUB + typed.replace(HUB, "");
-  models[slot] = { address };
-  element(slot).querySelector(".chosen").textContent = `${address}. The page asks the Hub for it, without a token.`;
+  use(slot, { address }, `${address}. The page asks the Hub for it, without a token.`);
+}
+
+// The answer about an earlier model goes.
+function use(slot, model, text) {
+  models[slot] = model;
+  element(slot).querySelector(".chosen").textContent = text;
+  element("answer").hidden = true;
+  if (worker?.isReady && !waiting) say(models.first ? "Ready. Inspect or check the model." : "Choose a model.");
   update();
 }
 
 function choose(slot, entries) {
   const wanted = entries.filter(({ name }) => !`/${name}`.includes("/.git/"));
-  if (!wanted.length) return;
+  if (!wanted.length) return use(slot, null, "Nothing chosen: it holds no file.");
   const top = wanted[0].name.split("/")[0];
   const directory = wanted.every(({ name }) => name.startsWith(`${top}/`));
   const inside = directory ? wanted.map(({ name, data }) => ({ name: name.slice(top.length + 1), data })) : wanted;
   let name = directory ? top : "files";
   const other = models[slot === "first" ? "second" : "first"];
   if (other && other.name === name) name = `${name}-${slot}`;
-  models[slot] = { name, entries: inside, alone: !directory && inside.length === 1 };
   const bytes = inside.reduce((sum, { data }) => sum + data.size, 0);
-  element(slot).querySelector(".chosen").textContent = `${directory ? top : inside.map((entry) => entry.name).join(", ")}: ${inside.length} ${inside.length === 1 ? "file" : "files"}, ${mega(bytes)}`;
-  update();
+  const what = `${directory ? top : inside.map((entry) => entry.name).join(", ")}: ${inside.length} ${inside.length === 1 ? "file" : "files"}, ${mega(bytes)}`;
+  const whole = directory || inside.some((entry) => /config\.json$|\.(gguf|onnx)$/.test(entry.name));
+  const advice = ". There is no config.json: choose it with the weights, so that tieconv knows the model's class.";
+  use(slot, { name, entries: inside, alone: !directory && inside.length === 1 }, what + (whole ? "" : advice));
 }
 
 async function walk(entry, before = "") {
@@ -210,11 +227,16 @@ async function walk(entry, before = "") {
 
 for (const slot of Object.keys(models)) {
   const box = element(slot);
-  for (const input of box.querySelectorAll("input")) {
-    input.onchange = () => choose(slot, [...input.files].map((file) => ({ name: file.webkitRelativePath || file.name, data: file })));
+  const forget = (used) => box.querySelectorAll("input").forEach((input) => input !== used && (input.value = ""));
+  for (const input of box.querySelectorAll("[type=file]")) {
+    input.onchange = () => {
+      forget(input);
+      choose(slot, [...input.files].map((file) => ({ name: file.webkitRelativePath || file.name, data: file })));
+    };
   }
   box.querySelector("form").onsubmit = (event) => {
     event.preventDefault();
+    forget(box.querySelector("[data-hub]"));
     name(slot, box.querySelector("[data-hub]").value);
   };
   box.ondragover = (event) => {
@@ -225,6 +247,7 @@ for (const slot of Object.keys(models)) {
   box.ondrop = async (event) => {
     event.preventDefault();
     box.classList.remove("over");
+    forget();
     const dropped = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
     try {
       choose(slot, (await Promise.all(dropped.map((entry) => walk(entry)))).flat());
@@ -245,5 +268,6 @@ if ("serviceWorker" in navigator) {
     // A browser may forbid it, as in some private windows.
   }
 }
+element("not-started").remove();
 start();
 update();

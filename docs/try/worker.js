@@ -102,7 +102,7 @@ function report(size) {
   self.postMessage({ read: bytes });
 }
 
-function run({ pyodide, program }, { words, models }) {
+function run({ pyodide, program }, { words, models, folder }) {
   const { FS } = pyodide;
   bytes = 0;
   const mounted = models.map(({ name, entries }) => {
@@ -113,7 +113,7 @@ function run({ pyodide, program }, { words, models }) {
   });
   const list = pyodide.toPy(words);
   try {
-    const answer = program.run(list).toJs({ dict_converter: Object.fromEntries });
+    const answer = program.run(list, folder).toJs({ dict_converter: Object.fromEntries });
     return { ...answer, bytes };
   } finally {
     list.destroy();

@@ -82,7 +82,7 @@ class Page(NamedTuple):
         """Wait for the answer."""
         self.tab.until("document.querySelector('#cancel').hidden")
         status, text = self.tab.evaluate("[document.querySelector('#status').textContent, output.textContent]")
-        code = re.match(r"Exit code (\d+)\.", status)
+        code = re.search(r"\(exit code (\d+)\)\.", status)
         assert code, status
         return int(code[1]), text
 
@@ -208,13 +208,17 @@ def test_rules_that_read_outside_the_directory_are_not_checked(page: Page, tmp_p
     assert page.tab.evaluate("unchecked.textContent") == ""
 
 
-def test_a_directory_can_be_dropped(page: Page) -> None:
-    """With the mouse, as a directory of the file manager."""
+def drop(page: Page, path: Path) -> None:
     page.tab.evaluate("document.querySelector('#first').scrollIntoView()")
     x, y = page.tab.evaluate("(({x, y}) => [x + 20, y + 10])(document.querySelector('#first').getBoundingClientRect())")
-    data = {"items": [], "files": [str(MODELS / "llama-duplicated")], "dragOperationsMask": 1}
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
         page.tab.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+
+def test_a_directory_can_be_dropped(page: Page) -> None:
+    """With the mouse, as a directory of the file manager."""
+    drop(page, MODELS / "llama-duplicated")
     page.tab.until("document.querySelector('#first .chosen').textContent.startsWith('llama-duplicated: ')")
     ((code, out, err),) = command_line((MODELS, ["check", "llama-duplicated"]))
     assert page.ask("#check") == (code, out + err)
@@ -235,10 +239,37 @@ def test_two_models_are_compared(page: Page, tmp_path: Path) -> None:
 
 
 def test_a_lone_file_is_a_model(page: Page) -> None:
-    """Without its config, as on the command line."""
+    """Without its config, as on the command line in its directory; the page asks for the config."""
     page.choose(MODELS / "llama-duplicated" / "model.safetensors")
+    assert "no config.json" in page.tab.evaluate("document.querySelector('#first .chosen').textContent")
     code, text = page.ask("#inspect")
-    assert code == 0 and "files/model.safetensors" in text and "tie_word_embeddings" not in text.splitlines()[0]
+    assert code == 0 and "\nmodel.safetensors: no architecture" in text
+    assert page.tab.evaluate("command.textContent") == "tieconv inspect model.safetensors --consumers"
+    assert json.loads(page.saved("#json"))["model"]["source"] == "model.safetensors"
+
+
+def test_an_answer_goes_with_its_model(page: Page, tmp_path: Path) -> None:
+    """An empty directory is not the model before it."""
+    page.choose(MODELS / "llama-duplicated")
+    page.ask("#check")
+    assert page.tab.evaluate("document.querySelector('#status').textContent").startswith(
+        "The check failed (exit code 1)."
+    )
+    (tmp_path / "empty").mkdir()
+    drop(page, tmp_path / "empty")
+    page.tab.until("document.querySelector('#first .chosen').textContent === 'Nothing chosen: it holds no file.'")
+    shown = "[answer.hidden, inspect.disabled, document.querySelector('#status').textContent]"
+    assert page.tab.evaluate(shown) == [True, True, "Choose a model."]
+
+
+def test_from_a_file_the_page_says_what_it_needs(page: Page, site: Path) -> None:
+    """A browser runs no module from a file; over HTTP the sentence is not there."""
+    assert page.tab.evaluate("document.querySelector('#not-started')") is None
+    tab = page.tab.browser.open((site / "try" / "index.html").as_uri())
+    tab.call("Page.bringToFront")
+    tab.until("getComputedStyle(document.querySelector('#not-started')).visibility === 'visible'")
+    assert "python3 -m http.server" in tab.evaluate("document.querySelector('#not-started').textContent")
+    page.tab.call("Page.bringToFront")
 
 
 def test_a_small_repair_is_a_download(page: Page, tmp_path: Path) -> None:
