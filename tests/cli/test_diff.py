@@ -295,6 +295,7 @@ def test_other_files_are_told_and_not_judged(pair) -> None:
         {"name": "tokenizer.json", "state": "distinct"},
     ]
     assert not document["notes"]
+    assert "README.md       only in A\n" in run("diff", a, b).stdout
     (a / "onnx").mkdir()
     (a / "onnx" / "model.onnx").write_bytes(b"a graph")
     (note,) = diff(a, b)["notes"]

@@ -52,6 +52,18 @@ def fold(folder: Path, out: Path, model_type: str) -> None:
     edit(out, change)
 
 
+def test_the_refusal_offers_the_fold_or_the_measurement(tmp_path: Path) -> None:
+    """A head that is four times the embedding fits into the norm; for others `analyze` says what a re-tie loses."""
+    made(tmp_path / "tied", "llama", torch.float32)
+    ok("untie", tmp_path / "tied", "-o", tmp_path / "m")
+    edit(tmp_path / "m", lambda values: values.update({HEAD: values[HEAD] * 4}))
+    hint = run("retie", tmp_path / "m").stderr
+    assert f"; move the factor into the last norm: tieconv retie {tmp_path / 'm'} --fold-norm; or choose" in hint
+    edit(tmp_path / "m", lambda values: values[HEAD][0].zero_())
+    hint = run("retie", tmp_path / "m").stderr
+    assert f"; measure what a re-tie loses: tieconv analyze {tmp_path / 'm'}; or choose" in hint
+
+
 def logits(folder: Path) -> torch.Tensor:
     ids = torch.arange(3, 40)[None]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

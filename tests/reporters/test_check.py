@@ -60,6 +60,11 @@ def test_text_groups_by_model_the_worst_first() -> None:
         "models/waived: ok, 1 finding waived (baseline: known since 2024-05)",
     ]
     assert "  hint: fetch it" in text
+    lone = CheckReport(
+        (CheckedModel("m", (entry(remedy=None), entry("STO001", Level.NOTE, remedy=None))),), Level.ERROR
+    )
+    assert check.render("text", lone).count("next:") == 1
+    assert f"\n{' ' * 19}next: tieconv explain TIE001\n" in check.render("text", lone)
 
 
 def test_a_command_that_may_change_the_model_is_marked_everywhere() -> None:

@@ -40,7 +40,8 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
 
         error TIE003: lm_head.weight is missing, but the config says untied.
         transformers fills it with random values. Run retie if the model is tied to
-        model.embed_tokens.weight, or untie to store a copy of it.
+        model.embed_tokens.weight, or untie to store a copy of it. A head that was
+        trained separately is lost.
 
     ## How to fix
     Only you know whether the flag or the file is wrong. Usually a tool lost the flag, and the head is the embedding. Then
@@ -89,6 +90,7 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
         outcome = "mlx-lm and mlx-vlm fail to load the model"
     remedy = remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False)
     choice = f" Run retie if the model is tied to {evidence.listed([embedding])}, or untie to store a copy of it."
+    choice += " A head that was trained separately is lost."
     return missing_head.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}.{choice if remedy else ''}",
         (head, embedding),

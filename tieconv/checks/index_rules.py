@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tieconv.architectures.lookup import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layout
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layout, weight_map
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers_files import opened, stops_at_index
@@ -29,17 +29,23 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
     ## Example
     An index that still lists `lm_head.weight`:
 
-        error IDX001: The index lists lm_head.weight, but the shard does not hold
-        it. A loader that looks for it there fails.
+        error IDX001: The index lists lm_head.weight in
+        model-00001-of-00002.safetensors, which does not hold it. A loader that
+        looks for it there fails.
 
     ## How to fix
     `tieconv reindex` rebuilds the index from the shard headers. If the tensor should exist, fetch its shard instead. Until
     then, other commands that write refuse the model.
     """
+    shards, stored = weight_map(inspection.checkpoint.index), inspection.checkpoint.tensors
     for caution in evidence.cautions(inspection, "index.absent-tensor"):
+        wrong = [*dict.fromkeys(shards[name] for name in caution.tensors)]
+        homes = [*dict.fromkeys(stored[name].range.file for name in caution.tensors if name in stored)]
+        them, do = evidence.verb(caution.tensors, "it", "them"), evidence.verb(wrong, "does", "do")
+        home = f" {evidence.verb(caution.tensors, 'It is', 'They are')} in {evidence.listed(homes)}." if homes else ""
         yield absent_tensor.finding(
-            f"The index lists {evidence.listed(caution.tensors)}, but the shard does not hold "
-            f"{(them := evidence.verb(caution.tensors, 'it', 'them'))}. A loader that looks for {them} there fails.",
+            f"The index lists {evidence.listed(caution.tensors)} in {evidence.listed(wrong)}, which {do} not hold {them}."
+            f"{home} A loader that looks for {them} there fails.",
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=False),
         )

@@ -74,8 +74,8 @@ class FleetReport(Printed):
 
     @property
     def failed(self) -> int:
-        """The models with a finding that counts."""
-        return self.checked.failed - self.unread
+        """The models that fail: those with a finding that counts, and the unread."""
+        return self.checked.failed
 
     @property
     def uncompared(self) -> int:
@@ -108,7 +108,7 @@ class FleetReport(Printed):
             "tieconv": VERSION,
             **values_of(self, "directory fail_on=checked.fail_on"),
             "models": len(self.checked.models),
-            **values_of(self, "unfinished unread uncompared failed=checked.failed bytes finished rules"),
+            **values_of(self, "unfinished unread uncompared failed bytes finished rules"),
             "worst": [self._model(model) for model in self.worst],
             "since": since
             and values_of(since, "directory failed added removed")

@@ -17,7 +17,7 @@ from tieconv.loaders.loaded import Absence, Parameter
 from tieconv.plans.build import build, kept_promises
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
-from tieconv.text import shown
+from tieconv.text import in_words, shown
 
 _EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 _WIDEST = 16
@@ -74,10 +74,14 @@ def plan_dedup(inspection: Inspection) -> Plan:
 
 
 def _drop(edits: Edits, group: SharedGroup) -> list[str]:
-    """Drop the restored names of a safetensors file; return a note for each other name."""
+    """Drop the restored names of a safetensors file; return a note on the other names."""
     for name in group.restored:
         edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
-    return [f"kept: {shown(name)}, {reason}" for name, reason in group.needed[1:]]
+    others = group.needed[1:]
+    if others and group.needed[0][1] == _READ:
+        names = in_words((shown(name) for name, _ in others), 4)
+        return [f"kept: {names}, equal to {shown(group.needed[0][0])}: loaders read each by its name"]
+    return [f"kept: {shown(name)}, {reason}" for name, reason in others]
 
 
 def _share(edits: Edits, group: SharedGroup) -> list[str]:
@@ -110,7 +114,7 @@ def trimmed(storage: Storage, views: Sequence[TensorRecord]) -> OutputStorage:
     return OutputStorage(span, storage.crc if span == storage.range else None)
 
 
-_NEEDED = "needs it: no loader restores a copy of it from another name"
+_READ = "which loaders read by its name"
 
 
 def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
@@ -118,9 +122,7 @@ def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
     ties = [group for group in (_tied(inspection, tie) for tie in inspection.ties) if group is not None]
     named = {name for group in ties for name in group.restored}
     copies = [
-        SharedGroup(
-            (), tuple((n, f"{shown(n.rpartition('.')[0] or n)} {_NEEDED}") for n in duplicate.tensors if n not in named)
-        )
+        SharedGroup((), tuple((name, _READ) for name in duplicate.tensors if name not in named))
         for duplicate in inspection.duplicates
         if duplicate.kind in _EQUAL
     ]

@@ -236,7 +236,10 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
     untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
     hint = Hint("keep them untied with: ", again(inspection, "untie")) if inspection.config.effective else untied
     if not exponent:
-        hint = Hint(hint, "; or ", choose_values(inspection, "retie", "embed", "head", force=True))
+        before = Hint("measure what a re-tie loses: ", again(inspection, "analyze"))
+        if isinstance(member.relation, Scaled) and member.relation.exact and member.relation.power_of_two:
+            before = Hint("move the factor into the last norm: ", again(inspection, "retie", fold_norm=True))
+        hint = Hint(hint, "; ", before, "; or ", choose_values(inspection, "retie", "embed", "head", force=True))
     refuse(sentence, hint, "retie.not-equal")
 
 

@@ -43,7 +43,7 @@ def _head(report: FleetReport) -> Iterator[str]:
     figures = [
         ("models", f"{len(report.checked.models):,}"),
         ("failed", f"{report.failed:,}"),
-        ("could not be read", f"{report.unread:,}"),
+        ("of them not read", f"{report.unread:,}"),
         *([("not compared; use --depth full", f"{report.uncompared:,}")] if report.uncompared else []),
         ("in all files", size(report.bytes)),
     ]

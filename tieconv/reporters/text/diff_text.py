@@ -25,6 +25,7 @@ from tieconv.reporters.text.inspect_text import related
 from tieconv.text import count, shown, size
 
 _SHOWN = 20
+_ONLY = {Contrast.ONLY_A: "only in A", Contrast.ONLY_B: "only in B"}
 _WEIGHTS = {
     Weight.COSMETIC: "cosmetic",
     Weight.TENSORS: "decided by the tensors",
@@ -46,7 +47,7 @@ def render(comparison: Comparison, paint: Paint = plain, width: int | None = Non
     if comparison.config:
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
-        rows = ((shown(file.name), str(file.contrast).replace("_", " ")) for file in comparison.files)
+        rows = ((shown(file.name), _ONLY.get(file.contrast, file.contrast)) for file in comparison.files)
         blocks.append("\n".join([paint("other files (not part of the answer)", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
@@ -91,7 +92,7 @@ def _tensor(difference: TensorDifference) -> tuple[str, ...]:
 def _contrast(difference: TensorDifference) -> str:
     match difference.evidence:
         case OnlyHere(shape=shape, dtype=dtype):
-            return f"only in {'A' if difference.contrast is Contrast.ONLY_A else 'B'}: {list(shape)} {shown(dtype)}"
+            return f"{_ONLY[difference.contrast]}: {list(shape)} {shown(dtype)}"
         case Shapes(a=a, b=b):
             return f"shape {list(a)} against {list(b)}"
         case ForwardScale(reason=reason):
@@ -140,7 +141,7 @@ def _value(value: object, present: bool) -> str:
 
 def _verdict(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
     verb = "is" if comparison.equal == 1 else "are"
-    yield f"{count(comparison.equal, 'parameter')} {verb} equal ({size(comparison.bytes_compared)} compared)."
+    yield f"{count(comparison.equal, 'parameter')} {verb} equal ({size(comparison.bytes_compared)} read)."
     for note in comparison.notes:
         yield from wrapped(shown(note, 400), "note: ", width)
     if comparison.same_function:

@@ -22,7 +22,7 @@ def headline(report: FleetReport) -> str:
     """Return the first sentence: how many models there are, and how many fail."""
     parts = [f"{count(len(report.checked.models), 'model')} ({size(report.bytes)}): {report.failed:,} failed"]
     if report.unread:
-        parts.append(f"{report.unread:,} could not be read")
+        parts.append(f"{report.unread:,} of them could not be read")
     if report.unfinished:
         parts.append(f"{report.unfinished:,} more not finished")
     if report.checked.not_checked:
@@ -63,6 +63,8 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
         yield from wrapped(shown(why, 400), f"  {source}: ", width)
         if remedy := next((finding.remedy for finding in counting if finding.remedy), None):
             yield from next_lines(remedy, "    ", width)
+        elif counting:
+            yield f"    next: tieconv explain {counting[0].rule}"
         yield from wrapped(shown(model.failure.hint, 400), "    hint: ", width) if model.failure else ()
     if len(report.worst) > _MOST:
         yield f"  and {len(report.worst) - _MOST:,} more (use --json for all)"
