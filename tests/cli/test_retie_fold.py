@@ -59,7 +59,7 @@ def test_the_refusal_offers_the_fold_or_the_measurement(tmp_path: Path) -> None:
     edit(tmp_path / "m", lambda values: values.update({HEAD: values[HEAD] * 4}))
     hint = run("retie", tmp_path / "m").stderr
     assert f"; move the factor into the last norm: tieconv retie {tmp_path / 'm'} --fold-norm; or choose" in hint
-    edit(tmp_path / "m", lambda values: values[HEAD][0].zero_())
+    edit(tmp_path / "m", lambda values: values.update({HEAD: values[HEAD].flip(0)}))
     hint = run("retie", tmp_path / "m").stderr
     assert f"; measure what a re-tie loses: tieconv analyze {tmp_path / 'm'}; or choose" in hint
 

@@ -43,14 +43,37 @@ def test_nobody_is_asked_by_default() -> None:
 
 
 def test_text_says_who_was_not_run(tmp_path: Path) -> None:
-    """A line a loader: name and version, outcome, why; what was only read says so."""
+    """A line an answer: outcome, name and version, why; what was only read says so."""
     model = save(tmp_path / "model", flagged(LLAMA, True), llama(head=with_row(matrix())))
     text = ok("inspect --for transformers>=5.4,mlx-lm==0.32", model).stdout
     lines = text.split("consumers\n")[1].splitlines()[:2]
-    assert lines[0].split()[:3] == ["transformers", "5.x", "untied"]
+    assert lines[0].split()[:3] == ["untied", "transformers", "5.x:"]
     assert "read" not in lines[0].rpartition("(")[2]
-    assert lines[1].split()[:3] == ["mlx-lm", "0.32", "discarded"]
+    assert lines[1].split()[:3] == ["discarded", "mlx-lm", "0.32:"]
     assert lines[1].endswith("replaces lm_head.weight by model.embed_tokens.weight without an error (ran 0.32.2)")
+
+
+def test_only_its_exact_version_selects_vllm_053(tmp_path: Path) -> None:
+    """A release of 2024 makes no finding for those who ask about vLLM."""
+    model = save(tmp_path / "model", flagged(LLAMA, True), llama(head=matrix()))
+    for spec, versions in {"vllm": ["<0.29", ">=0.29"], "vllm<0.29": ["<0.29"], "vllm==0.5.3": ["0.5.3"]}.items():
+        assert [entry.version for entry in tieconv.inspect(model, consumers=spec).consumers] == versions
+    (entry,) = tieconv.inspect(model, consumers="vllm==0.5.3").consumers
+    assert "KeyError: 'lm_head.weight'" in entry.detail and not entry.measured
+
+
+def test_equal_answers_are_one_line(tmp_path: Path) -> None:
+    """With all their names; one that was only read stands apart. JSON has an entry for each."""
+    model = save(tmp_path / "model", flagged(LLAMA, True), llama())
+    lines = ok("inspect --consumers", model).stdout.split("consumers\n")[1].split("\n\n")[0].splitlines()
+    assert len(lines) == 4 < len(tieconv.inspect(model, consumers="all").consumers)
+    assert lines[0].startswith(
+        "  tied  transformers 4.48, 4.57, 5.0, 5.x; safetensors 0.8; accelerate 1.15; vllm <0.29"
+    )
+    assert lines[0].endswith("with the values of model.embed_tokens.weight (all were run)")
+    assert lines[2].startswith("  tied  text-generation-inference 3.x; tensorrt-llm pytorch: ")
+    assert lines[2].endswith("(unverified: the source was read, the loader was never run)")
+    assert lines[1].startswith("  tied  llama.cpp 2026: ") and lines[1].endswith(" (ran 0.3.36)")
 
 
 def test_a_plain_model_is_not_passed_over(tmp_path: Path) -> None:

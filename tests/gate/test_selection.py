@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+
+import tieconv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +66,13 @@ def test_near_matches_by_code_and_name() -> None:
     assert selectors("TIE002", "select") == selectors(["tie002"], "select") == ("TIE002",)
     with pytest.raises(SettingsError, match="look at the files: tieconv inspect MODEL;"):
         find_rule("KeyError: 'lm_head.weight'")
+
+
+def test_python_names_the_argument() -> None:
+    """Not the option of the command."""
+    for argument in ("select", "ignore"):
+        with pytest.raises(SettingsError, match=f"^{argument}: TIE9 is not a rule"):
+            tieconv.check([], **{argument: ["TIE9"]})
 
 
 def test_a_name_selects_its_rule() -> None:

@@ -187,16 +187,11 @@ class ErrorBoundary(click.Group):
             tell(sentence, hint)
             as_json = {"--json", "--format=json"} & {*argv} or ("--format", "json") in pairwise(argv)
             if as_json and not has_document():
-                _document(sentence, hint, getattr(error, "code", type(error).__name__))
+                import json
+
+                facts = {"error": sentence, "hint": hint, "code": getattr(error, "code", type(error).__name__)}
+                document(json.dumps({"schema": "tieconv.error/1", "tieconv": VERSION, **facts}, indent=2))
             sys.exit(code)
-
-
-def _document(sentence: str, hint: str, code: str) -> None:
-    """Print an error where `--json` promises a document: schema `tieconv.error/1`."""
-    import json
-
-    facts = {"schema": "tieconv.error/1", "tieconv": VERSION, "error": sentence, "hint": hint, "code": code}
-    document(json.dumps(facts, indent=2))
 
 
 def ending(error: Exception) -> tuple[str, str, int]:

@@ -85,7 +85,7 @@ def select(spec: str) -> tuple[Consumer, ...]:
     for part in spec.split(","):
         for consumer in _part(part.strip(), CONSUMERS):
             chosen.setdefault((consumer.name, consumer.version), consumer)
-    keys = [(consumer.name, consumer.version) for consumer in CONSUMERS]
+    keys = [(consumer.name, consumer.version) for consumer in (vllm.OLD, *CONSUMERS)]
     return tuple(chosen[key] for key in keys if key in chosen)
 
 
@@ -108,9 +108,10 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     if version is None:
         return named
     wanted = tuple(map(int, version.split(".")))
-    meeting = [consumer for consumer in named if _meets(consumer, sign, wanted)]
+    old = [vllm.OLD] if sign in ("==", "") and vllm.OLD.name == name.lower() else []
+    meeting = [consumer for consumer in (*old, *named) if _meets(consumer, sign, wanted)]
     if not meeting:
-        first = ".".join(map(str, min(consumer.since for consumer in named)))
+        first = ".".join(map(str, min(consumer.since for consumer in (*old, *named))))
         raise _unknown(f"tieconv does not know what {shown(part)} does; the oldest that it knows is {first}", consumers)
     asked = wanted if sign in ("==", "") and len(wanted) > 1 else None
     every = tuple(version for consumer in named for version in consumer.ran)

@@ -44,6 +44,14 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     return tables.loaded_028() if release == "0.28" else tables.loaded_033()
 
 
+def load_053(inspection: Inspection) -> Loaded:
+    """Return the same before 0.5.4, which differs for a copy of the head. Its source was read for one class."""
+    if inspection.family.architecture != "LlamaForCausalLM":
+        return stopped(_LOADER, unknown("tieconv read vLLM 0.5.3 for LlamaForCausalLM alone"))
+    loaded = load(inspection, release="0.28")
+    return stopped(_LOADER, Refusal(Cause.NAMES, loaded.remark)) if "KeyError" in loaded.remark else loaded
+
+
 def _has_bias(inspection: Inspection, kind: str) -> bool:
     """Return whether the logits get the bias; vLLM's Transformers backend looks for one name."""
     stored = evidence.stored_bias(inspection)
@@ -126,6 +134,8 @@ CONSUMERS = (
         ran=("0.32.0",),
     ),
 )
+OLD = Consumer("vllm", "0.5.3", (0, 5, 3), "vllm 0.5.3.post1, models/llama.py, load_weights", load_053, (0, 5, 4), True)
+"""A release that only its exact version selects."""
 
 
 # Say which stored tensors vLLM's embedding and head get, by the kind of the class and the tie flag.

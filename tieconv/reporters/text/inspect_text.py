@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint import quantised_matrix
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.finding import Finding, Outcome
+from tieconv.checkpoint.finding import Finding, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
@@ -207,13 +208,20 @@ def _duplicates(inspection: Inspection, width: int | None) -> list[str]:
 
 
 def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
-    """Yield a line for each loader. Its sentence is wrapped under its start if ``width`` is given."""
-    cells = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
-    names, outcomes = (max(len(row[column]) for row in cells) for column in (0, 1))
-    for (name, outcome), entry in zip(cells, inspection.consumers, strict=True):
-        basis = shown(entry.basis) if entry.measured else _UNVERIFIED
-        detail = entry.detail if entry.outcome is Outcome.UNKNOWN else f"{entry.detail} ({basis})"
-        yield from wrapped(detail, f"  {name.ljust(names)}  {outcome.ljust(outcomes)}  ", width)
+    """Yield a line for each answer, with the loaders that give it, wrapped under its start if ``width`` is given."""
+    answers: dict[tuple[str, str, str], list[Prediction]] = {}
+    for entry in inspection.consumers:
+        basis = re.sub(r"^ran [\d.]+$", "all were run", entry.basis) if entry.measured else _UNVERIFIED
+        basis = "" if entry.outcome is Outcome.UNKNOWN else f" ({shown(basis)})"
+        answers.setdefault((str(entry.outcome), entry.detail, basis), []).append(entry)
+    longest = max(len(outcome) for outcome, *_ in answers)
+    for (outcome, detail, basis), entries in answers.items():
+        versions: dict[str, list[str]] = {}
+        for entry in entries:
+            versions.setdefault(entry.name, []).append(entry.version)
+        names = "; ".join(f"{name} {', '.join(several)}" for name, several in versions.items())
+        alone = f" ({shown(entries[0].basis)})" if basis == " (all were run)" and len(entries) == 1 else basis
+        yield from wrapped(f"{names}: {detail}{alone}", f"  {outcome.ljust(longest)}  ", width)
 
 
 def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
