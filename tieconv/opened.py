@@ -155,6 +155,8 @@ def _with_base(evidence: Inspection, base: str | None) -> Inspection:
         if base is not None:
             raise RefusedError(f"{shown(evidence.checkpoint.source)} is not an adapter, so it has no base model", "")
         return evidence
+    adapter = replace(adapter, base_exists=os.path.isdir(adapter.base))
+    evidence = replace(evidence, checkpoint=replace(evidence.checkpoint, adapter=adapter))
     root = os.path.realpath(evidence.checkpoint.root)
     named = base or adapter.base
     if base is None and (not named or not os.path.realpath(named).startswith(f"{root}{os.sep}")):

@@ -69,6 +69,16 @@ def test_base_that_is_not_here(base: str | None, tmp_path: Path) -> None:
     assert finding.message.isprintable()
 
 
+def test_a_base_beside_the_adapter_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path, which the user may point at; the directory is not read without it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tied").mkdir()
+    folder = save_adapter(tmp_path / "model", LORA, None, base_model_name_or_path="tied")
+    (finding,) = api.inspect(folder).findings
+    assert finding.remedy is not None and finding.remedy.command == f"tieconv check {folder} --base tied"
+    assert "tied was not read" in finding.message
+
+
 def test_class_of_an_absent_base_is_named(tmp_path: Path) -> None:
     mapping = {"base_model_class": "Qwen3ForCausalLM", "parent_library": "transformers"}
     folder = save_adapter(tmp_path / "model", LORA, None, auto_mapping=mapping)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-import tieconv
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tieconv
 from tieconv.checks.registry import RULES
 from tieconv.errors import SettingsError
 from tieconv.gate.settings import ALL, Selection, find_rule, selectors

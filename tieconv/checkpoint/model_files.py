@@ -103,6 +103,7 @@ class Adapter:
     ``targets`` are the entries of ``target_modules``: one pattern, or the ends of module names. ``saved`` are the
     entries of ``modules_to_save``. ``tied`` is ``ensure_weight_tying``: whether PEFT keeps tied modules tied.
     ``token_rows`` are the ``trainable_token_indices``: each module, empty for the embedding, and its rows.
+    ``base_exists`` says that ``base`` is a directory here.
     """
 
     kind: str
@@ -112,6 +113,7 @@ class Adapter:
     saved: tuple[str, ...]
     tied: bool
     token_rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    base_exists: bool = False
 
 
 class _Tensors:

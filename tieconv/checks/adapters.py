@@ -66,7 +66,7 @@ def _with_base(inspection: Inspection) -> Remedy | None:
     adapter = inspection.checkpoint.adapter
     if inspection.base is not None or adapter is None:
         return None
-    base = adapter.base if adapter.base.startswith("/") else "BASE"
+    base = adapter.base if adapter.base_exists or adapter.base.startswith("/") else "BASE"
     return Remedy(call("check", inspection.checkpoint.source, base=base), True)
 
 
