@@ -76,6 +76,32 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "two layers differ from the rest": (FOUR, without(WHOLE, UP, UP.replace("2", "1")), ""),
     "a layer with another tensor instead": (FOUR, {**without(WHOLE, UP), UP + "_scale": matrix()}, ""),
     "a layer with one more tensor": (FOUR, {**WHOLE, "model.layers.1.rotary.inv_freq": matrix()}, ""),
+    "a layer without the scales, buffers, biases and adapters of the others": (
+        FOUR,
+        {
+            **WHOLE,
+            **{
+                f"model.layers.{number}.mlp.up_proj.{part}": matrix()
+                for number in range(3)
+                for part in ("weight_scale", "inv_freq", "bias", "lora_A.default.weight")
+            },
+        },
+        "",
+    ),
+    "a module with a weight and a bias": (
+        FOUR,
+        {
+            **WHOLE,
+            **{f"model.layers.{number}.norm.{part}": matrix() for number in range(3) for part in ("weight", "bias")},
+        },
+        "model.layers.3.norm.bias and model.layers.3.norm.weight are not stored, but the other 3 layers have them. "
+        "transformers fills them with untrained values.",
+    ),
+    "Gemma 4 without an embedding for each layer": (
+        {**FOUR, "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"},
+        WHOLE,
+        "",
+    ),
     "two layers in all": (
         {**FOUR, "num_hidden_layers": 2},
         {**llama(), **NORM, **without(layers([0, 1]), UP[:13] + "1.mlp.up")},

@@ -83,7 +83,7 @@ def layer_lists(family: Family) -> Iterable[tuple[str, str, bool, list[str]]]:
     """Return the lists of layers of a class: start, key of their number, likeness, and the parameters beside them.
 
     Layers are alike if the default config gives all of them the same tensors. The parameters beside them, in the same
-    module, are those that no Boolean of the config removes. Empty if nothing was measured
+    module, are those that no Boolean and no 0 of the config removes. Empty if nothing was measured
     (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
     is_own = (record(5, family.architecture) or {}).get("type") == family.model_type

@@ -240,8 +240,9 @@ def vocabulary_rows(inspection: Inspection) -> dict[str, int]:
     """Return the rows of the stored embedding and head by name, without a head that TIE010 reports."""
     tensors = inspection.checkpoint.tensors
     head, embedding = inspection.head.output_head, inspection.head.input_embedding
-    # Classes that never tie may have more rows than tokens that they predict.
-    names = [embedding.name] if embedding and inspection.family.tying is not Tying.NEVER else []
+    # Classes that never tie, and their bodies, may have more rows than tokens that they predict.
+    may_differ = inspection.family.misfit or inspection.family.tying is Tying.NEVER
+    names = [embedding.name] if embedding and not may_differ else []
     if head and head.stored and not _is_misshapen(inspection, head.name):
         names.append(head.name)
     # Quantised codes are packed, so their shape does not give the number of rows.

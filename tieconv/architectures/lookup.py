@@ -78,8 +78,8 @@ def _without_head(architecture: str, sibling: Family) -> Family:
 
     groups = []
     for group in sibling.groups:
-        if group.role is Role.OUTPUT_BIAS:
-            continue
+        if group.role is Role.OUTPUT_BIAS or (group.role is Role.POSITION_EMBEDDING and not half):
+            continue  # UdopModel does not tie its relative biases, UdopEncoderModel does
         shared_names = [
             rename(name)
             for name in (group.canonical, *group.members)
@@ -98,6 +98,7 @@ def _without_head(architecture: str, sibling: Family) -> Family:
         groups=tuple(groups),
         renames=tuple((rename(stored), rename(memory)) for stored, memory in sibling.renames),
         truth="F" * len(sibling.truth),
+        misfit=sibling.tying is Tying.NEVER,
         meaning_v4=FlagMeaning.STORAGE,
         meaning_v5=FlagMeaning.STORAGE,
     )

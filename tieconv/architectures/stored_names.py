@@ -168,9 +168,14 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
             yield f"the config says {counted}", absent
         elif alike and not quantised and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
-            if small < large and kinds[small] == 1:
+            more = large - small if small < large and kinds[small] == 1 else ()
+            # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
+            own = {leaf for leaf in more if leaf.endswith(".weight") and not _is_adapted(leaf)}
+            if own:
                 number = next(number for number in numbers if layers[number] == small)
-                lacking = [f"{begin}{number}.{leaf}" for leaf in sorted(large - small)]
+                lacking = [
+                    f"{begin}{number}.{leaf}" for leaf in sorted(more) if leaf.replace(".bias", ".weight") in own
+                ]
                 yield f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking
 
 

@@ -103,7 +103,7 @@ class Family:
     level_v4: str | None = None  # the one level that transformers 4 reads the flag from ("" is the top)
     named: bool = False  # the user named the pair, so tieconv does not guess
     unflippable: str | None = None  # why a change of the flag affects more than the tied names
-    misfit: bool = False  # a separate head has another shape than the table that a tied head uses
+    misfit: bool = False  # a separate head has, or may have, another shape than the table that a tied head uses
     part: Part | None = None  # the text part that the config chose
     pieces: tuple[str, ...] = ()  # stored tensors whose rows together are the input embedding
     unlisted: bool = False  # no auto mapping of transformers has the class; not measured with transformers 4.48

@@ -44,6 +44,12 @@ CODES = gptq("lm_head", seed=1)
 EMBED_CODES = gptq("model.embed_tokens", seed=3)
 T5_OWN = {"shared.weight": matrix(), HEAD: matrix(seed=1)}
 NORM = {"model.norm.weight": vector(4, seed=9)}
+_BIAS = "relative_attention_bias.weight"
+UDOP_OWN = {
+    "shared.weight": matrix(),
+    f"encoder.block.0.layer.0.SelfAttention.{_BIAS}": matrix(4),
+    f"encoder.relative_bias.biases.0.{_BIAS}": matrix(4, seed=1),
+}
 
 
 def wrapped(tensors: Tensors, prefix: str) -> dict[str, Array]:
@@ -197,6 +203,12 @@ CASES: dict[str, Case] = {
     "VOC001 head and embedding": (UNTIED, {EMBED: matrix(10), HEAD: matrix(9, seed=1)}),
     "VOC001 the head alone": (UNTIED, {EMBED: matrix(), HEAD: matrix(9, seed=1)}),
     "VOC001 never tied": (flagged(KIMI, True), {EMBED: matrix(10), HEAD: matrix(seed=1)}),
+    "VOC001 the body of a class that never ties": (
+        {**KIMI, "architectures": ["KimiLinearModel"]},
+        {"embed_tokens.weight": matrix(10)},
+    ),
+    "TIE001 the body of Udop": ({**T5, "architectures": ["UdopModel"], "model_type": "udop"}, UDOP_OWN),
+    "TIE001 the encoder of Udop": ({**T5, "architectures": ["UdopEncoderModel"], "model_type": "udop"}, UDOP_OWN),
     "VOC001 another vocabulary": ({**UNTIED, "audio_vocab_size": 2}, {EMBED: matrix(10), HEAD: matrix(10, seed=1)}),
     "VOC001 quantised": (UNTIED, {**llama(), EMBED: matrix(10), **EMBED_CODES, **CODES}),
 }
