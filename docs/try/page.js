@@ -8,6 +8,7 @@ let waiting = null; // what to do with the answer of the running command
 let started = 0;
 let running = []; // the models that the command reads
 let asked = []; // the words of the last command
+let failure = ""; // why tieconv was loaded again
 let answered = null; // the words of the command whose answer is shown
 
 const mega = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
@@ -26,7 +27,8 @@ function start() {
     } else if (data.ready) {
       element("progress").hidden = true;
       worker.isReady = true;
-      say(`tieconv ${data.ready} is ready.${models.first ? "" : " Choose a model."}`);
+      say(`${failure}tieconv ${data.ready} is ready.${models.first ? "" : " Choose a model."}`);
+      failure = "";
       update();
     } else if (data.read !== undefined) {
       say(`Running: ${progress(data.read)}`);
@@ -45,12 +47,16 @@ function progress(read) {
   return `read ${mega(read)} in ${seconds.toFixed(1)} s${left >= 0 ? `, at most ${Math.ceil(left)} s left` : ""}`;
 }
 
+// A model may end Python. Then the page starts it again, unless it never was ready.
 function failed(message) {
+  const restarts = worker.isReady;
   worker.terminate();
   worker.isReady = false;
   waiting = null;
   element("progress").hidden = true;
-  say(`The page failed: ${message || "the browser gave no reason"}. Reload it to try again.`);
+  failure = `The page failed: ${message || "the browser gave no reason"}. `;
+  if (restarts) start();
+  else say(`${failure}Reload it to try again.`);
   update();
 }
 

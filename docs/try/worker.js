@@ -132,6 +132,6 @@ self.onmessage = async ({ data }) => {
     if (data.words.some((word) => word.startsWith("hf://"))) await (hub ??= loadHub(loaded));
     self.postMessage(run(loaded, data));
   } catch (error) {
-    self.postMessage({ failure: String(error) });
+    self.postMessage({ failure: String(error.message ?? error) }); // an error of the file system has no text
   }
 };

@@ -262,6 +262,17 @@ def test_an_answer_goes_with_its_model(page: Page, tmp_path: Path) -> None:
     assert page.tab.evaluate(shown) == [True, True, "Choose a model."]
 
 
+def test_the_page_starts_again_where_python_ends(page: Page) -> None:
+    """It says why, and the next command works."""
+    page.choose(MODELS / "llama-duplicated")
+    page.tab.evaluate("self.postMessage({failure: 'the stack is full'})", page.tab.worker())
+    status = "document.querySelector('#status').textContent"
+    page.tab.until(
+        f"{status}.startsWith('The page failed: the stack is full. tieconv ') && {status}.includes('is ready')"
+    )
+    assert page.ask("#check")[0] == 1
+
+
 def test_from_a_file_the_page_says_what_it_needs(page: Page, site: Path) -> None:
     """A browser runs no module from a file; over HTTP the sentence is not there."""
     assert page.tab.evaluate("document.querySelector('#not-started')") is None
